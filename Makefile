@@ -1,0 +1,26 @@
+# Personae: `make serve` starts it, `make test` tests it. Everything lives in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup serve test lint
+.DEFAULT_GOAL := serve
+
+# Installs only when the project's dependencies have changed since the last time.
+setup: .venv/.installed
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+serve: setup
+	$(BIN)/personae serve $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_floors.py

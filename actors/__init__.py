@@ -1,0 +1,1 @@
+"""Whatever waits: messages, mailboxes, supervision. Decides nothing that engine/ could decide."""

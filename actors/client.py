@@ -1,0 +1,87 @@
+"""The engine as its users see it: the API, the in-process library and the tools all hold an `EngineClient`.
+
+They know nothing of actors behind it. A test may put any small program behind the same face.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.tokens import Tokenizer
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A name that a request may put in `model`: the base (adapter None) or an adapter by content digest.
+
+    `created` is Unix time in seconds; `parent` is the base's name for an adapter.
+    """
+
+    name: str
+    adapter: str | None
+    created: int
+    parent: str | None = None
+    rank: int | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds."""
+
+    ready: bool = True
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_used: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    host_gap_seconds: float = 0.0
+    adapters_resident: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+    mailboxes: dict[str, int] = {}
+
+
+class SequenceStream(Protocol):
+    """The deltas of the sequences submitted together, in the order in which steps produce them."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        """Iterate until every sequence has ended. A delta with `finish` is its sequence's last."""
+
+    def stop(self, id: str) -> None:
+        """End one sequence now (a stop string was found); nothing more of it is delivered."""
+
+
+class EngineClient(Protocol):
+    """Submits token logs, hands back deltas."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The base model's tokenizer."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens a sequence may have, prompt and answer together."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's logits (the tokenizer may know fewer ids)."""
+
+    def models(self, tenant: str) -> dict[str, ModelCard]:
+        """The names that this tenant may use, the base first."""
+
+    def salt(self, tenant: str) -> bytes:
+        """The prefix-cache salt of this tenant."""
+
+    def stream(self, logs: Sequence[SequenceLog]) -> AbstractAsyncContextManager[SequenceStream]:
+        """Submit. Entering raises Overloaded when the engine is full; leaving cancels whatever still runs.
+
+        A GrammarError found while compiling is raised from the iteration, before any delta.
+        """
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now; cheap."""

@@ -1,0 +1,1 @@
+"""HTTP and command line: speaks JSON, knows no tensor."""

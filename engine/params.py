@@ -1,0 +1,30 @@
+"""How a request wants its tokens chosen. Checked at the door (api/), trusted from there on."""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sampling parameters of one sequence; the names and meanings are OpenAI's, the rest as in vLLM.
+
+    `seed` is always set: when the caller gave none, the door drew one, so that the log alone decides
+    every token. `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0 mean off.
+    `logprobs` is None (off) or the number of alternatives besides the chosen token's own (0 to 20);
+    `prompt_logprobs` is the same for the prompt's tokens. `max_tokens` counts emitted tokens, at least 1.
+    `stop_token_ids` end the sequence like EOS does, EOS ids not included; `ignore_eos` drops EOS alone.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None

@@ -1,0 +1,73 @@
+"""What the scheduler asks of the executor in one step, and what comes back.
+
+No token travels in a plan: the executor has each sequence's log since its admission, and the tokens sampled
+after that lie on the device. So a plan can be made before the previous step's tokens are known (lookahead).
+"""
+
+from dataclasses import dataclass, field
+
+from personae.engine.sequence import SequenceLog, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence takes a slot, with its log as it is now (emitted tokens included after a preemption)."""
+
+    slot: int
+    log: SequenceLog
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step: positions `start` to `start + count - 1` are computed.
+
+    The token at position p is `log.tokens[p]` where the admission's log has it, else the token that this slot
+    sampled for position p in an earlier step (then `count` is 1). `samples` says that the last position's
+    logits choose a token; False for all chunks of a prompt but the last. `pages` are the page ids appended to
+    this slot's page table before the step, in order; a table starts empty at admission.
+    """
+
+    slot: int
+    start: int
+    count: int
+    samples: bool
+    pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: first `releases` (slots whose sequence ended), then `admissions`, page `copies` (source,
+    destination), then one forward pass over `rows`, then sampling for the rows that ask for it."""
+
+    step: int
+    rows: tuple[Row, ...]
+    admissions: tuple[Admission, ...] = ()
+    releases: tuple[int, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step brought, in the order of the plan's rows.
+
+    `tokens` has one entry per row: the sampled id, or None where the row did not sample. `logprobs` and
+    `prompt_logprobs` have entries (by row index) only for rows that asked. `failures` maps a row index to the
+    reason why its sequence cannot go on (its logits were not finite, its grammar refused every token).
+    """
+
+    step: int
+    tokens: tuple[int | None, ...]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLayout:
+    """The sizes that scheduler and executor agree on: pages of `page_size` tokens, `max_seqs` slots."""
+
+    num_pages: int
+    page_size: int
+    max_seqs: int
+    max_model_len: int
+    max_batch_tokens: int

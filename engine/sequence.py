@@ -1,0 +1,64 @@
+"""A request is its token log; everything else is cache.
+
+`SequenceLog` is the whole truth about one sequence. KV pages, grammar state, batch rows and sampler state are
+made from it and can be dropped at any moment: preemption, recovery and draining all *drop the cache and
+resubmit the log*.
+"""
+
+import msgspec
+
+from personae.engine.params import SamplingParams
+from personae.grammar.spec import GrammarSpec
+
+
+class SequenceLog(msgspec.Struct, frozen=True, tag=True):
+    """One sequence, complete: from this alone its next token follows.
+
+    `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far.
+    `adapter` is the adapter's content digest, None for the base model. `salt` keys the prefix cache per
+    tenant; the server makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one
+    waits until that one's prompt is computed, to share its pages.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    prompt_length: int
+    params: SamplingParams
+    eos: tuple[int, ...] = ()
+    adapter: str | None = None
+    grammar: GrammarSpec | None = None
+    tenant: str = "default"
+    salt: bytes = b""
+    after: str | None = None
+    deadline: float | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural-log probabilities of the model itself (before temperature, penalties and masks) at one place.
+
+    `top` lists (token id, logprob), most likely first; `rank` of the chosen token counts from 1.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What one step did for one sequence.
+
+    `finish` is None while it goes on, else "stop" (EOS or a stop token), "length" or "error"; `stop_token`
+    is the id that stopped it (it is the last of `tokens`). `prompt_logprobs` has an entry for each prompt
+    token computed in this step; the first prompt token's is None, nothing comes before it.
+    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    finish: str | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    cached: int | None = None

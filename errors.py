@@ -1,0 +1,155 @@
+"""Every error that Personae raises, as one tree.
+
+    PersonaeError
+    ├── RequestError              the caller can mend it; `param` names the field            HTTP 400
+    │   ├── UnsupportedParameter  a field that we know of and do not serve, or do not know   400
+    │   ├── ContextLengthExceeded the prompt and the answer do not fit the context           400
+    │   ├── GrammarError          a schema, regex or grammar that cannot be enforced         400
+    │   ├── NotFound              no such model, adapter, route                              404
+    │   ├── MethodNotAllowed                                                                 405
+    │   ├── RequestTimeout        the client sent its request too slowly                     408
+    │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
+    │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
+    ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
+    ├── RequestFailed             ours: the request was accepted and could not be finished   500
+    │   ├── DeadlineExceeded      its deadline passed                                        504
+    │   └── Cancelled             the client went away (never sent on the wire)              499
+    └── LoadError                 a model or adapter folder cannot be served
+        ├── ModelLoadError        start-up: the message names the file and the tensor
+        └── AdapterError          an adapter is refused; the message names the tensor or field
+
+`status`, `type` and `code` are what the wire shows, in OpenAI's error shape
+(https://platform.openai.com/docs/guides/error-codes).
+"""
+
+
+class PersonaeError(Exception):
+    """The root of the tree. `message` is one sentence that says what is wrong and what to do next."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param if param is not None else self.param
+        self.code = code if code is not None else self.code
+        self.retry_after = retry_after if retry_after is not None else self.retry_after
+
+
+class RequestError(PersonaeError):
+    """The request is wrong; `param` names the field in OpenAI's dotted form, as in `messages[0].role`."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedParameter(RequestError):
+    """A parameter that would have to be ignored. It is refused instead."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt, or the prompt and `max_tokens`, do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class GrammarError(RequestError):
+    """A schema, regex or grammar that is malformed or cannot be enforced."""
+
+    code = "invalid_schema"
+
+
+class NotFound(RequestError):
+    """No such model, adapter or route. Another tenant's is the same as none."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists, the method does not."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(RequestError):
+    """The client took too long to send its request."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class PayloadTooLarge(RequestError):
+    """The body, a header or a list is over its limit."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class RateLimited(RequestError):
+    """This tenant's limit is reached; `retry_after` says when to come back, in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retry_after = 1.0
+
+
+class Overloaded(PersonaeError):
+    """A bounded place is full, or the server is stopping; `retry_after` in seconds."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+    retry_after = 1.0
+
+
+class RequestFailed(PersonaeError):
+    """An accepted request that could not be finished. Never the caller's fault."""
+
+    code = "request_failed"
+
+
+class DeadlineExceeded(RequestFailed):
+    """The request's deadline passed while it was queued or running."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class Cancelled(RequestFailed):
+    """The client went away. Nobody is left to read this; it exists for logs and counters."""
+
+    status = 499
+    code = "cancelled"
+
+
+class LoadError(PersonaeError):
+    """A folder on disk cannot be served."""
+
+
+class ModelLoadError(LoadError):
+    """The model folder is incomplete or does not match its config; the message names what."""
+
+
+class AdapterError(LoadError):
+    """The adapter is refused: malformed, or made for another base; the message names the tensor or field."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_adapter"

@@ -1,0 +1,1 @@
+"""Drives the server from outside, and the engine directly where it measures it."""

@@ -1,0 +1,1 @@
+"""What binds an answer: specs, backends, masks, tool and reasoning formats. Never imports engine."""

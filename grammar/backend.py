@@ -1,0 +1,52 @@
+"""The plug-in point for grammar engines. All of them fill the same bitmask.
+
+A bitmask is an int32 CPU tensor of shape [rows, ceil(vocab / 32)]; bit t % 32 of word t // 32 set means that
+token t is allowed. It covers the model's padded vocabulary: ids past the tokenizer's are never allowed.
+"""
+
+from typing import Protocol
+
+import torch
+
+from personae.grammar.spec import GrammarSpec
+
+
+class Matcher(Protocol):
+    """The state of one sequence's answer within a grammar. Not thread-safe; one owner at a time."""
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        """Write the tokens allowed next to `bitmask[row]`."""
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token. False (and no change of state) if the grammar does not allow it."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens."""
+
+    def fork(self) -> "Matcher":
+        """A second matcher in the same state."""
+
+    @property
+    def terminated(self) -> bool:
+        """Whether a stop token has been accepted."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready for use, shared by all sequences that ask for it; thread-safe."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's bound."""
+
+    def matcher(self) -> Matcher:
+        """A new matcher at the grammar's start."""
+
+
+class GrammarBackend(Protocol):
+    """Turns a spec into a compiled grammar for one tokenizer."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile; slow (milliseconds to seconds) and free of the GIL where the library allows.
+
+        Raises GrammarError when the spec is malformed or cannot be enforced.
+        """

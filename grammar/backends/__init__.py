@@ -1,0 +1,1 @@
+"""One file per grammar backend; each turns a spec into masks over the vocabulary."""

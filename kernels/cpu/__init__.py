@@ -1,0 +1,1 @@
+"""The operators for x86 and other CPUs."""
