@@ -1,0 +1,216 @@
+"""What a model folder says about itself: `config.json` and `generation_config.json`, read strictly.
+
+`ModelConfig` holds exactly what the decoder needs, in one spelling, whatever the family and the age of the file.
+A field that would change the model's arithmetic and is not understood stops the load with its name: a model that
+loads is a model that is computed as its makers meant it.
+
+The fields are those of Hugging Face transformers, versions 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and
+5 (`rope_parameters`, `dtype`).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from personae.engine.models import family
+from personae.errors import ModelLoadError
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+Scalar = TypeVar("Scalar", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: the base `theta` and how its frequencies are stretched for long contexts.
+
+    The fields after `type` are read only by the types named beside them.
+    """
+
+    theta: float
+    type: RopeType = "default"
+    factor: float = 1.0  # linear, llama3, yarn
+    original_max_position: int = 0  # llama3, yarn
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    attention_factor: float | None = None  # yarn; None means derived from `factor`
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer.
+
+    `max_position` is the longest context in tokens, rope stretching included. `windows` has one entry per layer:
+    the sliding window in tokens (a query sees itself and the `window - 1` tokens before it), or None for full
+    attention. `tie` says that the output matrix is the embedding. `dtype` is the dtype the checkpoint was made in,
+    None where the file does not say.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position: int
+    eps: float
+    tie: bool
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    dtype: str | None = None
+
+    @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """(input, output) sizes of the linear modules of one layer, by their short names."""
+        hidden, q, kv = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q": (hidden, q),
+            "k": (hidden, kv),
+            "v": (hidden, kv),
+            "o": (q, hidden),
+            "gate": (hidden, self.intermediate_size),
+            "up": (hidden, self.intermediate_size),
+            "down": (self.intermediate_size, hidden),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the model's makers recommend for sampling; None where they say nothing. `eos` ids end an answer."""
+
+    eos: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Fields:
+    """The fields of one JSON object, each read with its type; every error names the file and the field."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._values.get(name) is not None
+
+    def error(self, name: str, why: str) -> ModelLoadError:
+        """An error about one field, to be raised by the caller."""
+        return ModelLoadError(f"{self.where}: {name}: {why}")
+
+    def raw(self, name: str) -> Any:
+        """The field as it is, None where absent."""
+        return self._values.get(name)
+
+    def get(self, name: str, default: Scalar) -> Scalar:
+        """The field, of the default's type; an integer is taken where a float is wanted."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if type(default) is float and type(value) is int:
+            value = float(value)
+        if type(value) is not type(default):
+            raise self.error(name, f"expected {type(default).__name__}, found {value!r}")
+        return value  # type: ignore[no-any-return]  # its type was just compared with the default's
+
+    def number(self, name: str, *, default: float | None = None, low: float = 0.0) -> float:
+        """A float greater than `low`; without a default the field must be there."""
+        if default is None and name not in self:
+            raise self.error(name, "is missing")
+        value = self.get(name, default if default is not None else 0.0)
+        if not low < value < float("inf"):
+            raise self.error(name, f"must be a finite number over {low:g}, found {value!r}")
+        return value
+
+    def size(self, name: str, *, default: int | None = None) -> int:
+        """A positive integer; without a default the field must be there."""
+        if default is None and name not in self:
+            raise self.error(name, "is missing")
+        value = self.get(name, default if default is not None else 0)
+        if value < 1:
+            raise self.error(name, f"must be at least 1, found {value}")
+        return value
+
+    def optional_number(self, name: str) -> float | None:
+        """A float over 0, or None where absent."""
+        return self.number(name) if name in self else None
+
+    def section(self, name: str) -> "Fields | None":
+        """A nested object, or None where absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, f"expected an object, found {value!r}")
+        return Fields(value, f"{self.where}: {name}")
+
+
+def read_fields(path: Path) -> Fields:
+    """Reads a JSON object from a file of a model folder."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path.name} is missing from {path.parent}") from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path.name} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{path.name} is not a JSON object")
+    return Fields(values, path.name)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Reads `config.json` of a Hugging Face model folder.
+
+    Raises:
+        ModelLoadError: a file or field is missing, malformed or asks for something not served; names the field.
+    """
+    fields = read_fields(folder / "config.json")
+    names = fields.raw("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise fields.error("architectures", f"expected a list of one name, found {names!r}")
+    translate = family(names[0])
+    if translate is None:
+        raise fields.error("architectures", f"{names[0]!r} is not served")
+    return translate(names[0], fields)
+
+
+def read_generation_defaults(folder: Path, vocab_size: int) -> GenerationDefaults:
+    """Reads `generation_config.json`, which may be absent; its EOS ids fall back to `config.json`'s.
+
+    Raises:
+        ModelLoadError: a field is malformed, or an EOS id lies outside the vocabulary.
+    """
+    path = folder / "generation_config.json"
+    fields = read_fields(path) if path.exists() else Fields({}, path.name)
+    source = fields if "eos_token_id" in fields else read_fields(folder / "config.json")
+    return GenerationDefaults(
+        eos=_token_ids(source, "eos_token_id", vocab_size),
+        temperature=fields.number("temperature", low=-1e-9) if "temperature" in fields else None,
+        top_p=fields.optional_number("top_p"),
+        top_k=fields.get("top_k", 0) if "top_k" in fields else None,
+        min_p=fields.number("min_p", low=-1e-9) if "min_p" in fields else None,
+        repetition_penalty=fields.optional_number("repetition_penalty"),
+    )
+
+
+def _token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+    value = fields.raw(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise fields.error(name, f"{token!r} is no id of a vocabulary of {vocab_size}")
+    return tuple(ids)

@@ -1,0 +1,43 @@
+"""The paged key/value cache: one tensor for all layers, cut into pages that sequences own through page tables."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from personae.engine.config import ModelConfig
+from personae.engine.plan import MemoryLayout
+
+
+class KVCache:
+    """`data: [layers, 2, num_pages, kv_heads, page_size, head_dim]`; index 1 is 0 for keys, 1 for values.
+
+    Who owns which page is the scheduler's business; the cache only holds them.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layout: MemoryLayout, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.page_size = layout.page_size
+        self.num_pages = layout.num_pages
+        # Zeros, not empty: on the CPU the pages stay unmapped until they are first written.
+        self.data = torch.zeros(
+            (config.layers, 2, layout.num_pages, config.kv_heads, layout.page_size, config.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of one layer, each `[num_pages, kv_heads, page_size, head_dim]`."""
+        return self._layers[index]
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (source, destination) in all layers, one pair after the other."""
+        for source, destination in pairs:
+            self.data[:, :, destination] = self.data[:, :, source]
+
+    @staticmethod
+    def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+        """What one page costs in memory, over all layers, keys and values."""
+        return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize

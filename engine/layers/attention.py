@@ -1,0 +1,60 @@
+"""Self-attention of one layer, over the paged cache."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from personae.engine.config import ModelConfig
+from personae.engine.layers.linear import Linear
+from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.step import Step
+from personae.kernels.attention import append_kv, paged_attention
+from personae.kernels.rotary import rotary
+
+
+class Attention:
+    """q, k, v = x W_qkv; heads rotated, keys and values appended to the cache; the heads' mix times W_o."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        shapes = config.linear_shapes
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.window = config.windows[layer]
+        self.sizes = (shapes["q"][1], shapes["k"][1], shapes["v"][1])
+        self.qkv = Linear(config.hidden_size, self.sizes, bias=config.qkv_bias, dtype=dtype, device=device)
+        self.o = Linear(shapes["o"][0], (shapes["o"][1],), bias=config.o_bias, dtype=dtype, device=device)
+        self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if config.qk_norm:
+            q_norm, k_norm = (RMSNorm(config.head_dim, config.eps, dtype=dtype, device=device) for _ in "qk")
+            self.qk_norms = q_norm, k_norm
+
+    def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: Step) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]."""
+        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        if step.lora is not None:
+            step.lora.apply(self.layer, "qkv", x, (q, k, v))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        if self.qk_norms is not None:
+            q, k = self.qk_norms[0](q), self.qk_norms[1](k)
+        rotary(q, k, step.positions, step.cos, step.sin)
+        append_kv(k, v, *cache, step.batch.write_index)
+        mixed = paged_attention(q, *cache, step.batch, self.scale, self.window).flatten(1)
+        y = self.o(mixed)
+        if step.lora is not None:
+            step.lora.apply(self.layer, "o", mixed, (y,))
+        return y
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, the view to fill)."""
+        yield from self.qkv.tensors(*(f"{prefix}.{name}_proj" for name in "qkv"))
+        yield from self.o.tensors(f"{prefix}.o_proj")
+        if self.qk_norms is not None:
+            yield f"{prefix}.q_norm.weight", self.qk_norms[0].weight
+            yield f"{prefix}.k_norm.weight", self.qk_norms[1].weight
+
+    def linears(self) -> Iterator[Linear]:
+        """The linear modules."""
+        yield self.qkv
+        yield self.o

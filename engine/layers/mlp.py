@@ -1,0 +1,43 @@
+"""The gated feed-forward half of a layer."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from personae.engine.config import ModelConfig
+from personae.engine.layers.linear import Linear
+from personae.engine.layers.step import Step
+from personae.kernels.activation import silu_and_mul
+
+
+class MLP:
+    """y = (silu(x W_gate) * (x W_up)) W_down."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.layer = layer
+        self.gate_up = Linear(hidden, (inner, inner), bias=config.mlp_bias, dtype=dtype, device=device)
+        self.down = Linear(inner, (hidden,), bias=config.mlp_bias, dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]."""
+        gate_up = self.gate_up(x)
+        if step.lora is not None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            step.lora.apply(self.layer, "gate_up", x, (gate, up))
+        inner = silu_and_mul(gate_up)
+        y = self.down(inner)
+        if step.lora is not None:
+            step.lora.apply(self.layer, "down", inner, (y,))
+        return y
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, the view to fill)."""
+        yield from self.gate_up.tensors(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        yield from self.down.tensors(f"{prefix}.down_proj")
+
+    def linears(self) -> Iterator[Linear]:
+        """The linear modules."""
+        yield self.gate_up
+        yield self.down

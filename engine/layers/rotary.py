@@ -1,0 +1,68 @@
+"""The tables of the rotary position embedding, with the ways to stretch it over longer contexts.
+
+Sources: rotary embeddings https://arxiv.org/abs/2104.09864, linear interpolation https://arxiv.org/abs/2306.15595,
+YaRN https://arxiv.org/abs/2309.00071, Llama 3.1's wavelength bands https://arxiv.org/abs/2407.21783. Frequencies and
+angles are float32, as in the reference implementation that checkpoints are made with.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from personae.engine.config import RopeConfig
+
+
+def rotary_tables(
+    rope: RopeConfig, head_dim: int, positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * frequency, each [positions, head_dim / 2] float32; YaRN's magnitude included."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, head_dim))
+    scale = magnitude(rope)
+    return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians per token of each pair of dimensions, [head_dim / 2] float32: theta^(-2i / head_dim), stretched."""
+    base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.type == "linear":
+        return base / rope.factor
+    if rope.type == "llama3":
+        # 1 where a wave fits the original context often enough, 0 where it hardly fits, a ramp between.
+        turns = rope.original_max_position * base / (2 * math.pi)
+        keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+        return keep * base + (1 - keep) * base / rope.factor
+    if rope.type == "yarn":
+        first, last = _yarn_range(rope, head_dim)
+        index = torch.arange(head_dim // 2, dtype=torch.float32)
+        stretch = ((index - first) / (last - first)).clamp(0, 1)
+        return stretch * base / rope.factor + (1 - stretch) * base
+    return base
+
+
+def magnitude(rope: RopeConfig) -> float:
+    """What cos and sin are multiplied with: 1, but for YaRN the attention factor, 0.1 ln(factor) + 1 unless given."""
+    if rope.type != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale is not None and rope.mscale_all_dim is not None:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
+    """The pair indices between which YaRN goes from keeping a frequency to dividing it by the factor."""
+
+    def index(turns: float) -> float:  # of the pair that makes so many turns over the original context
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = index(rope.beta_fast), index(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    return first, last if first != last else last + 0.001

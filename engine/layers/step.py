@@ -1,0 +1,32 @@
+"""What every layer needs to know about the step it is part of."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from personae.kernels.attention import AttentionBatch
+
+LoraGroup = Literal["qkv", "o", "gate_up", "down"]
+
+
+class LoraLayers(Protocol):
+    """The adapters of a step: adds each row's low-rank update to the outputs of the base linear modules."""
+
+    def apply(self, layer: int, group: LoraGroup, x: Tensor, ys: tuple[Tensor, ...]) -> None:
+        """Updates `ys` in place. x: [T, in], the group's input; ys: the outputs [T, out] of its modules, in the
+        order of the group's name, perhaps strided views of one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass over T packed tokens."""
+
+    positions: Tensor
+    """[T] int64: each token's position in its own sequence."""
+    cos: Tensor
+    """[max_position, head_dim / 2] float32, indexed by position."""
+    sin: Tensor
+    """As cos."""
+    batch: AttentionBatch
+    lora: LoraLayers | None
