@@ -1,11 +1,11 @@
 """What a model folder says about itself: `config.json` and `generation_config.json`, read strictly.
 
-`ModelConfig` holds exactly what the decoder needs, in one spelling, whatever the family and the age of the file.
-A field that would change the model's arithmetic and is not understood stops the load with its name: a model that
-loads is a model that is computed as its makers meant it.
+`ModelConfig` holds exactly what the decoder needs, in one spelling, whatever the family and the age of the
+file. A field that would change the model's arithmetic and is not understood stops the load with its name: a
+model that loads is a model that is computed as its makers meant it.
 
-The fields are those of Hugging Face transformers, versions 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and
-5 (`rope_parameters`, `dtype`).
+The fields are those of Hugging Face transformers, versions 4 (`rope_theta`, `rope_scaling`, `torch_dtype`)
+and 5 (`rope_parameters`, `dtype`).
 """
 
 import json
@@ -45,10 +45,10 @@ class RopeConfig:
 class ModelConfig:
     """The shape of a decoder-only transformer.
 
-    `max_position` is the longest context in tokens, rope stretching included. `windows` has one entry per layer:
-    the sliding window in tokens (a query sees itself and the `window - 1` tokens before it), or None for full
-    attention. `tie` says that the output matrix is the embedding. `dtype` is the dtype the checkpoint was made in,
-    None where the file does not say.
+    `max_position` is the longest context in tokens, rope stretching included. `windows` has one entry per
+    layer: the sliding window in tokens (a query sees itself and the `window - 1` tokens before it), or None
+    for full attention. `tie` says that the output matrix is the embedding. `dtype` is the dtype the
+    checkpoint was made in, None where the file does not say.
     """
 
     architecture: str
@@ -87,7 +87,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the model's makers recommend for sampling; None where they say nothing. `eos` ids end an answer."""
+    """What the model's makers recommend for sampling, None where silent. `eos` ids end an answer."""
 
     eos: tuple[int, ...] = ()
     temperature: float | None = None
@@ -125,7 +125,7 @@ class Fields:
             value = float(value)
         if type(value) is not type(default):
             raise self.error(name, f"expected {type(default).__name__}, found {value!r}")
-        return value  # type: ignore[no-any-return]  # its type was just compared with the default's
+        return value
 
     def number(self, name: str, *, default: float | None = None, low: float = 0.0) -> float:
         """A float greater than `low`; without a default the field must be there."""
@@ -148,6 +148,10 @@ class Fields:
     def optional_number(self, name: str) -> float | None:
         """A float over 0, or None where absent."""
         return self.number(name) if name in self else None
+
+    def values(self) -> list[Any]:
+        """The values of all fields."""
+        return list(self._values.values())
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None where absent."""
@@ -176,7 +180,8 @@ def read_config(folder: Path) -> ModelConfig:
     """Reads `config.json` of a Hugging Face model folder.
 
     Raises:
-        ModelLoadError: a file or field is missing, malformed or asks for something not served; names the field.
+        ModelLoadError: a file or field is missing, malformed or asks for something not served; names the
+        field.
     """
     fields = read_fields(folder / "config.json")
     names = fields.raw("architectures")

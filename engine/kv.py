@@ -1,4 +1,4 @@
-"""The paged key/value cache: one tensor for all layers, cut into pages that sequences own through page tables."""
+"""The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out."""
 
 from collections.abc import Sequence
 

@@ -1,25 +1,44 @@
-"""From a model folder to a decoder that runs: safetensors, streamed tensor by tensor into their final place."""
+"""From a model folder to a decoder: safetensors, streamed tensor by tensor into their place."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from personae.engine.config import ModelConfig, read_config, read_fields
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # safetensors' names
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
+BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that old checkpoints carry; it follows from the config
+HARMLESS = re.compile(
+    r"\.rotary_emb\.inv_freq$"
+)  # a buffer that old checkpoints carry; it follows from the config
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 LISTED = 40  # names in one error message
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as a file's header describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Its size in the file."""
+        return prod(self.shape) * BYTES.get(self.dtype, 0)
 
 
 def load_model(
@@ -32,19 +51,134 @@ def load_model(
 ) -> Decoder:
     """Loads a Hugging Face model folder: `config.json` and safetensors, single or sharded.
 
-    `dtype` is "float32", "bfloat16", "float16" or "auto", the config's own. `max_position` caps the context that
-    will be run. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the files. Beside
-    the parameters themselves only one tensor at a time is held.
+    `dtype` is "float32", "bfloat16", "float16" or "auto", the config's own. `max_position` caps the context
+    that will be run. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the
+    files. Beside the parameters themselves only one tensor at a time is held.
 
     Raises:
-        ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is wrong.
+        ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
+        wrong.
     """
     config = read_config(folder)
-    files = _weight_files(folder)
-    stored = _stored_tensors(files)
-    dtype_ = _resolve_dtype(dtype, config, stored)
+    stored = _read_headers(_weight_files(folder))
+    kind = _resolve_dtype(dtype, config, stored)
     _check(config, stored)
-    decoder = Decoder(config, dtype=dtype_, device=device, max_position=max_position)
-    _fill(decoder, files, sum(tensor.bytes for tensor in stored.values()), on_progress)
+    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position)
+    _fill(decoder, stored, on_progress)
     decoder.pack()
     return decoder
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the folder: those that the index names, else the single one."""
+    index = folder / INDEX
+    if index.exists():
+        fields = read_fields(index)
+        shards = fields.section("weight_map")
+        names = set(map(str, shards.values())) if shards is not None else set()
+        if not names:
+            raise fields.error("weight_map", "is missing or empty")
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise fields.error(
+                    "weight_map", f"{name!r} is not the name of a safetensors file in this folder"
+                )
+        files = [folder / name for name in sorted(names)]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelLoadError(f"{INDEX} names files that are not there: {_listing(missing)}")
+        return files
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES] if folder.is_dir() else []
+    if pickles:
+        raise ModelLoadError(
+            f"{_listing(pickles)}: pickled weights can run code when they are read, so they are not; "
+            f"convert the model to safetensors (save_pretrained of transformers does)"
+        )
+    raise ModelLoadError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def _read_headers(files: list[Path]) -> dict[str, Stored]:
+    """Every tensor of the files by name, from their headers alone."""
+    stored: dict[str, Stored] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    if name in stored:
+                        raise ModelLoadError(f"{name} is both in {stored[name].file.name} and in {file.name}")
+                    part = tensors.get_slice(name)
+                    stored[name] = Stored(file, tuple(part.get_shape()), part.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{file.name} cannot be read as safetensors: {error}") from None
+    return stored
+
+
+def _resolve_dtype(dtype: str, config: ModelConfig, stored: dict[str, Stored]) -> torch.dtype:
+    """The dtype to run in. "auto": the config's; where it has none, the stored embedding's."""
+    if dtype == "auto":
+        embedding = stored.get(EMBEDDING)
+        dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
+    if dtype not in DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is not served, only {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _check(config: ModelConfig, stored: dict[str, Stored]) -> None:
+    """Compares the files' tensors with what the config asks for, before any memory is taken."""
+    model = Decoder(config, dtype=torch.float32, device=torch.device("meta"), max_position=1)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.tensors()}
+    allowed = expected | ({OUTPUT: expected[EMBEDDING]} if config.tie else {})
+    problems = {
+        "missing": [name for name in expected if name not in stored],
+        "unexpected": [name for name in stored if name not in allowed and not HARMLESS.search(name)],
+        "mis-shaped": [
+            f"{name} (expected {list(shape)}, found {list(stored[name].shape)})"
+            for name, shape in allowed.items()
+            if name in stored and stored[name].shape != shape
+        ],
+        "of a dtype that is not served": [
+            f"{name} ({stored[name].dtype})"
+            for name in allowed
+            if name in stored and stored[name].dtype not in STORED
+        ],
+    }
+    found = [f"{what}: {_listing(names)}" for what, names in problems.items() if names]
+    if found:
+        raise ModelLoadError(f"the weights do not match config.json; tensors {'; '.join(found)}")
+
+
+def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | None) -> None:
+    """Copies each tensor from its file to its place, converting its dtype on the way."""
+    places = dict(decoder.tensors())
+    if decoder.config.tie and OUTPUT in stored:
+        _check_tied(stored)
+    total, done = sum(stored[name].bytes for name in places), 0
+    for file in sorted({stored[name].file for name in places}):
+        with safe_open(file, framework="pt") as tensors:
+            for name in (name for name in places if stored[name].file == file):
+                place = places[name].copy_(tensors.get_tensor(name))
+                if place.dtype is torch.float16 and not place.isfinite().all():
+                    raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")
+                done += stored[name].bytes
+                if on_progress is not None:
+                    on_progress(done, total)
+
+
+def _check_tied(stored: dict[str, Stored]) -> None:
+    """An output matrix that is tied and stored all the same must be the embedding, or one would be lost."""
+    with (
+        safe_open(stored[EMBEDDING].file, framework="pt") as one,
+        safe_open(stored[OUTPUT].file, framework="pt") as other,
+    ):
+        if not one.get_tensor(EMBEDDING).equal(other.get_tensor(OUTPUT)):
+            raise ModelLoadError(
+                f"{OUTPUT} differs from {EMBEDDING}, but config.json says tie_word_embeddings"
+            )
+
+
+def _listing(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

@@ -10,10 +10,11 @@ from personae.kernels.registry import select
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which packed tokens belong to which row and where its cache lies. Built once per step, used by every layer.
+    """Which packed tokens are whose, and where each row's cache lies. Built once per step, for all layers.
 
-    The T tokens of the step lie packed, row after row; row b has `query_start[b + 1] - query_start[b]` of them,
-    the last ones of its `kv_length[b]` tokens. All tensors lie on the model's device, int32 unless said.
+    The T tokens of the step lie packed, row after row; row b has `query_start[b + 1] - query_start[b]` of
+    them, the last ones of its `kv_length[b]` tokens. All tensors lie on the model's device, int32 unless
+    said.
     """
 
     query_start: Tensor
@@ -21,7 +22,7 @@ class AttentionBatch:
     kv_length: Tensor
     """[B] tokens in the cache after this step's are appended."""
     page_table: Tensor
-    """[B, max_pages] page ids; what lies past a row's last page is not read as data, but is a valid page id."""
+    """[B, max_pages] page ids; what lies past a row's last page is not attended to, but is a valid id."""
     write_index: Tensor
     """[T] int64: page * page_size + offset, where each packed token's k and v go."""
     max_query: int
@@ -36,7 +37,12 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
 
 
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
-    """Causal attention of q [T, heads, D] over the cache -> [T, heads, D]; see `reference.paged_attention`."""
+    """Causal attention of q [T, heads, D] over the cache -> [T, heads, D]; see reference.paged_attention."""
     return select(reference.paged_attention, q.device)(q, k_cache, v_cache, batch, scale, window)

@@ -1,7 +1,8 @@
-"""The truth: each operator in a few lines of torch, with its equation. Every backend is tested against these."""
+"""The truth: each operator in a few lines of torch, with its equation. Backends are tested against it."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,8 @@ QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension (https://arxiv.org/abs/1910.07467).
 
-    x: [..., N] (may be strided), weight: [N] -> [..., N], contiguous, of x's dtype. Computed in float32, rounded once.
+    x: [..., N] (may be strided), weight: [N] -> [..., N], contiguous, of x's dtype. Computed in float32,
+    rounded once.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -37,8 +39,8 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) ->
     """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin), x1 and x2 the two halves of each head, in place.
 
     q: [T, heads, D], k: [T, kv_heads, D], both may be strided views; positions: [T] int64;
-    cos, sin: [max_position, D / 2] float32 tables indexed by position (https://arxiv.org/abs/2104.09864, in the
-    half-split order of Hugging Face checkpoints). Computed in float32, rounded once.
+    cos, sin: [max_position, D / 2] float32 tables indexed by position (https://arxiv.org/abs/2104.09864, in
+    the half-split order of Hugging Face checkpoints). Computed in float32, rounded once.
     """
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     for x in (q, k):
@@ -58,7 +60,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
 def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
     """cache[page, :, offset] = k[t] where write_index[t] = page * page_size + offset; the same for v.
 
-    k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D]; write_index: [T] int64.
+    k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D]; write_index: [T]
+    int64.
     """
     page_size = k_cache.shape[2]
     page, offset = write_index // page_size, write_index % page_size
@@ -67,24 +70,31 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
 
 
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """o_i = sum_j softmax_j(scale * q_i . k_j) v_j over i - window < j <= i (all j <= i without a window).
 
-    i and j are positions in the row's own sequence; its keys and values are read through its page table. Query head
-    h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads, page_size, D]
-    -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
+    i and j are positions in the row's own sequence; its keys and values are read through its page table.
+    Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
+    page_size, D] -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts, lengths = batch.query_start.tolist(), batch.kv_length.tolist()
-    counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+    counts = [stop - start for start, stop in pairwise(starts)]
     # Rows that decode go together, padded to the longest; a prefill row goes alone, in blocks of queries.
     singles = [row for row, count in enumerate(counts) if count == 1]
     if singles:
         rows = torch.tensor(singles, device=q.device)
         tokens = batch.query_start[rows].long().unsqueeze(1)
         longest = max(lengths[row] for row in singles)
-        out[tokens] = _attend(q[tokens], k_cache, v_cache, batch, rows, longest, batch.kv_length[rows], scale, window)
+        out[tokens] = _attend(
+            q[tokens], k_cache, v_cache, batch, rows, longest, batch.kv_length[rows], scale, window
+        )
     for row, count in enumerate(counts):
         if count < 2:
             continue
@@ -114,13 +124,16 @@ def _attend(
     kv_heads, page_size = k_cache.shape[1:3]
     pages = batch.page_table[rows, : -(-longest // page_size)].long()
     # [n, pages, kv_heads, page_size, D] -> [n, kv_heads, tokens, D]
-    k, v = (cache[pages].transpose(1, 2).reshape(n, kv_heads, -1, dim).float() for cache in (k_cache, v_cache))
+    k, v = (
+        cache[pages].transpose(1, 2).reshape(n, kv_heads, -1, dim).float() for cache in (k_cache, v_cache)
+    )
     key = torch.arange(k.shape[2], device=q.device)
     query = length.view(n, 1) - m + torch.arange(m, device=q.device)
     hidden = key > query.unsqueeze(-1)
     if window is not None:
         hidden |= key <= query.unsqueeze(-1) - window
-    # Past a row's end lies what earlier owners left, NaN perhaps, and 0 * NaN is NaN: such values must not enter.
+    # Past a row's end lies what earlier owners left, NaN perhaps, and 0 * NaN is NaN: such values must not
+    # enter.
     v = v.masked_fill_((key >= length.view(n, 1)).view(n, 1, -1, 1), 0.0)
     grouped = q.float().view(n, m, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
     scores = scale * grouped.flatten(2, 3) @ k.transpose(2, 3)

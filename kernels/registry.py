@@ -1,9 +1,9 @@
-"""Which implementation of an operator runs: a device's own backend where it has one, else the torch reference.
+"""Which implementation of an operator runs: its device's backend where there is one, else the reference.
 
 A backend is a package with a function `operators() -> dict[str, Callable]`: the operators that it has on this
-machine, by name, with the reference's signature. It is imported when its device first asks. A backend that cannot
-work here (no compiler, no device) returns an empty dict. `PERSONAE_KERNELS=reference` turns all backends off, and
-so does `reference_only()` for a block of code.
+machine, by name, with the reference's signature. It is imported when its device first asks. A backend that
+cannot work here (no compiler, no device) returns an empty dict. `PERSONAE_KERNELS=reference` turns all
+backends off, and so does `reference_only()` for a block of code.
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -37,8 +37,7 @@ def select(reference: Operator, device: torch.device) -> Operator:
     """The implementation to call in place of `reference` for tensors on `device`."""
     if _reference_only:
         return reference
-    chosen: Operator = operators(device.type).get(reference.__name__, reference)
-    return chosen
+    return cast(Operator, operators(device.type).get(reference.__name__, reference))
 
 
 @contextmanager

@@ -22,8 +22,8 @@ class Attention:
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
         self.window = config.windows[layer]
-        self.sizes = (shapes["q"][1], shapes["k"][1], shapes["v"][1])
-        self.qkv = Linear(config.hidden_size, self.sizes, bias=config.qkv_bias, dtype=dtype, device=device)
+        self.sizes = [shapes[name][1] for name in "qkv"]
+        self.qkv = Linear(config.hidden_size, tuple(self.sizes), bias=config.qkv_bias, dtype=dtype, device=device)
         self.o = Linear(shapes["o"][0], (shapes["o"][1],), bias=config.o_bias, dtype=dtype, device=device)
         self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
         if config.qk_norm:
@@ -32,10 +32,10 @@ class Attention:
 
     def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        q, k, v = torch.split(self.qkv(x), self.sizes, dim=-1)
         if step.lora is not None:
             step.lora.apply(self.layer, "qkv", x, (q, k, v))
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        q, k, v = (part.view(x.shape[0], -1, self.head_dim) for part in (q, k, v))
         if self.qk_norms is not None:
             q, k = self.qk_norms[0](q), self.qk_norms[1](k)
         rotary(q, k, step.positions, step.cos, step.sin)

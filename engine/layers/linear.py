@@ -22,24 +22,24 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.outputs = outputs
+        self.outputs = list(outputs)
         self.weight = torch.empty(sum(outputs), inputs, dtype=dtype, device=device)
         self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
 
     def tensors(self, *names: str) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the view to fill) of each module's weight and bias; one name per module."""
-        for name, weight in zip(names, self.weight.split(self.outputs), strict=True):
+        for name, weight in zip(names, torch.split(self.weight, self.outputs), strict=True):
             yield f"{name}.weight", weight
         if self.bias is not None:
-            for name, bias in zip(names, self.bias.split(self.outputs), strict=True):
+            for name, bias in zip(names, torch.split(self.bias, self.outputs), strict=True):
                 yield f"{name}.bias", bias
 
     def pack(self) -> None:
         """Lays a bfloat16 CPU weight out as oneDNN likes it, where this machine can; call once it is filled.
 
-        At decode sizes the packed product is up to twice as fast (the plain one reorders the weight at each call).
-        The plain weight is let go, unless someone else holds it (a tied embedding).
+        At decode sizes the packed product is up to twice as fast (the plain one reorders the weight at each
+        call). The plain weight is let go, unless someone else holds it (a tied embedding).
         """
         if can_pack(self.weight):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
@@ -58,6 +58,6 @@ def can_pack(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype is torch.bfloat16
-        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

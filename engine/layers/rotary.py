@@ -1,8 +1,8 @@
 """The tables of the rotary position embedding, with the ways to stretch it over longer contexts.
 
 Sources: rotary embeddings https://arxiv.org/abs/2104.09864, linear interpolation https://arxiv.org/abs/2306.15595,
-YaRN https://arxiv.org/abs/2309.00071, Llama 3.1's wavelength bands https://arxiv.org/abs/2407.21783. Frequencies and
-angles are float32, as in the reference implementation that checkpoints are made with.
+YaRN https://arxiv.org/abs/2309.00071, Llama 3.1's wavelength bands https://arxiv.org/abs/2407.21783.
+Frequencies and angles are float32, as in the reference implementation that checkpoints are made with.
 """
 
 import math
@@ -16,14 +16,14 @@ from personae.engine.config import RopeConfig
 def rotary_tables(
     rope: RopeConfig, head_dim: int, positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency, each [positions, head_dim / 2] float32; YaRN's magnitude included."""
+    """cos and sin of position * frequency, times the magnitude; each [positions, head_dim / 2] float32."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, head_dim))
     scale = magnitude(rope)
     return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per token of each pair of dimensions, [head_dim / 2] float32: theta^(-2i / head_dim), stretched."""
+    """Radians per token of each pair i, [head_dim / 2] float32: theta^(-2i / head_dim), stretched."""
     base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.type == "linear":
         return base / rope.factor
@@ -41,7 +41,7 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: 1, but for YaRN the attention factor, 0.1 ln(factor) + 1 unless given."""
+    """What cos and sin are multiplied with: 1; for YaRN 0.1 ln(factor) + 1 unless the file says."""
     if rope.type != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -59,7 +59,11 @@ def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
     """The pair indices between which YaRN goes from keeping a frequency to dividing it by the factor."""
 
     def index(turns: float) -> float:  # of the pair that makes so many turns over the original context
-        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            head_dim
+            * math.log(rope.original_max_position / (turns * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
 
     first, last = index(rope.beta_fast), index(rope.beta_slow)
     if rope.truncate:

@@ -14,8 +14,11 @@ class LoraLayers(Protocol):
     """The adapters of a step: adds each row's low-rank update to the outputs of the base linear modules."""
 
     def apply(self, layer: int, group: LoraGroup, x: Tensor, ys: tuple[Tensor, ...]) -> None:
-        """Updates `ys` in place. x: [T, in], the group's input; ys: the outputs [T, out] of its modules, in the
-        order of the group's name, perhaps strided views of one tensor."""
+        """Updates `ys` in place.
+
+        x: [T, in], the group's input; ys: the outputs [T, out] of its modules, in the order of the group's
+        name, perhaps strided views of one tensor.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+"""Drives a decoder over a paged cache whose pages lie anywhere and hold NaN until they are written."""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from personae.engine.kv import KVCache
+from personae.engine.models.decoder import Decoder
+from personae.engine.plan import MemoryLayout
+from personae.kernels.attention import AttentionBatch
+from torch import Tensor
+
+
+class PagedSequences:
+    """Sequences by name; each keeps its tokens and its pages, handed out in random order.
+
+    `step` appends tokens to several sequences in one packed forward pass and returns the logits of each one's
+    last token.
+    """
+
+    def __init__(self, decoder: Decoder, *, num_pages: int = 96, page_size: int = 16, seed: int = 0) -> None:
+        layout = MemoryLayout(num_pages, page_size, max_seqs=64, max_model_len=4096, max_batch_tokens=4096)
+        self.decoder = decoder
+        self.kv = KVCache(decoder.config, layout, decoder.dtype, decoder.device)
+        self.kv.data.fill_(torch.nan)
+        self.lengths: dict[str, int] = {}
+        self.pages: dict[str, list[int]] = {}
+        self._free = random.Random(seed).sample(range(num_pages), num_pages)
+
+    def step(self, chunks: dict[str, Sequence[int]], lora: object = None) -> dict[str, Tensor]:
+        """Runs one forward pass; returns float32 logits [vocab] by name."""
+        starts = {name: self.lengths.get(name, 0) for name in chunks}
+        for name, chunk in chunks.items():
+            self.lengths[name] = starts[name] + len(chunk)
+            table = self.pages.setdefault(name, [])
+            while len(table) * self.kv.page_size < self.lengths[name]:
+                table.append(self._free.pop())
+        device = self.decoder.device
+        batch = attention_batch(
+            [(starts[name], len(chunk), self.pages[name]) for name, chunk in chunks.items()],
+            self.kv.page_size,
+            device,
+        )
+        tokens = torch.tensor([token for chunk in chunks.values() for token in chunk], device=device)
+        positions = torch.cat([torch.arange(starts[name], self.lengths[name]) for name in chunks]).to(device)
+        hidden = self.decoder.forward(tokens, positions, self.kv, batch, lora)
+        logits = self.decoder.logits(hidden[batch.query_start[1:].long() - 1])
+        return dict(zip(chunks, logits, strict=True))
+
+    def greedy(self, name: str, prompt: Sequence[int], count: int) -> list[int]:
+        """Appends a prompt and continues it greedily, token by token."""
+        answer, chunk = [], list(prompt)
+        for _ in range(count):
+            chunk = [int(self.step({name: chunk})[name].argmax())]
+            answer += chunk
+        return answer
+
+
+def attention_batch(
+    rows: Sequence[tuple[int, int, Sequence[int]]], page_size: int, device: torch.device
+) -> AttentionBatch:
+    """The batch of rows (start, count, page ids): positions start to start + count - 1 of each are computed."""
+    counts = [count for _, count, _ in rows]
+    lengths = [start + count for start, count, _ in rows]
+    width = max(len(pages) for _, _, pages in rows)
+    write = [
+        pages[position // page_size] * page_size + position % page_size
+        for start, count, pages in rows
+        for position in range(start, start + count)
+    ]
+    return AttentionBatch(
+        query_start=torch.tensor([0, *counts], device=device).cumsum(0).int(),
+        kv_length=torch.tensor(lengths, dtype=torch.int32, device=device),
+        page_table=torch.tensor(
+            [[*pages, *[0] * (width - len(pages))] for _, _, pages in rows], dtype=torch.int32, device=device
+        ),
+        write_index=torch.tensor(write, device=device),
+        max_query=max(counts),
+        max_kv=max(lengths),
+    )
