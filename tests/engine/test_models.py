@@ -1,0 +1,187 @@
+"""Each family against Hugging Face transformers, through the paged cache."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf import hf_greedy, hf_logits, hf_model, relative_error
+from paged import PagedSequences
+from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
+from tiny_models import VOCAB, model_folder
+
+CPU = torch.device("cpu")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama without GQA": ("llama", {"num_key_value_heads": 4, "head_dim": 16}),
+    "llama, one KV head": ("llama", {"num_key_value_heads": 1}),
+    "llama, rope linear": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "llama, rope llama3": ("llama", {"rope_scaling": LLAMA3, "rope_theta": 500000.0}),
+    "llama, rope yarn": ("llama", {"rope_scaling": YARN}),
+    "llama, rope yarn, attention factor": (
+        "llama",
+        {"rope_scaling": {**YARN, "attention_factor": 0.7, "beta_fast": 16.0, "beta_slow": 2.0}},
+    ),
+    "llama, rope yarn, mscale": ("llama", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
+    "llama, rope yarn, not truncated": ("llama", {"rope_scaling": {**YARN, "truncate": False}}),
+    "llama, rope_parameters": ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}}),
+    "mistral": ("mistral", {}),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied, yarn": ("qwen2", {"tie_word_embeddings": True, "rope_scaling": YARN}),
+    "qwen2, upper layers windowed": ("qwen2", {"use_sliding_window": True}),
+    "qwen2, windows by layer_types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+
+
+def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:
+    return load_model(folder, device=CPU, dtype=dtype)
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers_over_prompts_of_1_to_300_tokens(variant: str) -> None:
+    family, overrides = VARIANTS[variant]
+    folder = model_folder(family, **overrides)
+    prompt = tokens_of(1, 300)
+    truth = hf_logits(hf_model(folder), prompt)
+    decoder = decoder_of(folder)
+    for length in (1, 2, 17, 41, 128, 300):
+        last = PagedSequences(decoder, seed=length).step({"a": prompt[:length]})["a"]
+        assert last.dtype == torch.float32
+        assert relative_error(last, truth[length - 1]) < 1e-4
+    # Every length in between, one token at a time after a first chunk.
+    growing = PagedSequences(decoder, page_size=8)
+    for first, last_ in [(0, 3), *((i, i + 1) for i in range(3, 300))]:
+        logits = growing.step({"a": prompt[first:last_]})["a"]
+        assert relative_error(logits, truth[last_ - 1]) < 1e-4
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_continuations_are_those_of_transformers(variant: str) -> None:
+    family, overrides = VARIANTS[variant]
+    folder = model_folder(family, **overrides)
+    prompt = tokens_of(2, 23)
+    assert PagedSequences(decoder_of(folder)).greedy("a", prompt, 64) == hf_greedy(
+        hf_model(folder), prompt, 64
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_saved_by_transformers_itself_loads(family: str, tmp_path: Path) -> None:
+    model = hf_model(model_folder(family))
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in saved  # the spelling of transformers 5
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    prompt = tokens_of(3, 50)
+    logits = PagedSequences(decoder_of(tmp_path)).step({"a": prompt})["a"]
+    assert relative_error(logits, hf_logits(model, prompt)[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [1, 7, 16, 33])
+def test_chunked_prefill_equals_unchunked(family: str, chunk: int) -> None:
+    decoder = decoder_of(model_folder(family))
+    prompt = tokens_of(4, 90)
+    whole = PagedSequences(decoder, seed=1).step({"a": prompt})["a"]
+    parts = PagedSequences(decoder, seed=2)
+    for first in range(0, len(prompt), chunk):
+        logits = parts.step({"a": prompt[first : first + chunk]})["a"]
+    assert relative_error(logits, whole) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_batch_of_prefill_and_decode_equals_solo_runs(family: str) -> None:
+    decoder = decoder_of(model_folder(family))
+    prompts = {name: tokens_of(seed, count) for seed, (name, count) in enumerate(
+        [("a", 60), ("b", 1), ("c", 33), ("d", 100), ("e", 16)]
+    )}
+    together = PagedSequences(decoder, seed=3)
+    together.step({"a": prompts["a"][:59], "d": prompts["d"][:40]})
+    together.step({"e": prompts["e"][:15]})
+    mixed = together.step(
+        {
+            "d": prompts["d"][40:],
+            "a": prompts["a"][59:],
+            "b": prompts["b"],
+            "c": prompts["c"],
+            "e": prompts["e"][15:],
+        }
+    )
+    for name, prompt in prompts.items():
+        solo = PagedSequences(decoder, seed=5).step({name: prompt})[name]
+        assert relative_error(mixed[name], solo) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
+def test_half_precision_runs_within_tolerance(family: str, dtype: str, tolerance: float) -> None:
+    folder = model_folder(family)
+    prompt = tokens_of(6, 80)
+    truth = hf_logits(hf_model(folder), prompt)[-1]
+    decoder = decoder_of(folder, dtype)
+    sequences = PagedSequences(decoder)
+    sequences.step({"a": prompt[:60]})
+    logits = sequences.step({"a": prompt[60:]})["a"]
+    assert sequences.kv.data.dtype == decoder.dtype == getattr(torch, dtype)
+    assert logits.dtype == torch.float32
+    assert relative_error(logits, truth) < tolerance
+
+
+def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
+    class Doubling:
+        """Doubles what the named group puts out in layer 1, and notes the calls."""
+
+        def __init__(self, doubled: str) -> None:
+            self.doubled = doubled
+            self.calls: list[tuple[int, str, list[tuple[int, ...]]]] = []
+
+        def apply(self, layer: int, group: str, x: torch.Tensor, ys: tuple[torch.Tensor, ...]) -> None:
+            self.calls.append((layer, group, [tuple(part.shape) for part in (x, *ys)]))
+            if (layer, group) == (1, self.doubled):
+                for y in ys:
+                    y.mul_(2)
+
+    decoder = decoder_of(model_folder("llama"))
+    prompt = tokens_of(7, 5)
+    plain = PagedSequences(decoder).step({"a": prompt})["a"]
+    for group in ("qkv", "o", "gate_up", "down"):
+        lora = Doubling(group)
+        changed = PagedSequences(decoder).step({"a": prompt}, lora=lora)["a"]
+        assert relative_error(changed, plain) > 1e-3
+    assert lora.calls == [
+        call
+        for layer in range(3)
+        for call in (
+            (layer, "qkv", [(5, 64), (5, 64), (5, 32), (5, 32)]),
+            (layer, "o", [(5, 64), (5, 64)]),
+            (layer, "gate_up", [(5, 64), (5, 96), (5, 96)]),
+            (layer, "down", [(5, 96), (5, 64)]),
+        )
+    ]

@@ -1,0 +1,45 @@
+"""Hugging Face transformers as the truth: its model of a folder, in float32, with the plainest attention."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+
+def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The folder's model; every tensor of the file must have found its place there too."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
+@torch.no_grad()
+def hf_logits(model: Any, tokens: Sequence[int]) -> Tensor:
+    """Logits after each token, [len(tokens), vocab] float32."""
+    logits: Tensor = model(torch.tensor([list(tokens)])).logits[0].float()
+    return logits
+
+
+def hf_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The greedy continuation, EOS ignored."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer
+
+
+def relative_error(found: Tensor, truth: Tensor) -> float:
+    """The largest difference, in units of the largest true value."""
+    return float((found - truth).abs().max() / truth.abs().max())
