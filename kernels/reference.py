@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from personae.kernels.attention import AttentionBatch
+    from personae.kernels.sgmv import Arena, RankTable, WorkList
 
 QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 
@@ -140,3 +141,28 @@ def _attend(
     scores = scores.view(n, kv_heads, -1, m, k.shape[2]).masked_fill_(hidden.view(n, 1, 1, m, -1), -torch.inf)
     mixed = scores.softmax(-1).flatten(2, 3) @ v
     return mixed.view(n, kv_heads, -1, m, dim).permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
+
+
+def sgmv(
+    x: Tensor,
+    ys: tuple[Tensor, ...],
+    arenas: tuple[Arena, ...],
+    tables: tuple[RankTable, ...],
+    work: WorkList,
+) -> None:
+    """y_m[i] += (x[i] A_m^T) B_m^T for each listed row i and module m (https://arxiv.org/abs/2310.18547).
+
+    x: [T, in], ys: [T, out_m] each, changed in place (may be strided). A_m: [rank, in] and B_m^T: [rank,
+    out_m] are the adapter's rows of arenas[m], found through tables[m]. Low precision is summed in float32
+    and rounded once.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    segments = zip(work.first_row.tolist(), work.rows.tolist(), work.adapter.tolist(), strict=True)
+    for first, count, slot in segments:
+        segment = slice(first, first + count)
+        xs = x[segment].to(wide)
+        for y, arena, table in zip(ys, arenas, tables, strict=True):
+            rows = table.rows(slot)
+            if len(rows):
+                shrunk = xs @ arena.a[rows].to(wide).T
+                y[segment] = (y[segment].to(wide) + shrunk @ arena.b[rows].to(wide)).to(y.dtype)

@@ -1,0 +1,81 @@
+"""SGMV: the low-rank updates of many adapters in one batch (Punica's operator, arXiv 2310.18547).
+
+The step's packed tokens are x: [T, in]. A work list says which runs of consecutive rows take which adapter; it
+is built once per step and shared by all layers. Rows of the base model are not listed, and cost nothing.
+
+Adapters live in an arena per module (q, k, v, ...) and layer: a matrix of rank rows, where a row holds one rank
+of one adapter, its row of A and its row of B^T. So an adapter of rank 8 costs 8 rows, whatever the largest rank
+is. Rows are given out in pages of RANK_PAGE; a module's page table is the same in all layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personae.kernels import reference
+from personae.kernels.registry import select
+
+RANK_PAGE = 8  # ranks a page
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """Which packed rows take which adapter. All [S], int32, on the model's device.
+
+    Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot adapter[i].
+    Segments are not empty, ascend, and do not overlap. An adapter whose rows are contiguous has one segment.
+    """
+
+    first_row: Tensor
+    rows: Tensor
+    adapter: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """Where each adapter slot's ranks lie in a module's arenas. int32, on the model's device.
+
+    rank: [slots], the true rank; 0 where the adapter has no such module. pages: [slots, max_pages]; rank r of a
+    slot lies at arena row pages[slot, r // RANK_PAGE] * RANK_PAGE + r % RANK_PAGE. Entries past a slot's last
+    page mean nothing.
+    """
+
+    rank: Tensor
+    pages: Tensor
+
+    def rows(self, slot: int) -> Tensor:
+        """The arena rows of a slot's ranks, in order: [rank] int64. Waits for the device."""
+        rank = int(self.rank[slot])
+        pages = self.pages[slot, : -(-rank // RANK_PAGE)].long()
+        offsets = torch.arange(RANK_PAGE, device=pages.device)
+        return (pages[:, None] * RANK_PAGE + offsets).flatten()[:rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One module of one layer: the rank rows of all adapters, in the model's dtype.
+
+    a: [capacity_rows, in], rows of A. b: [capacity_rows, out], rows of B^T with the adapter's scaling folded in.
+    Rows past the true rank in a slot's last page are zero, so a kernel may read whole pages.
+    """
+
+    a: Tensor
+    b: Tensor
+
+
+def sgmv(
+    x: Tensor,
+    ys: tuple[Tensor, ...],
+    arenas: tuple[Arena, ...],
+    tables: tuple[RankTable, ...],
+    work: WorkList,
+) -> None:
+    """y_m[i] += (x[i] A_m^T) B_m^T for each listed row i and module m, A and B being those of i's adapter.
+
+    x: [T, in]. ys: one [T, out_m] per module, changed in place; they may be strided slices of one tensor.
+    arenas, tables: one per module; one call serves the modules that read the same x (q, k, v; gate, up; o;
+    down). All tensors have x's dtype. For float16 and bfloat16, products and sums are float32 and y is rounded
+    once.
+    """
+    select(reference.sgmv, x.device)(x, ys, arenas, tables, work)
