@@ -17,10 +17,10 @@ serve: setup
 	$(BIN)/personae serve $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/pytest -q $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_floors.py
+	$(BIN)/pytest -q tests/test_floors.py

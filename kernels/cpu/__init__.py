@@ -1,1 +1,19 @@
-"""The operators for x86 and other CPUs."""
+"""The operators for x86 and other CPUs: one C++ file, compiled on this machine for this machine.
+
+`make setup` builds it, else the first import that needs it does; without a C++ compiler the torch reference runs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def operators() -> dict[str, Callable[..., Any]]:
+    """The operators of this backend by name; empty where they cannot be built."""
+    from personae.kernels.cpu.build import library
+
+    handle = library()
+    if handle is None:
+        return {}
+    from personae.kernels.cpu.operators import CpuOperators
+
+    return CpuOperators(handle).by_name()

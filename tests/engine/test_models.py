@@ -119,9 +119,10 @@ def test_chunked_prefill_equals_unchunked(family: str, chunk: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_batch_of_prefill_and_decode_equals_solo_runs(family: str) -> None:
     decoder = decoder_of(model_folder(family))
-    prompts = {name: tokens_of(seed, count) for seed, (name, count) in enumerate(
-        [("a", 60), ("b", 1), ("c", 33), ("d", 100), ("e", 16)]
-    )}
+    prompts = {
+        name: tokens_of(seed, count)
+        for seed, (name, count) in enumerate([("a", 60), ("b", 1), ("c", 33), ("d", 100), ("e", 16)])
+    }
     together = PagedSequences(decoder, seed=3)
     together.step({"a": prompts["a"][:59], "d": prompts["d"][:40]})
     together.step({"e": prompts["e"][:15]})

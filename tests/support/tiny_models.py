@@ -88,7 +88,9 @@ def make_model_folder(
     config = {**COMMON, **FAMILIES[family], **overrides}
     write_weights(path, random_weights(config, seed), shards)
     write_json(path / "config.json", config)
-    write_json(path / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 3})
+    write_json(
+        path / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 3}
+    )
     write_tokenizer(path)
     return path
 

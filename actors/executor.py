@@ -1,0 +1,70 @@
+"""The executor's shell: one thread that owns the device, its memory and its graphs.
+
+On a device that runs by itself, step N+1 is started before step N is read, so the device never waits for the host;
+`engine/step.py` says in which order. On the CPU a forward pass blocks, there is nothing to hide, and a step is
+read as soon as it is sampled.
+"""
+
+import time
+from collections.abc import Callable
+
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.thread import ThreadActor
+from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
+from personae.engine.step import Launched, StepEngine
+from personae.errors import AdapterError
+
+
+class Executor(ThreadActor[Message]):
+    """Runs plans in the order in which they come; places and releases adapters between them.
+
+    `build` makes the step engine on this thread: a restart begins with an empty cache.
+    """
+
+    def __init__(self, build: Callable[[], StepEngine], scheduler: Ref[Message], store: Ref[Message]) -> None:
+        self._build = build
+        self._scheduler = scheduler
+        self._store = store
+        self._unread: Launched | None = None
+        self._done = self._gap = self._seconds = 0.0
+
+    def started(self) -> None:
+        """Forget what was meant for an earlier life; build the engine."""
+        while self.try_next() is not None:
+            pass
+        self._engine = self._build()
+
+    def receive(self, message: Message) -> None:
+        """Run a step, or place or release an adapter."""
+        match message:
+            case Execute():
+                self._execute(message)
+            case Place(adapter=adapter):
+                try:
+                    placed = self._engine.place(adapter)
+                except AdapterError as error:
+                    self.post(self._store, Placed(adapter.digest, False, error.message))
+                else:
+                    self.post(self._store, Placed(adapter.digest, placed))
+            case Release(adapter=digest):
+                self._engine.release(digest)
+        if self._unread is not None and not self.pending:
+            self._read()
+
+    def _execute(self, execute: Execute) -> None:
+        begun = time.perf_counter()
+        self._gap = begun - self._done if execute.follows else 0.0
+        forward = self._engine.forward(execute.plan, execute.grammars)
+        if self._unread is not None:
+            self._read()
+        self._unread = self._engine.sample(execute.plan, forward)
+        self._seconds = time.perf_counter() - begun
+        if not self._engine.runs_ahead:
+            self._read()
+
+    def _read(self) -> None:
+        assert self._unread is not None
+        result = self._engine.finish(self._unread)
+        self._unread = None
+        self._done = time.perf_counter()
+        self.post(self._scheduler, Sampled(result, self._seconds, self._gap))

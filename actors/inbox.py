@@ -1,0 +1,42 @@
+"""Where a client's deltas wait for it: filled by the streamer, drained by the request's own task.
+
+A slow reader finds its tokens merged: everything that came since it last looked is handed over at once, so a
+client that reads slowly costs memory for its own tokens (bounded by max_tokens) and nothing else.
+"""
+
+from collections import deque
+
+import anyio
+
+from personae.engine.sequence import Delta
+
+
+class Inbox:
+    """The deltas of one submission's sequences, in order. Single reader; filling never waits."""
+
+    def __init__(self) -> None:
+        self._deltas: deque[Delta] = deque()
+        self._error: Exception | None = None
+        self._arrived = anyio.Event()
+
+    def put(self, delta: Delta) -> None:
+        """Add a delta."""
+        self._deltas.append(delta)
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream: the reader gets what is left, then this error."""
+        if self._error is None:
+            self._error = error
+        self._arrived.set()
+
+    async def get(self) -> list[Delta]:
+        """Everything that has come, at least one delta; raises the error that ended the stream."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        deltas = list(self._deltas)
+        self._deltas.clear()
+        return deltas

@@ -1,0 +1,84 @@
+"""The front door: takes submissions or refuses them, and routes what concerns a sequence to its adapter's queue."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    Cancel,
+    Close,
+    Enqueue,
+    Message,
+    Open,
+    Progress,
+    Resubmit,
+    Submission,
+    Withdraw,
+)
+from personae.errors import Overloaded
+
+OpenQueue = Callable[[str | None], Ref[Message]]
+
+
+class Ingress(Actor[Message]):
+    """Knows every live sequence and which adapter's queue it is in.
+
+    `open_queue` gives the queue of an adapter (None: the base), made on first use. `max_live` bounds the
+    sequences in the house, waiting or running; with that every mailbox behind this one is bounded too.
+    """
+
+    def __init__(self, streamer: Ref[Message], open_queue: OpenQueue, max_live: int) -> None:
+        self._streamer = streamer
+        self._open_queue = open_queue
+        self._max_live = max_live
+        self._adapter_of: dict[str, str | None] = {}
+
+    async def receive(self, message: Message) -> None:
+        """Route one message."""
+        match message:
+            case Submission():
+                self._admit(message)
+            case Withdraw(ids=ids):
+                live = tuple(id for id in ids if id in self._adapter_of)
+                if live:
+                    self._streamer.tell(Close(live))
+                    self._route(live, Cancel)
+            case Progress(started=started, ended=ended):
+                self._route(started, lambda ids: Progress(ids, ()))
+                self._route(ended, lambda ids: Progress((), ids))
+                for id in ended:
+                    self._adapter_of.pop(id, None)
+            case Resubmit(logs=logs):
+                by_adapter = defaultdict(list)
+                for log in logs:
+                    by_adapter[log.adapter].append(log)
+                for adapter, mine in by_adapter.items():
+                    self._open_queue(adapter).tell(Enqueue(tuple(mine), again=True))
+
+    def _admit(self, submission: Submission) -> None:
+        logs = submission.logs
+        if len(self._adapter_of) + len(logs) > self._max_live:
+            submission.reply.fail(
+                Overloaded(
+                    f"The server already holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
+                    "try again shortly."
+                )
+            )
+            return
+        self._streamer.tell(Open(logs, submission.inbox))
+        by_adapter = defaultdict(list)
+        for log in logs:
+            self._adapter_of[log.id] = log.adapter
+            by_adapter[log.adapter].append(log)
+        for adapter, mine in by_adapter.items():
+            self._open_queue(adapter).tell(Enqueue(tuple(mine)))
+        submission.reply.tell(None)
+
+    def _route(self, ids: Iterable[str], make: Callable[[tuple[str, ...]], Message]) -> None:
+        by_adapter = defaultdict(list)
+        for id in ids:
+            if id in self._adapter_of:
+                by_adapter[self._adapter_of[id]].append(id)
+        for adapter, mine in by_adapter.items():
+            self._open_queue(adapter).tell(make(tuple(mine)))

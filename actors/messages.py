@@ -1,0 +1,212 @@
+"""Every message between the actors of the cast, on one page.
+
+Front holds the requests: ingress, one queue per adapter, streamer. Back holds the device: adapter store,
+scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain data; the others stay
+on their side and may hold live objects. One message per step and hop, never one per token.
+"""
+
+import msgspec
+
+from personae.actors.inbox import Inbox
+from personae.actors.kit.mailbox import Reply
+from personae.engine.plan import StepPlan, StepResult
+from personae.engine.sequence import Delta, SequenceLog
+from personae.grammar.backend import CompiledGrammar
+from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import Adapter
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """The base of all messages."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How busy Back is; travels with every step. Counters only grow; times are seconds."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_used: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    gap_seconds: float = 0.0
+
+
+# --- Front: ingress -----------------------------------------------------------------------------------------
+
+
+class Submission(Message):
+    """From a client: sequences that share one inbox. Taken whole or refused whole (Overloaded)."""
+
+    logs: tuple[SequenceLog, ...]
+    inbox: Inbox
+    reply: Reply[None]
+
+
+class Withdraw(Message):
+    """From a client: these sequences are not wanted any more (it went away, or found a stop string)."""
+
+    ids: tuple[str, ...]
+
+
+class Progress(Message):
+    """From the streamer: sequences that produced their first delta, and sequences that are over."""
+
+    started: tuple[str, ...]
+    ended: tuple[str, ...]
+
+
+class Resubmit(Message):
+    """From the streamer, when Back has started anew: the log of every live sequence as far as it got."""
+
+    logs: tuple[SequenceLog, ...]
+
+
+# --- Front: adapter queue -----------------------------------------------------------------------------------
+
+
+class Enqueue(Message):
+    """From the ingress: sequences for this queue's adapter; `again` when Back lost them."""
+
+    logs: tuple[SequenceLog, ...]
+    again: bool = False
+
+
+class Pinned(Message):
+    """*Wire.* From the adapter store: the adapter is on the device and stays there until `Unpin`.
+
+    With `error` set it cannot be, and its requests fail with that text.
+    """
+
+    adapter: str
+    error: str | None = None
+
+
+# --- Front: streamer ----------------------------------------------------------------------------------------
+
+
+class Open(Message):
+    """From the ingress: where the deltas of these sequences go."""
+
+    logs: tuple[SequenceLog, ...]
+    inbox: Inbox
+
+
+class Close(Message):
+    """From the ingress: nobody listens to these sequences any more; their end is still awaited."""
+
+    ids: tuple[str, ...]
+
+
+class StepDone(Message):
+    """*Wire.* From the scheduler: one step's deltas, for everyone."""
+
+    deltas: tuple[Delta, ...]
+    load: Load
+
+
+class Refused(Message):
+    """*Wire.* From the scheduler or a queue: these sequences ended before their first step.
+
+    `kind` names the class of `personae.errors` that the client raises.
+    """
+
+    ids: tuple[str, ...]
+    kind: str
+    message: str
+
+
+class BackStarted(Message):
+    """*Wire.* From the scheduler, first of all: it knows no sequence."""
+
+
+# --- Back: adapter store ------------------------------------------------------------------------------------
+
+
+class Pin(Message):
+    """*Wire.* From a queue: have this adapter on the device; answered by `Pinned` once it is."""
+
+    adapter: str
+
+
+class Unpin(Message):
+    """*Wire.* From a queue: no request of this adapter is left."""
+
+    adapter: str
+
+
+class Placed(Message):
+    """From the executor: whether the adapter got its place; `error` says why it never can."""
+
+    adapter: str
+    placed: bool
+    error: str | None = None
+
+
+# --- Back: scheduler ----------------------------------------------------------------------------------------
+
+
+class Submit(Message):
+    """*Wire.* From a queue: these sequences wait for their turn from now on."""
+
+    logs: tuple[SequenceLog, ...]
+
+
+class Cancel(Message):
+    """*Wire.* From a queue: end these sequences; the last delta of each says `cancelled`."""
+
+    ids: tuple[str, ...]
+
+
+class Compiled(Message):
+    """From the compiler: the grammar, or why there is none."""
+
+    spec: GrammarSpec
+    grammar: CompiledGrammar | None = None
+    error: str | None = None
+
+
+class Sampled(Message):
+    """From the executor: what a step brought, how long it took and how long the device waited before it."""
+
+    result: StepResult
+    seconds: float
+    gap_seconds: float
+
+
+# --- Back: compiler -----------------------------------------------------------------------------------------
+
+
+class Compile(Message):
+    """From the scheduler: compile this, answer with `Compiled`."""
+
+    spec: GrammarSpec
+
+
+# --- Back: executor -----------------------------------------------------------------------------------------
+
+
+class Execute(Message):
+    """From the scheduler: run this step. `grammars` has those of the plan's admissions.
+
+    `follows`: there was work just before, so the time since then is the host's doing (the gap that we measure).
+    """
+
+    plan: StepPlan
+    grammars: dict[GrammarSpec, CompiledGrammar]
+    follows: bool
+
+
+class Place(Message):
+    """From the adapter store: copy this adapter to the device and hold it; answered by `Placed`."""
+
+    adapter: Adapter
+
+
+class Release(Message):
+    """From the adapter store: the adapter may be evicted."""
+
+    adapter: str

@@ -1,0 +1,141 @@
+"""The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
+
+from collections import defaultdict
+
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    BackStarted,
+    Cancel,
+    Compile,
+    Compiled,
+    Execute,
+    Load,
+    Message,
+    Refused,
+    Sampled,
+    StepDone,
+    Submit,
+)
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import Delta, SequenceLog
+from personae.grammar.backend import CompiledGrammar
+from personae.grammar.spec import GrammarSpec
+
+LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
+
+
+class SchedulerActor(Actor[Message]):
+    """Owns an `engine.Scheduler`; everything that decides is in there.
+
+    Sequences whose grammar is not compiled yet wait here, outside of the scheduler, and hold up nobody.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, compiler: Ref[Message], executor: Ref[Message], streamer: Ref[Message]
+    ) -> None:
+        self._scheduler = scheduler
+        self._compiler = compiler
+        self._executor = executor
+        self._streamer = streamer
+        self._known: set[str] = set()
+        self._compiling: defaultdict[GrammarSpec, dict[str, SequenceLog]] = defaultdict(dict)
+        self._grammars: dict[str, CompiledGrammar] = {}
+        self._in_flight = 0
+        self._seconds = 0.0
+        self._gap = 0.0
+        self._steps = 0
+
+    async def started(self) -> None:
+        """Forget what was meant for an earlier life, and say that this one knows nothing."""
+        self.drain()
+        self._streamer.tell(BackStarted())
+
+    async def receive(self, message: Message) -> None:
+        """Take in all that waits, then act once."""
+        deltas: list[Delta] = []
+        stepped = False
+        for each in (message, *self.drain()):
+            match each:
+                case Sampled():
+                    deltas += self._commit(each)
+                    stepped = True
+                case Submit(logs=logs):
+                    for log in logs:
+                        self._submit(log)
+                case Cancel(ids=ids):
+                    for id in ids:
+                        deltas += self._cancel(id)
+                case Compiled():
+                    self._compiled(each)
+        for delta in deltas:
+            if delta.finish is not None:
+                self._known.discard(delta.id)
+                self._grammars.pop(delta.id, None)
+        self._plan(stepped)
+        if deltas or stepped:
+            self._streamer.tell(StepDone(tuple(deltas), self._load()))
+        if not self._in_flight and not self._known:
+            self._scheduler.check_integrity()
+
+    def _submit(self, log: SequenceLog) -> None:
+        if log.id in self._known:  # sent twice around a restart
+            return
+        self._known.add(log.id)
+        if log.grammar is None:
+            self._scheduler.add(log)
+            return
+        if not self._compiling[log.grammar]:
+            self._compiler.tell(Compile(log.grammar))
+        self._compiling[log.grammar][log.id] = log
+
+    def _compiled(self, compiled: Compiled) -> None:
+        logs = self._compiling.pop(compiled.spec, {})
+        if compiled.grammar is None:
+            self._known.difference_update(logs)
+            if logs:
+                self._streamer.tell(Refused(tuple(logs), "GrammarError", compiled.error or "not compiled"))
+            return
+        for log in logs.values():
+            self._grammars[log.id] = compiled.grammar
+            self._scheduler.add(log)
+
+    def _cancel(self, id: str) -> list[Delta]:
+        if id not in self._known:
+            return []
+        for logs in self._compiling.values():
+            logs.pop(id, None)
+        self._scheduler.cancel(id)
+        return [Delta(id, finish="cancelled")]
+
+    def _commit(self, sampled: Sampled) -> tuple[Delta, ...]:
+        self._in_flight -= 1
+        self._steps += 1
+        self._seconds += sampled.seconds
+        self._gap += sampled.gap_seconds
+        return self._scheduler.commit(sampled.result)
+
+    def _plan(self, stepped: bool) -> None:
+        while self._in_flight < LOOKAHEAD and (plan := self._scheduler.plan()) is not None:
+            grammars = {
+                admission.log.grammar: self._grammars[admission.log.id]
+                for admission in plan.admissions
+                if admission.log.grammar is not None
+            }
+            self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
+            self._in_flight += 1
+
+    def _load(self) -> Load:
+        scheduler = self._scheduler
+        return Load(
+            running=scheduler.running,
+            waiting=scheduler.waiting + sum(map(len, self._compiling.values())),
+            pages_total=scheduler.layout.num_pages,
+            pages_used=scheduler.pages_used,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            steps=self._steps,
+            step_seconds=self._seconds,
+            gap_seconds=self._gap,
+        )

@@ -1,0 +1,198 @@
+"""The stage: which actors there are, who supervises whom, and the client that stands before them.
+
+personae                 one_for_one, gives up at once: Front keeps the logs, without it nothing can be resumed
+├── back                 one_for_all: its four are one engine; together they start anew with empty caches
+│   ├── executor         owns the device, on its own thread
+│   ├── store            which adapters are on the device
+│   ├── compiler
+│   └── scheduler        last: when it says `BackStarted`, the others are there
+└── front                one_for_one, gives up at once
+    ├── streamer
+    ├── ingress
+    └── queue/...        one per adapter, made on first use
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.adapter_store import AdapterStore
+from personae.actors.client import EngineStats, ModelCard
+from personae.actors.compiler import Compiler
+from personae.actors.executor import Executor
+from personae.actors.inbox import Inbox
+from personae.actors.ingress import Ingress
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Report, Supervisor, log_incident
+from personae.actors.messages import Message, Submission, Withdraw
+from personae.actors.scheduler import SchedulerActor
+from personae.actors.streamer import Latest, Streamer
+from personae.engine.plan import MemoryLayout
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.step import StepEngine
+from personae.engine.tokens import Tokenizer
+from personae.grammar.compiler import GrammarCompiler
+from personae.lora.adapter import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a company needs to play: the engine's parts, made anew for every life of Back, and the fixed facts.
+
+    `models` maps the names that requests may use to their cards; `adapters` maps digests to adapters.
+    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house.
+    """
+
+    build_step_engine: Callable[[], StepEngine]
+    build_scheduler: Callable[[], Scheduler]
+    build_compiler: Callable[[], GrammarCompiler]
+    layout: MemoryLayout
+    vocab_size: int
+    tokenizer: Tokenizer
+    models: Mapping[str, ModelCard]
+    adapters: Mapping[str, Adapter]
+    salt: Callable[[str], bytes]
+    max_live: int = 4096
+    window: int = 64
+
+
+class LocalClient:
+    """`EngineClient` over a stage in this process."""
+
+    def __init__(self, script: Script, ingress: Ref[Message], latest: Latest, root: Supervisor) -> None:
+        self._script = script
+        self._ingress = ingress
+        self._latest = latest
+        self._root = root
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The base model's tokenizer."""
+        return self._script.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens a sequence may have, prompt and answer together."""
+        return self._script.layout.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's logits."""
+        return self._script.vocab_size
+
+    def models(self, tenant: str) -> Mapping[str, ModelCard]:
+        """The names that this tenant may use, the base first."""
+        return self._script.models
+
+    def salt(self, tenant: str) -> bytes:
+        """The prefix-cache salt of this tenant."""
+        return self._script.salt(tenant)
+
+    @asynccontextmanager
+    async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["LocalStream"]:
+        """Submit the sequences; leaving the context withdraws those that have not ended."""
+        inbox = Inbox()
+        await self._ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
+        stream = LocalStream(inbox, {log.id for log in logs}, self._ingress)
+        try:
+            yield stream
+        finally:
+            stream.withdraw()
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        load = self._latest.load
+        return EngineStats(
+            ready=self._root.state == "running",
+            running=load.running,
+            waiting=load.waiting,
+            pages_total=load.pages_total,
+            pages_used=load.pages_used,
+            prefix_queries=load.prefix_queries,
+            prefix_hits=load.prefix_hits,
+            preemptions=load.preemptions,
+            steps=load.steps,
+            step_seconds=load.step_seconds,
+            host_gap_seconds=load.gap_seconds,
+        )
+
+
+class LocalStream:
+    """The deltas of one submission."""
+
+    def __init__(self, inbox: Inbox, live: set[str], ingress: Ref[Message]) -> None:
+        self._inbox = inbox
+        self._live = live
+        self._ingress = ingress
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Iterate until every sequence has ended."""
+        while self._live:
+            for delta in await self._inbox.get():
+                if delta.id not in self._live:
+                    continue
+                if delta.finish is not None:
+                    self._live.discard(delta.id)
+                yield delta
+
+    def stop(self, id: str) -> None:
+        """End one sequence now; nothing more of it is delivered."""
+        if id in self._live:
+            self._live.discard(id)
+            self._ingress.tell(Withdraw((id,)))
+
+    def withdraw(self) -> None:
+        """End all that still run."""
+        if self._live:
+            self._ingress.tell(Withdraw(tuple(self._live)))
+            self._live.clear()
+
+
+@asynccontextmanager
+async def open_stage(script: Script, report: Report = log_incident) -> AsyncIterator[LocalClient]:
+    """Raise the curtain: start every actor, yield the client, stop everything in order.
+
+    Raises what the first start of an actor raised (StartFailed), later RestartsExhausted when Back cannot be kept.
+    """
+    root = Supervisor("personae", max_restarts=0, report=report)
+    back = root.supervisor("back", strategy="one_for_all", max_restarts=5, within=60.0)
+    front = root.supervisor("front", max_restarts=0)
+    latest = Latest()
+    bound = 4 * script.max_live  # submit, cancel, progress and refusal of every live sequence find room
+    queues: dict[str | None, Ref[Message]] = {}
+
+    def queue_of(adapter: str | None) -> Ref[Message]:
+        if adapter not in queues:
+            name = "queue/base" if adapter is None else f"queue/{adapter[:16]}"
+            queues[adapter] = front.spawn(
+                name,
+                lambda: AdapterQueue(adapter, store, scheduler, streamer, script.window),
+                capacity=bound,
+            )
+        return queues[adapter]
+
+    executor: Ref[Message] = back.spawn_thread(
+        "executor",
+        lambda: Executor(script.build_step_engine, scheduler, store),
+        capacity=bound,
+        stop_timeout=30.0,
+    )
+    store: Ref[Message] = back.spawn(
+        "store", lambda: AdapterStore(script.adapters, executor, queue_of), capacity=bound
+    )
+    compiler: Ref[Message] = back.spawn(
+        "compiler", lambda: Compiler(script.build_compiler(), scheduler), capacity=bound
+    )
+    scheduler: Ref[Message] = back.spawn(
+        "scheduler",
+        lambda: SchedulerActor(script.build_scheduler(), compiler, executor, streamer),
+        capacity=bound,
+    )
+    streamer: Ref[Message] = front.spawn("streamer", lambda: Streamer(ingress, latest), capacity=bound)
+    ingress: Ref[Message] = front.spawn(
+        "ingress", lambda: Ingress(streamer, queue_of, script.max_live), capacity=bound
+    )
+    async with root:
+        yield LocalClient(script, ingress, latest, root)

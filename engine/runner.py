@@ -1,0 +1,174 @@
+"""From a plan to logits: keeps what each slot needs, packs the rows, runs the forward pass.
+
+Everything here is a cache of the token logs. Rows are packed without padding and ordered by adapter, so that
+each adapter's tokens are neighbours and one work list serves every layer. Per-slot state lives in arrays
+indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personae.engine.kv import KVCache
+from personae.engine.models.decoder import Decoder
+from personae.engine.plan import MemoryLayout, Row, StepPlan
+from personae.kernels.attention import AttentionBatch
+from personae.lora.pool import LoraPool
+from personae.lora.segments import LoraBatch, work_list
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
+
+    tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token, and
+    `sampled_rows` the plan's row indices they belong to.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    lora: LoraBatch | None
+    sampled: torch.Tensor
+    sampled_rows: list[int]
+    offsets: list[int]
+    order: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled rows."""
+
+    packed: PackedStep
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+
+class Runner:
+    """Runs plans in order on one device. One thread owns it.
+
+    `last_tokens` ([max_seqs] int64, on the device) is the sampler's: the newest token of each slot.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KVCache,
+        layout: MemoryLayout,
+        adapters: LoraPool,
+        last_tokens: torch.Tensor,
+    ) -> None:
+        self.model = model
+        self.kv = kv
+        self.layout = layout
+        self.adapters = adapters
+        self.last_tokens = last_tokens
+        self.device = last_tokens.device
+        pages_per_seq = -(-layout.max_model_len // layout.page_size)
+        self._page_table: NDArray[np.int32] = np.zeros((layout.max_seqs, pages_per_seq), np.int32)
+        self._page_count = [0] * layout.max_seqs
+        self._adapter_slot: list[int | None] = [None] * layout.max_seqs
+        self._known: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * layout.max_seqs
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in what the plan changes before its forward pass: admissions, page copies, new pages."""
+        for admission in plan.admissions:
+            log = admission.log
+            self._known[admission.slot] = np.array(log.tokens, np.int64)
+            self._page_count[admission.slot] = 0
+            self._adapter_slot[admission.slot] = (
+                None if log.adapter is None else self.adapters.slot(log.adapter)
+            )
+        if plan.copies:
+            self.kv.copy_pages(plan.copies)
+        for row in plan.rows:
+            if row.pages:
+                have = self._page_count[row.slot]
+                self._page_table[row.slot, have : have + len(row.pages)] = row.pages
+                self._page_count[row.slot] = have + len(row.pages)
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Run the model over the plan's rows (after `apply`)."""
+        packed = self.pack(plan.rows)
+        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
+        logits = self.model.logits(hidden[packed.sampled])
+        return Forward(packed, hidden, logits)
+
+    def pack(self, rows: tuple[Row, ...]) -> PackedStep:
+        """Lay the rows' tokens side by side, grouped by adapter, base rows last."""
+        order = self._grouped_by_adapter(rows)
+        slots = np.fromiter((rows[i].slot for i in order), np.int64, len(order))
+        starts = np.fromiter((rows[i].start for i in order), np.int64, len(order))
+        counts = np.fromiter((rows[i].count for i in order), np.int64, len(order))
+        ends = np.cumsum(counts)
+        offsets = ends - counts
+        positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
+        page_size = self.layout.page_size
+        token_slots = np.repeat(slots, counts)
+        page_ids = self._page_table[token_slots, positions // page_size].astype(np.int64)
+        write_index = page_ids * page_size + positions % page_size
+        lengths = starts + counts
+        max_kv = int(lengths.max())
+        attention = AttentionBatch(
+            query_start=self._int32(np.concatenate(([0], ends))),
+            kv_length=self._int32(lengths),
+            page_table=self._int32(self._page_table[slots, : -(-max_kv // page_size)]),
+            write_index=self._int64(write_index),
+            max_query=int(counts.max()),
+            max_kv=max_kv,
+        )
+        samples = [i for i, row in enumerate(order) if rows[row].samples]
+        return PackedStep(
+            tokens=self._tokens(slots, starts, counts, offsets, int(ends[-1])),
+            positions=self._int64(positions),
+            attention=attention,
+            lora=self._lora(slots, counts),
+            sampled=self._int64(ends[samples] - 1),
+            sampled_rows=[order[i] for i in samples],
+            offsets=offsets.tolist(),
+            order=order,
+        )
+
+    def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:
+        slots = self._adapter_slot
+        base = self.adapters.max_adapters  # past every slot: base rows go last
+        keys = [base if (slot := slots[row.slot]) is None else slot for row in rows]
+        return sorted(range(len(rows)), key=keys.__getitem__)
+
+    def _lora(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> LoraBatch | None:
+        adapters = [self._adapter_slot[slot] for slot in slots.tolist()]
+        if not adapters or adapters[0] is None:  # base rows are last: no adapter in this step
+            return None
+        return LoraBatch(self.adapters, work_list(adapters, counts.tolist(), device=self.device))
+
+    def _tokens(
+        self,
+        slots: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        total: int,
+    ) -> torch.Tensor:
+        """Input ids: from the log where it has them, else the slot's newest token, read on the device."""
+        ids = np.zeros(total, np.int64)
+        newest: list[int] = []
+        for i, (slot, start, count, offset) in enumerate(
+            zip(slots.tolist(), starts.tolist(), counts.tolist(), offsets.tolist(), strict=True)
+        ):
+            known = self._known[slot]
+            if start < len(known):
+                ids[offset : offset + count] = known[start : start + count]
+            else:
+                newest.append(i)
+        tokens = self._int64(ids)
+        if newest:
+            tokens[self._int64(offsets[newest])] = self.last_tokens[self._int64(slots[newest])]
+        return tokens
+
+    def _int64(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)
+
+    def _int32(self, array: NDArray[np.integer]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device, non_blocking=True)

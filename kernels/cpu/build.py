@@ -1,0 +1,87 @@
+"""Compiles kernels.cpp with the machine's own compiler and loads it. `python -m personae.kernels.cpu.build`.
+
+The library lies in the user's cache folder under a name that says what it was made from: the source, the
+compiler, the flags and the processor. So a changed source or another machine makes another library, and no
+stale one is ever loaded.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+    "-shared",
+    "-fPIC",
+)
+
+_log = logging.getLogger("personae.kernels")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled operators; None, with a line in the log, where there is no compiler or it fails."""
+    import torch  # noqa: F401  # its OpenMP runtime must be the one that the library finds in the process
+
+    compiler = next(
+        filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None
+    )
+    if compiler is None:
+        _log.warning("no C++ compiler: the CPU operators run in plain torch, which is slower")
+        return None
+    try:
+        return ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning(
+            "the CPU operators could not be built (%s): they run in plain torch, which is slower", error
+        )
+        return None
+
+
+def _built(compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # the machine's own compiler
+    made_from = b"\0".join([SOURCE.read_bytes(), version, " ".join(FLAGS).encode(), _processor()])
+    target = _cache_folder() / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / "kernels.so"
+            subprocess.run(  # noqa: S603  # as above
+                [compiler, *FLAGS, "-o", str(made), str(SOURCE)], check=True, capture_output=True, timeout=300
+            )
+            made.replace(target)  # whole or not at all, whoever else is building
+    return target
+
+
+def _cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "personae"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _processor() -> bytes:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))})).encode()
+
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    raise SystemExit(library() is None and shutil.which("c++") is not None)

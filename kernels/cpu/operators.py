@@ -1,0 +1,231 @@
+"""The C++ operators with the reference's signatures. What they do not take (float16) goes to the reference."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personae.kernels import reference
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in ("q", "k_cache", "v_cache", "out", "query_start", "kv_length", "page_table")
+        ),
+        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "dim", "page_size", "max_pages")),
+        ("q_stride", c_int64),
+        ("page_stride", c_int64),
+        ("scale", c_float),
+        ("window", c_int64),
+    )
+
+
+class _Module(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("y", "a", "b", "rank", "pages")),
+        *((name, c_int64) for name in ("out", "y_stride", "max_pages")),
+    )
+
+
+class _Sgmv(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "first_row", "rows", "adapter")),
+        *((name, c_int64) for name in ("segments", "inputs", "x_stride", "rank_page", "modules")),
+        ("module", _Module * 4),
+    )
+
+
+class CpuOperators:
+    """Calls into the compiled library. Heads and features must be contiguous; tokens may be strided."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._attention = library.personae_paged_attention
+        self._append = library.personae_append_kv
+        self._append.argtypes = [ctypes.c_int, *[c_void_p] * 5, *[c_int64] * 7]
+        self._sgmv = library.personae_sgmv
+        self._rms_norm = library.personae_rms_norm
+        self._rms_norm.argtypes = [ctypes.c_int, *[c_void_p] * 5, *[c_int64] * 5, c_float]
+        self._rotary = library.personae_rotary
+        self._rotary.argtypes = [ctypes.c_int, *[c_void_p] * 4, *[c_int64] * 5]
+        self._silu = library.personae_silu_and_mul
+        self._silu.argtypes = [ctypes.c_int, *[c_void_p] * 2, *[c_int64] * 3]
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """The operators under the reference's names."""
+        names = ("append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+        return {name: getattr(self, name) for name in names}
+
+    def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
+        """See `reference.append_kv`."""
+        code = TYPES.get(k.dtype)
+        if code is None or k_cache.dtype != k.dtype:
+            reference.append_kv(k, v, k_cache, v_cache, write_index)
+            return
+        tokens, heads, dim = k.shape
+        self._append(
+            code,
+            k.data_ptr(),
+            v.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            write_index.data_ptr(),
+            tokens,
+            heads,
+            dim,
+            k_cache.shape[2],
+            k.stride(0),
+            v.stride(0),
+            k_cache.stride(0),
+        )
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """See `reference.paged_attention`."""
+        code = TYPES.get(q.dtype)
+        group = q.shape[1] // k_cache.shape[1]
+        if code is None or k_cache.dtype != q.dtype or group > 32:
+            return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        call = _Attention(
+            q.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+            batch.query_start.data_ptr(),
+            batch.kv_length.data_ptr(),
+            batch.page_table.data_ptr(),
+            batch.kv_length.shape[0],
+            q.shape[1],
+            k_cache.shape[1],
+            q.shape[2],
+            k_cache.shape[2],
+            batch.page_table.shape[1],
+            q.stride(0),
+            k_cache.stride(0),
+            scale,
+            window or 0,
+        )
+        self._attention(code, ctypes.byref(call))
+        return out
+
+    def sgmv(
+        self,
+        x: Tensor,
+        ys: tuple[Tensor, ...],
+        arenas: tuple[Arena, ...],
+        tables: tuple[RankTable, ...],
+        work: WorkList,
+    ) -> None:
+        """See `reference.sgmv`."""
+        code = TYPES.get(x.dtype)
+        if code is None:
+            reference.sgmv(x, ys, arenas, tables, work)
+            return
+        modules = [
+            _Module(
+                y.data_ptr(),
+                arena.a.data_ptr(),
+                arena.b.data_ptr(),
+                table.rank.data_ptr(),
+                table.pages.data_ptr(),
+                y.shape[1],
+                y.stride(0),
+                table.pages.shape[1],
+            )
+            for y, arena, table in zip(ys, arenas, tables, strict=True)
+        ]
+        call = _Sgmv(
+            x.data_ptr(),
+            work.first_row.data_ptr(),
+            work.rows.data_ptr(),
+            work.adapter.data_ptr(),
+            work.rows.shape[0],
+            x.shape[1],
+            x.stride(0),
+            RANK_PAGE,
+            len(modules),
+            (_Module * 4)(*modules),
+        )
+        self._sgmv(code, ctypes.byref(call))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `reference.rms_norm`."""
+        return self._norm(x, None, weight, eps)[0]
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `reference.add_rms_norm`."""
+        y, total = self._norm(x, residual, weight, eps)
+        return y, residual + x if total is None else total
+
+    def _norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor | None]:
+        code = TYPES.get(x.dtype)
+        if code is None or x.dim() > 3 or (residual is not None and not residual.is_contiguous()):
+            total = x if residual is None else residual + x
+            return reference.rms_norm(total, weight, eps), None if residual is None else total
+        y = torch.empty(x.shape, dtype=x.dtype)
+        total = None if residual is None else torch.empty(x.shape, dtype=x.dtype)
+        outer, inner = (x.shape[0], 1) if x.dim() < 3 else x.shape[:2]
+        self._rms_norm(
+            code,
+            x.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            y.data_ptr(),
+            None if total is None else total.data_ptr(),
+            outer,
+            inner,
+            x.shape[-1],
+            x.stride(0),
+            x.stride(1) if x.dim() == 3 else 0,
+            eps,
+        )
+        return y, total
+
+    def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See `reference.rotary`."""
+        code = TYPES.get(q.dtype)
+        if code is None:
+            reference.rotary(q, k, positions, cos, sin)
+            return
+        for x in (q, k):
+            tokens, heads, dim = x.shape
+            self._rotary(
+                code,
+                x.data_ptr(),
+                positions.data_ptr(),
+                cos.data_ptr(),
+                sin.data_ptr(),
+                tokens,
+                heads,
+                dim,
+                x.stride(0),
+                x.stride(1),
+            )
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """See `reference.silu_and_mul`."""
+        code = TYPES.get(x.dtype)
+        if code is None:
+            return reference.silu_and_mul(x)
+        tokens, inner = x.shape[0], x.shape[1] // 2
+        y = torch.empty(tokens, inner, dtype=x.dtype)
+        self._silu(code, x.data_ptr(), y.data_ptr(), tokens, inner, x.stride(0))
+        return y

@@ -1,0 +1,190 @@
+"""The C++ operators against the torch reference, over shapes, dtypes, page layouts and popularity."""
+
+import shutil
+
+import pytest
+import torch
+from personae.kernels import reference
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.cpu import operators
+from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
+)
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def cpu() -> dict:
+    found = operators()
+    assert found, "there is a compiler, so the operators must build"
+    return found
+
+
+def close(ours: torch.Tensor, truth: torch.Tensor) -> None:
+    tolerance = 2e-2 if ours.dtype is torch.bfloat16 else 2e-5
+    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+
+
+def attention_case(rows: list[tuple[int, int]], page_size: int, kv_heads: int, dim: int, dtype: torch.dtype):
+    """rows: (queries, kv length). Pages are scattered; everything that is not a row's own is NaN."""
+    generator = torch.Generator().manual_seed(7)
+    pages = [-(-length // page_size) for _, length in rows]
+    num_pages = sum(pages) + 3
+    shuffled = torch.randperm(num_pages, generator=generator).tolist()
+    k_cache, v_cache = (
+        torch.full((num_pages, kv_heads, page_size, dim), torch.nan, dtype=dtype) for _ in "kv"
+    )
+    table = torch.full((len(rows), max(pages)), shuffled[-1], dtype=torch.int32)
+    for row, (_, length) in enumerate(rows):
+        for page in range(pages[row]):
+            table[row, page] = shuffled.pop()
+        for at in range(length):
+            where = int(table[row, at // page_size]), slice(None), at % page_size
+            k_cache[where] = torch.randn(kv_heads, dim, generator=generator).to(dtype)
+            v_cache[where] = torch.randn(kv_heads, dim, generator=generator).to(dtype)
+    queries = torch.tensor([0] + [count for count, _ in rows]).cumsum(0)
+    batch = AttentionBatch(
+        query_start=queries.int(),
+        kv_length=torch.tensor([length for _, length in rows], dtype=torch.int32),
+        page_table=table,
+        write_index=torch.zeros(int(queries[-1]), dtype=torch.int64),
+        max_query=max(count for count, _ in rows),
+        max_kv=max(length for _, length in rows),
+    )
+    return k_cache, v_cache, batch, generator
+
+
+MIXED = [(1, 1), (1, 37), (5, 5), (1, 300), (40, 90), (1, 16), (33, 33), (1, 17)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 7, 64])
+@pytest.mark.parametrize(
+    ("page_size", "heads", "kv_heads", "dim"), [(16, 9, 3, 64), (4, 4, 4, 16), (32, 8, 1, 24), (8, 6, 2, 128)]
+)
+def test_attention_equals_the_reference(cpu, dtype, window, page_size, heads, kv_heads, dim) -> None:
+    k_cache, v_cache, batch, generator = attention_case(MIXED, page_size, kv_heads, dim, dtype)
+    tokens = int(batch.query_start[-1])
+    # A strided view, as it comes out of a merged q, k, v product.
+    q = torch.randn(tokens, heads * dim + 32, generator=generator).to(dtype)[:, : heads * dim]
+    q = q.view(tokens, heads, dim)
+    ours = cpu["paged_attention"](q, k_cache, v_cache, batch, dim**-0.5, window)
+    close(ours, reference.paged_attention(q, k_cache, v_cache, batch, dim**-0.5, window))
+
+
+def test_a_query_attends_with_the_same_bits_alone_and_in_any_company(cpu) -> None:
+    k_cache, v_cache, batch, generator = attention_case(MIXED, 16, 2, 64, torch.float32)
+    q = torch.randn(int(batch.query_start[-1]), 6, 64, generator=generator)
+    together = cpu["paged_attention"](q, k_cache, v_cache, batch, 0.125, None)
+    for row, (count, length) in enumerate(MIXED):
+        start = int(batch.query_start[row])
+        for query in range(count):
+            alone = AttentionBatch(
+                query_start=torch.tensor([0, 1], dtype=torch.int32),
+                kv_length=torch.tensor([length - count + query + 1], dtype=torch.int32),
+                page_table=batch.page_table[row : row + 1].contiguous(),
+                write_index=batch.write_index[:1],
+                max_query=1,
+                max_kv=length,
+            )
+            one = cpu["paged_attention"](q[start + query : start + query + 1], k_cache, v_cache, alone, 0.125)
+            assert torch.equal(one[0], together[start + query])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_append_writes_where_it_should_and_nowhere_else(cpu, dtype) -> None:
+    caches = [torch.full((6, 3, 8, 16), torch.nan, dtype=dtype) for _ in range(4)]
+    merged = torch.randn(5, 3 * 16 * 2 + 7).to(dtype)
+    k, v = merged[:, :48].view(5, 3, 16), merged[:, 48:96].view(5, 3, 16)
+    index = torch.tensor([0, 47, 9, 30, 8])
+    cpu["append_kv"](k, v, caches[0], caches[1], index)
+    reference.append_kv(k, v, caches[2], caches[3], index)
+    for ours, truth in zip(caches[:2], caches[2:], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
+
+
+POPULARITY = {
+    "identical": [(0, 7, 2)],
+    "distinct": [(i, 1, i) for i in range(6)],
+    "skewed": [(0, 9, 3), (9, 1, 0), (10, 2, 5)],
+    "uniform with base rows": [(2, 3, 1), (7, 3, 4)],
+    "prefill": [(0, 40, 5), (40, 1, 0), (41, 30, 3)],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("popularity", POPULARITY)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, (96, 32, 32)), (40, (72,)), (576, (1536, 1536))])
+def test_sgmv_equals_the_reference(cpu, dtype, popularity, inputs, outputs) -> None:
+    generator = torch.Generator().manual_seed(3)
+    segments = POPULARITY[popularity]
+    ranks = [1, 8, 0, 16, 64, 5]
+    pages = [-(-rank // RANK_PAGE) for rank in ranks]
+    capacity = (sum(pages) + 2) * RANK_PAGE
+    tables, arenas = [], []
+    for out in outputs:
+        free = torch.randperm(capacity // RANK_PAGE, generator=generator).tolist()
+        table = torch.full((len(ranks), max(pages)), 10**6, dtype=torch.int32)
+        for slot, count in enumerate(pages):
+            table[slot, :count] = torch.tensor([free.pop() for _ in range(count)], dtype=torch.int32)
+        tables.append(RankTable(torch.tensor(ranks, dtype=torch.int32), table))
+        arenas.append(
+            Arena(
+                (torch.randn(capacity, inputs, generator=generator) / inputs**0.5).to(dtype),
+                torch.randn(capacity, out, generator=generator).to(dtype),
+            )
+        )
+    tokens = max(first + count for first, count, _ in segments) + 2
+    x = torch.randn(tokens, inputs + 8, generator=generator).to(dtype)[:, :inputs]
+    merged = torch.randn(tokens, sum(outputs), generator=generator).to(dtype)
+    ours, truth = merged.clone(), merged.clone()
+    work = WorkList(*(torch.tensor(column, dtype=torch.int32) for column in zip(*segments, strict=True)))
+    for operator, y in ((cpu["sgmv"], ours), (reference.sgmv, truth)):
+        operator(x, torch.split(y, outputs, dim=1), tuple(arenas), tuple(tables), work)
+    close(ours, truth)
+    listed = torch.zeros(tokens, dtype=torch.bool)
+    for first, count, slot in segments:
+        listed[first : first + count] = ranks[slot] > 0
+    assert torch.equal(ours[~listed], merged[~listed])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (7, 576), (130, 40), (9, 3, 64)])
+def test_norms_equal_the_reference(cpu, dtype, shape) -> None:
+    x = (torch.randn(*shape[:-1], shape[-1] + 8) * 3).to(dtype)[..., : shape[-1]]
+    weight = torch.randn(shape[-1]).to(dtype)
+    close(cpu["rms_norm"](x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    if len(shape) == 2:
+        residual = torch.randn(shape).to(dtype)
+        ours, truth = (op(x, residual, weight, 1e-5) for op in (cpu["add_rms_norm"], reference.add_rms_norm))
+        close(ours[0], truth[0])
+        assert torch.equal(ours[1], truth[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_rotary_equals_the_reference(cpu, dtype, tokens) -> None:
+    merged = torch.randn(tokens, 12 * 32).to(dtype)
+    angles = torch.rand(100, 16) * 6
+    positions = torch.randint(0, 100, (tokens,))
+    results = []
+    for operator in (cpu["rotary"], reference.rotary):
+        copy = merged.clone()
+        q, k = copy[:, : 8 * 32].view(tokens, 8, 32), copy[:, 8 * 32 : 10 * 32].view(tokens, 2, 32)
+        operator(q, k, positions, angles.cos(), angles.sin())
+        results.append(copy)
+    close(*results)
+    assert torch.equal(results[0][:, 10 * 32 :], merged[:, 10 * 32 :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_equals_the_reference_at_every_magnitude(cpu, dtype) -> None:
+    gate = torch.cat(
+        [torch.linspace(-200, 200, 401), torch.tensor([0.0, 1e-8, -1e-8, 88.0, -88.0, 3e38, -3e38])]
+    )
+    x = torch.cat([gate, torch.ones_like(gate)]).repeat(3, 1).to(dtype)
+    ours = cpu["silu_and_mul"](x)
+    assert torch.isfinite(ours[:, :401]).all()
+    close(ours, reference.silu_and_mul(x))
