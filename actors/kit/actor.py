@@ -1,0 +1,234 @@
+"""Actors, and the cells that they live in.
+
+    class Greeter(Actor[str]):
+        async def receive(self, message: str) -> None:
+            print("hello", message)
+
+An actor is plain state that one message at a time may touch. It is made by a factory, lives until it stops or
+raises, and is then thrown away: whatever may have been left half done goes with it. What must outlive it is
+in its cell: the mailbox, the refs that point to it, the counters. So a restart is "make another one", and
+nobody who holds a ref has to know.
+
+A cell lives one life at a time (`run`); its supervisor decides whether there is another. Inside a life:
+
+- Stopping is a flag and a ring of the bell, not a message: it cannot be stuck behind a full mailbox. The
+  message in hand is finished first; an actor that takes too long over it is cancelled by its supervisor,
+  through the cell's own scope.
+- `stopped()` runs whenever `started()` had succeeded, crash or not, shielded from cancellation but not for
+  ever.
+- `start_soon` tasks belong to the life: they end before `stopped()`, and one that raises is the actor's
+  crash.
+- A busy actor yields to the loop every few messages, even if its `receive` never waits.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, Literal, TypeVar, TypeVarTuple
+
+from anyio import (
+    CancelScope,
+    create_task_group,
+    current_effective_deadline,
+    get_cancelled_exc_class,
+    move_on_after,
+)
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from personae.actors.kit.bridge import Loop
+from personae.actors.kit.mailbox import ActorCrashed, Mailbox, Ref
+
+M = TypeVar("M")
+Args = TypeVarTuple("Args")
+
+State = Literal["new", "starting", "idle", "busy", "stopping", "down", "closed"]
+
+MESSAGES_PER_TURN = 16  # handled without waiting before other tasks get the loop
+
+
+class Actor(Generic[M]):
+    """Derive from it and write `receive`. `self.ref` and the other helpers work from `started()` on, not in
+    `__init__`."""
+
+    _cell: "Cell[M]"
+    _tasks: TaskGroup
+
+    @property
+    def ref(self) -> Ref[M]:
+        """This actor's own handle, to give to others."""
+        return self._cell.ref
+
+    async def started(self) -> None:
+        """Run before the first message. An exception here is a failed start."""
+
+    async def receive(self, message: M) -> None:
+        """Handle one message. An exception here is a crash: the supervisor decides what comes next."""
+        raise NotImplementedError(f"{type(self).__name__} has no receive")
+
+    async def stopped(self) -> None:
+        """Run after the last message, whether the actor stops or has crashed."""
+
+    def drain(self) -> list[M]:
+        """Take every message that waits now, oldest first.
+
+        For an actor that first hears everybody out and then acts once:
+
+            async def receive(self, message):
+                for each in (message, *self.drain()):
+                    self.note(each)
+                self.act()
+
+        The drained messages count as taken: a crash loses them, and fails their askers.
+        """
+        messages = []
+        while (letter := self._cell.mailbox.take()) is not None:
+            messages.append(letter.message)
+        self._cell.handled += len(messages)
+        return messages
+
+    def stop(self) -> None:
+        """End after the message in hand. A permanent actor is then started afresh."""
+        self._cell.stop()
+
+    def start_soon(
+        self, function: Callable[[*Args], Awaitable[object]], *args: *Args, name: str | None = None
+    ) -> None:
+        """Run a task beside `receive`. It is cancelled when this actor stops or crashes; if it raises, the
+        actor crashes."""
+        self._tasks.start_soon(_guarded, function, *args, name=f"{self._cell.path}:{name or _name(function)}")
+
+
+class BaseCell(Generic[M]):
+    """What all kinds of cells share: the mailbox, the ref and what the gauges show."""
+
+    def __init__(
+        self, path: str, mailbox: Mailbox[M], report: Callable[[str, BaseException | None], None]
+    ) -> None:
+        self.path = path
+        self.mailbox = mailbox
+        self.ref: Ref[M] = Ref(mailbox)
+        self.state: State = "new"
+        self.handled = 0
+        self.stop_timeout = 5.0
+        self.stopping = False
+        self._scope = CancelScope()
+        self._report = report  # (what, error): told to the supervisor's hook under this cell's path
+
+    def begin(self) -> None:
+        """Get ready for a life. Called before `run` is scheduled, so that a `stop` between the two is not
+        lost."""
+        self.state = "starting"
+        self.stopping = False
+        self._scope = CancelScope()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Ask for the end of this life, after the message in hand."""
+        self.stopping = True
+        self.mailbox.ring()
+
+    def cancel(self) -> None:
+        """Insist."""
+        self._scope.cancel()
+
+    def close(self) -> None:
+        """There is no further life: fail askers, refuse messages."""
+        self.state = "closed"
+        if dropped := self.mailbox.close():
+            self._report(f"dropped {dropped} messages", None)
+
+
+class Cell(BaseCell[M]):
+    """The home of an `Actor`."""
+
+    def __init__(
+        self,
+        path: str,
+        factory: Callable[[], Actor[M]],
+        capacity: int,
+        loop: Loop,
+        report: Callable[[str, BaseException | None], None],
+    ) -> None:
+        super().__init__(path, Mailbox(path, capacity, loop), report)
+        self._factory = factory
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+        death: BaseException | None = None
+        try:
+            with self._scope:
+                await self._live(self._factory(), ready)
+        except Exception as error:
+            death = alone(error)
+            raise death from death.__cause__
+        finally:
+            self.state = "down"
+            failed = ActorCrashed(f"{self.path} ended before it answered")
+            failed.__cause__ = death
+            self.mailbox.fail_owed(failed)
+
+    async def _live(self, actor: Actor[M], ready: Callable[[], None]) -> None:
+        actor._cell = self
+        alive = False
+        try:
+            async with create_task_group() as actor._tasks:
+                await _guarded(actor.started)
+                alive = True
+                ready()
+                await self._serve(actor)
+                actor._tasks.cancel_scope.cancel()
+        finally:
+            self.state = "stopping"
+            if alive:
+                await self._bury(actor)
+
+    async def _serve(self, actor: Actor[M]) -> None:
+        mailbox = self.mailbox
+        turn = MESSAGES_PER_TURN
+        while not self.stopping:
+            letter = mailbox.take()
+            if letter is None:
+                self.state = "idle"
+                turn = MESSAGES_PER_TURN
+                await mailbox.wait()
+                continue
+            self.state = "busy"
+            await _guarded(actor.receive, letter.message)
+            self.handled += 1
+            turn -= 1
+            if not turn:
+                turn = MESSAGES_PER_TURN
+                await checkpoint()
+
+    async def _bury(self, actor: Actor[M]) -> None:
+        with CancelScope(shield=True), move_on_after(self.stop_timeout) as scope:
+            try:
+                await _guarded(actor.stopped)
+            except Exception as error:
+                self._report("stopped() raised", error)
+        if scope.cancelled_caught:
+            self._report(f"stopped() took over {self.stop_timeout} s", None)
+
+
+async def _guarded(function: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
+    """Await it; a cancellation that no scope of ours asked for (a cancelled asyncio future) becomes an error,
+    not silence."""
+    try:
+        await function(*args)
+    except get_cancelled_exc_class() as error:
+        if current_effective_deadline() == float("-inf"):
+            raise
+        raise RuntimeError("something that the actor awaited was cancelled from outside") from error
+
+
+def alone(error: Exception) -> Exception:
+    """The one exception in a group of one, else the error itself."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__qualname__", repr(function))

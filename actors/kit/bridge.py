@@ -1,0 +1,58 @@
+"""The way back onto an event loop from a foreign thread, the same on asyncio, uvloop and trio.
+
+AnyIO's own bridge (`anyio.from_thread`) answers the caller, so it needs a worker thread or a portal and
+blocks until the loop has run the call. The executor must not wait for the loop: it posts a result and
+launches the next step. Both loops have a one-way door for that (`call_soon_threadsafe`, `run_sync_soon`);
+this module is where their names are known and nowhere else.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVarTuple
+
+Args = TypeVarTuple("Args")
+
+
+class Loop:
+    """The running event loop, held so that callbacks and other threads can use it.
+
+    `time()` is the loop's clock in seconds, the one that `anyio.current_time` reads; unlike that function it
+    also works in plain callbacks, where no task is current.
+    """
+
+    __slots__ = ("_call_soon", "_thread", "time")
+
+    def __init__(self, time: Callable[[], float], call_soon: Callable[..., object]) -> None:
+        self.time = time
+        self._call_soon = call_soon
+        self._thread = threading.get_ident()
+
+    @classmethod
+    def current(cls) -> "Loop":
+        """The loop that runs the caller. Raises RuntimeError outside of one."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            import trio
+
+            token = trio.lowlevel.current_trio_token()
+            return cls(trio.current_time, token.run_sync_soon)
+        return cls(loop.time, loop.call_soon_threadsafe)
+
+    def here(self) -> bool:
+        """Whether the caller is on the loop's own thread."""
+        return threading.get_ident() == self._thread
+
+    def call_soon(self, function: Callable[[*Args], object], *args: *Args) -> bool:
+        """Run `function(*args)` on the loop, soon, in the order of the calls; safe from any thread, never
+        waits.
+
+        False when the loop has ended and nothing will run. `function` must not raise: nobody is left to catch
+        it.
+        """
+        try:
+            self._call_soon(function, *args)
+        except RuntimeError:
+            return False
+        return True

@@ -1,0 +1,269 @@
+"""Mailboxes, and the two handles that point into them: `Ref` (an actor) and `Reply` (one asker).
+
+    Overloaded        the mailbox is full                                   (personae.errors)
+    └── ActorStopped  the actor is gone for good; no message reaches it
+    ActorCrashed      it died, or was restarted, with the asker's message taken and not answered
+
+Why it is so:
+
+- *The logic is synchronous.* `put` decides everything in one go: it takes the message or raises. Whoever is
+  on the loop can tell without awaiting, so no sender is ever suspended halfway, and there is no state between
+  "sent" and "not sent". `send` and `ask` are rims: they wait, and decide nothing.
+- *The mailbox belongs to the cell, not to the actor.* A restart changes the actor behind it; refs and waiting
+  messages stay.
+- *Bounded, always.* An unbounded mailbox turns overload into latency and then into a dead process. A full one
+  says so at once. Waiting senders hand their message over as room is made, first come first served: a `tell`
+  cannot overtake them.
+- *An answer is owed once.* The mailbox knows which messages carry a `Reply` and which of those the actor
+  holds, so it can fail exactly the askers that would wait for ever, and no others.
+- *No cancel scope crosses.* An asker that gives up stops waiting; the message is not recalled and the actor
+  not interrupted. A handler that minds looks at `reply.waiting`.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from anyio import CancelScope, Event
+
+from personae.actors.kit.bridge import Loop
+from personae.errors import DeadlineExceeded, Overloaded, RequestFailed
+
+M = TypeVar("M")
+M_contra = TypeVar("M_contra", contravariant=True)
+T = TypeVar("T")
+
+
+class ActorStopped(Overloaded):
+    """The actor has stopped for good, or its tree is going down."""
+
+    code = "actor_stopped"
+
+
+class ActorCrashed(RequestFailed):
+    """The actor died or was restarted before it answered; whether the message took effect is not known."""
+
+    code = "actor_crashed"
+
+
+class Reply(Generic[T]):
+    """Where to answer one asker, once. The first `tell` or `fail` counts; later ones, or late ones, are
+    dropped.
+
+    Loop only; from a thread actor use `self.post(reply, value)`.
+    """
+
+    __slots__ = ("_error", "_event", "_mailbox", "_value")
+
+    def __init__(self, mailbox: "Mailbox[object]") -> None:
+        self._event = Event()
+        self._error: BaseException | None = None
+        self._value: T | None = None
+        self._mailbox: Mailbox[object] | None = mailbox
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the asker still wants an answer."""
+        return self._mailbox is not None
+
+    def tell(self, value: T) -> None:
+        """Answer."""
+        if self._settle():
+            self._value = value
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error, raised where the asker waits."""
+        if self._settle():
+            self._error = error
+
+    def _settle(self) -> bool:
+        if self._mailbox is None:
+            return False
+        self._mailbox.owed.discard(self)
+        self._mailbox = None
+        self._event.set()
+        return True
+
+    async def _wait(self, deadline: float | None) -> T:
+        with CancelScope(deadline=float("inf") if deadline is None else deadline):
+            try:
+                await self._event.wait()
+            finally:
+                late = self._settle()
+        if late:
+            raise DeadlineExceeded("no answer from the actor before the deadline")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # settled without an error: tell() has set it
+
+
+class Letter(Generic[M]):
+    """A message in a mailbox: when it was put there, on the loop's clock, and the asker if it was an ask."""
+
+    __slots__ = ("message", "reply", "time")
+
+    def __init__(self, message: M, time: float, reply: Reply[object] | None) -> None:
+        self.message = message
+        self.time = time
+        self.reply = reply
+
+
+class Mailbox(Generic[M]):
+    """A bounded queue with one reader, and a bell that also rings for what does not queue (stop)."""
+
+    def __init__(self, path: str, capacity: int, loop: Loop) -> None:
+        if capacity < 1:
+            raise ValueError(f"{path}: a mailbox holds at least one message, not {capacity}")
+        self.path = path
+        self.capacity = capacity
+        self.loop = loop
+        self.closed = False
+        self.owed: set[Reply[object]] = set()  # taken by the actor, not answered yet
+        self._letters: deque[Letter[M]] = deque()
+        self._senders: deque[tuple[Letter[M], Event]] = deque()
+        self._bell: Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the message that has waited longest was put, on the loop's clock."""
+        try:
+            return self._letters[0].time
+        except IndexError:
+            return None
+
+    def put(self, message: M, reply: Reply[object] | None = None) -> None:
+        """Queue a message. Raises Overloaded when full, ActorStopped when closed, RuntimeError off the loop's
+        thread."""
+        self._check()
+        if self.full:
+            raise Overloaded(f"{self.path}: its mailbox of {self.capacity} is full")
+        self._push(Letter(message, self.loop.time(), reply))
+
+    async def wait_to_put(self, message: M) -> None:
+        """Queue a message as soon as there is room, in turn. Raises ActorStopped when closed before that."""
+        self._check()
+        if not self.full:
+            self._push(Letter(message, self.loop.time(), None))
+            return
+        sender = (Letter(message, self.loop.time(), None), Event())
+        self._senders.append(sender)
+        self.admit()  # a reader on another thread may have made room since we looked
+        try:
+            await sender[1].wait()
+        finally:
+            delivered = sender not in self._senders
+            if not delivered:
+                self._senders.remove(sender)
+        if not delivered:
+            raise ActorStopped(f"{self.path} has stopped")
+
+    @property
+    def full(self) -> bool:
+        """Whether a `put` would be refused. Waiting senders come first, so their presence counts as full."""
+        return len(self._letters) >= self.capacity or bool(self._senders)
+
+    def take(self) -> Letter[M] | None:
+        """The next message, or None. Its asker, if any, is owed an answer from now on."""
+        if not self._letters:
+            return None
+        letter = self._letters.popleft()
+        if letter.reply is not None and letter.reply.waiting:
+            self.owed.add(letter.reply)
+        if self._senders:
+            self.admit()
+        return letter
+
+    def admit(self) -> None:
+        """Let waiting senders in while there is room."""
+        while self._senders and len(self._letters) < self.capacity:
+            letter, event = self._senders.popleft()
+            self._push(letter)
+            event.set()
+
+    def ring(self) -> None:
+        """Wake the reader."""
+        if self._bell is not None:
+            self._bell.set()
+            self._bell = None
+
+    async def wait(self) -> None:
+        """Wait until somebody rings."""
+        self._bell = Event()
+        await self._bell.wait()
+
+    def fail_owed(self, error: BaseException) -> None:
+        """Fail the askers whose messages the actor had taken: it is gone, and its successor does not know
+        them."""
+        for reply in tuple(self.owed):
+            reply.fail(error)
+
+    def close(self) -> int:
+        """Take nothing more: fail all askers, wake all senders. Returns how many messages are dropped
+        unread."""
+        self.closed = True
+        stopped = ActorStopped(f"{self.path} has stopped")
+        dropped = len(self._letters) + len(self._senders)
+        while self._letters:
+            letter = self._letters.popleft()
+            if letter.reply is not None:
+                letter.reply.fail(stopped)
+        self.fail_owed(stopped)
+        for _, event in self._senders:
+            event.set()
+        self.ring()
+        return dropped
+
+    def _push(self, letter: Letter[M]) -> None:
+        self._letters.append(letter)
+        self.ring()
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ActorStopped(f"{self.path} has stopped")
+        if not self.loop.here():
+            raise RuntimeError(
+                f"{self.path}: told from another thread; a thread actor uses self.post(ref, message)"
+            )
+
+
+class Ref(Generic[M_contra]):
+    """The handle of an actor: small, shared freely, valid across restarts. Use it on the loop's thread."""
+
+    __slots__ = ("_mailbox",)
+
+    def __init__(self, mailbox: Mailbox[M_contra]) -> None:
+        self._mailbox = mailbox
+
+    def __repr__(self) -> str:
+        return f"<Ref {self.path}>"
+
+    @property
+    def path(self) -> str:
+        """The actor's place in its tree, as in `back/scheduler`."""
+        return self._mailbox.path
+
+    def tell(self, message: M_contra) -> None:
+        """Put a message in the mailbox, now. Raises Overloaded when it is full, ActorStopped when the actor
+        is gone."""
+        self._mailbox.put(message)
+
+    async def send(self, message: M_contra) -> None:
+        """Put a message in the mailbox, waiting for room. Raises ActorStopped. Cancelled, it may or may not
+        have been put."""
+        await self._mailbox.wait_to_put(message)
+
+    async def ask(self, message: "Callable[[Reply[T]], M_contra]", *, deadline: float | None = None) -> T:
+        """Put `message(reply)` in the mailbox and wait for the answer.
+
+        `deadline` is absolute, on `anyio.current_time`'s clock. Raises Overloaded or ActorStopped as `tell`,
+        ActorCrashed when the actor dies or restarts with the message in hand, DeadlineExceeded, and whatever
+        the actor answers with `reply.fail`. Two actors that ask each other wait for ever: inside the tree
+        prefer `tell`, ask at its edges.
+        """
+        mailbox: Mailbox[object] = self._mailbox  # type: ignore[assignment]  # a Reply only ever discards itself there
+        reply: Reply[T] = Reply(mailbox)
+        self._mailbox.put(message(reply), reply)  # type: ignore[arg-type]  # the mailbox never reads the value
+        return await reply._wait(deadline)

@@ -1,0 +1,473 @@
+"""Supervision: who starts the actors, what happens when one dies, in which order they stop. The strategies
+are OTP's (https://www.erlang.org/doc/system/sup_princ.html).
+
+    async with Supervisor("back", strategy="rest_for_one") as back:
+        greeter = back.spawn("greeter", Greeter)
+        greeter.tell("world")
+
+- `one_for_one`: the dead child alone is restarted. `rest_for_one`: also those started after it.
+  `one_for_all`: all of them.
+- `permanent` children are restarted whenever they end, `transient` ones only when they crash, `temporary`
+  ones never.
+- More than `max_restarts` restarts `within` seconds, and the supervisor gives up: it stops its children and
+  crashes itself, so its own supervisor decides. At the top, the body of the `async with` is cancelled and
+  RestartsExhausted is raised from it.
+
+Why it is so:
+
+- *One task decides.* Deaths and removals queue up and are handled one by one, each to its end. A child that
+  dies while a restart is under way is either part of that restart or handled after it; no interleaving has to
+  be thought about.
+- *A stop interrupts it anywhere.* That task runs in a scope of its own. Stopping cancels the scope, whatever
+  it was waiting for, then stops every child that still lives. So a child that hangs in `started()` cannot
+  hold up the end.
+- *Children know no cancellation but their supervisor's.* The tree is shielded from the scopes around its
+  `async with`: when those are cancelled the body ends, and the children are then stopped in order, last
+  started first, each with its time limit.
+- *The first start is strict, a restart is patient.* A child that fails in its very first `started()` fails
+  the whole start, which is how a bad model folder becomes a start-up error. A restart that fails counts as
+  one more death.
+- *Nothing is lost.* Each death is reported to the hook with its exception; what ends a tree is raised, with
+  its cause.
+"""
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Literal, Protocol, TypeVar
+
+from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class, move_on_after
+from anyio.abc import TaskGroup
+
+from personae.actors.kit.actor import Actor, BaseCell, Cell, alone
+from personae.actors.kit.bridge import Loop
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.thread import ThreadActor, ThreadCell
+from personae.errors import PersonaeError
+
+M = TypeVar("M")
+
+Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
+Restart = Literal["permanent", "transient", "temporary"]
+
+
+class RestartsExhausted(PersonaeError):
+    """A supervisor gave up: its children died too often. The last death is the `__cause__`."""
+
+
+class StartFailed(PersonaeError):
+    """A child could not be started the first time. Why is the `__cause__`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What the report hook is told.
+
+    `restarts` counts how often this actor had been restarted before. `error` is None for what is no exception
+    (a late stop, messages dropped unread).
+    """
+
+    path: str
+    what: str
+    error: BaseException | None
+    restarts: int
+
+
+Report = Callable[[Incident], None]
+
+_log = logging.getLogger("personae.actors")
+
+
+def log_incident(incident: Incident) -> None:
+    """The default hook: the `personae.actors` logger."""
+    level = logging.WARNING if incident.error is None else logging.ERROR
+    _log.log(
+        level,
+        "%s %s (restarts: %d)",
+        incident.path,
+        incident.what,
+        incident.restarts,
+        exc_info=incident.error,
+    )
+
+
+class Node(Protocol):
+    """What a supervisor needs of a child: a cell, or another supervisor."""
+
+    path: str
+
+    def begin(self) -> None:
+        """Get ready for a life."""
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+
+    def stop(self) -> None:
+        """Ask for its end."""
+
+    def cancel(self) -> None:
+        """Insist."""
+
+    def close(self) -> None:
+        """There is no further life."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One run of a child. `settled`: it has started, or ended. `expected`: its supervisor asked for the
+    end."""
+
+    settled: Event = field(default_factory=Event)
+    ended: Event = field(default_factory=Event)
+    error: Exception | None = None
+    expected: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A supervisor's note about one of its children. `stop_timeout` None waits for ever (supervisors, whose
+    parts are bounded)."""
+
+    node: Node
+    restart: Restart
+    stop_timeout: float | None
+    life: Life | None = None
+    restarts: int = 0
+
+    @property
+    def living(self) -> bool:
+        return self.life is not None and not self.life.ended.is_set()
+
+
+class Supervisor:
+    """A supervisor, to be made inside a running loop and used as an async context manager, or as the child of
+    another.
+
+    `report` is called on the loop for each incident below it and must not raise; nested supervisors inherit
+    it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        strategy: Strategy = "one_for_one",
+        max_restarts: int = 3,
+        within: float = 5.0,
+        report: Report = log_incident,
+    ) -> None:
+        self.path = name
+        self.strategy = strategy
+        self.max_restarts = max_restarts
+        self.within = within
+        self.state: Literal["new", "starting", "running", "stopping", "down", "closed"] = "new"
+        self.children: list[Child] = []
+        self._report = report
+        self._loop = Loop.current()
+        self._restarts: deque[float] = deque()
+        self._todo: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
+        self._bell = Event()
+        self._stopping = False
+        self._work = CancelScope()
+        self._tasks: TaskGroup | None = None
+        self._opened: AbstractAsyncContextManager[None] | None = None
+
+    # Adding and removing children: before the start, or at any time after.
+
+    def spawn(
+        self,
+        name: str,
+        factory: Callable[[], Actor[M]],
+        *,
+        capacity: int = 64,
+        restart: Restart = "permanent",
+        stop_timeout: float = 5.0,
+    ) -> Ref[M]:
+        """Add an actor. It starts now if the supervisor runs, else with it; its mailbox (`capacity` messages)
+        is open at once.
+
+        `factory` makes a fresh actor for each life. `stop_timeout` seconds are given to the message in hand
+        when it is stopped, and as many again to `stopped()`. Raises ValueError when the name is taken.
+        """
+        path = self._free_path(name)
+        cell = Cell(path, factory, capacity, self._loop, partial(self._incident, path))
+        return self._add_cell(cell, restart, stop_timeout)
+
+    def spawn_thread(
+        self,
+        name: str,
+        factory: Callable[[], ThreadActor[M]],
+        *,
+        capacity: int = 2,
+        restart: Restart = "permanent",
+        stop_timeout: float = 5.0,
+    ) -> Ref[M]:
+        """Add an actor that lives on a thread of its own. As `spawn`; a thread that is not done in time is
+        reported and left."""
+        path = self._free_path(name)
+        cell = ThreadCell(path, factory, capacity, self._loop, partial(self._incident, path))
+        return self._add_cell(cell, restart, stop_timeout)
+
+    def supervisor(
+        self,
+        name: str,
+        *,
+        strategy: Strategy = "one_for_one",
+        max_restarts: int = 3,
+        within: float = 5.0,
+        restart: Restart = "permanent",
+    ) -> "Supervisor":
+        """Add a supervisor below this one and return it, to be given children."""
+        child = Supervisor(
+            self._free_path(name),
+            strategy=strategy,
+            max_restarts=max_restarts,
+            within=within,
+            report=self._report,
+        )
+        self._add(Child(child, restart, None))
+        return child
+
+    async def remove(self, ref: "Ref[M]") -> None:
+        """Stop an actor for good and wait until it is gone. Not for an actor to call on itself (`self.stop()`
+        is)."""
+        child = next((c for c in self.children if c.node.path == ref.path), None)
+        if child is None:
+            return
+        gone = Event()
+        self._later(partial(self._remove, child, gone))
+        if self._tasks is None:  # not running: nobody would do it
+            await self._remove(child, gone)
+        await gone.wait()
+
+    def _add_cell(self, cell: BaseCell[M], restart: Restart, stop_timeout: float) -> Ref[M]:
+        cell.stop_timeout = stop_timeout
+        self._add(Child(cell, restart, stop_timeout))
+        return cell.ref
+
+    def _add(self, child: Child) -> None:
+        self.children.append(child)
+        if self._tasks is not None and self.state != "stopping":
+            self._launch(child)
+
+    def _free_path(self, name: str) -> str:
+        path = f"{self.path}/{name}"
+        if self.state == "closed":
+            raise RuntimeError(f"{self.path} has stopped")
+        if any(child.node.path == path for child in self.children):
+            raise ValueError(f"{path} exists already")
+        return path
+
+    # As the top of a tree.
+
+    async def __aenter__(self) -> "Supervisor":
+        self._opened = self._open()
+        await self._opened.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._opened is not None
+        return await self._opened.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """Run the tree beside the body; never wraps the body's exception in a group."""
+        life = Life()
+        error: BaseException | None = None
+        async with create_task_group() as tasks:
+            with CancelScope() as body:
+                self.begin()
+                tasks.start_soon(self._run_as_root, life, body, name=self.path)
+                try:
+                    await life.settled.wait()
+                    yield
+                except get_cancelled_exc_class():
+                    raise
+                except BaseException as raised:
+                    error = raised
+                finally:
+                    self.stop()
+        if life.error is not None:
+            raise life.error from (life.error.__cause__ or error)
+        if error is not None:
+            raise error
+
+    async def _run_as_root(self, life: Life, body: CancelScope) -> None:
+        with CancelScope(shield=True):
+            try:
+                await self.run(life.settled.set)
+            except PersonaeError as error:
+                life.error = error
+                body.cancel()
+            self.close()
+
+    # As the child of another.
+
+    def begin(self) -> None:
+        """Get ready for a life."""
+        self.state = "starting"
+        self._stopping = False
+        self._work = CancelScope()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Start the children and watch over them until `stop`. Raises RestartsExhausted or StartFailed."""
+        failure: PersonaeError | None = None
+        self._restarts.clear()
+        self._todo.clear()
+        async with create_task_group() as self._tasks:
+            with self._work:
+                failure = await self._supervise(ready)
+            self.state = "stopping"
+            await self._stop_all(self.children)
+        self._tasks = None
+        self.state = "down"
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """Stop all children, last started first, and end."""
+        self._work.cancel()
+
+    def cancel(self) -> None:
+        """Do nothing more than `stop`: every part of the way down has its time limit."""
+        self.stop()
+
+    def close(self) -> None:
+        """Close every cell below: no message reaches them any more."""
+        self.state = "closed"
+        for child in reversed(self.children):
+            child.node.close()
+
+    # The one task that decides.
+
+    async def _supervise(self, ready: Callable[[], None]) -> PersonaeError | None:
+        for child in tuple(self.children):
+            if error := await self._start(child):
+                failure = StartFailed(f"{child.node.path} could not be started: {error}")
+                failure.__cause__ = error
+                return failure
+        self.state = "running"
+        ready()
+        while True:
+            while self._todo:
+                if failed := await self._todo.popleft()():
+                    return failed
+            self._bell = Event()
+            await self._bell.wait()
+
+    def _later(self, action: Callable[[], Awaitable[PersonaeError | None]]) -> None:
+        self._todo.append(action)
+        self._bell.set()
+
+    async def _child_ended(self, child: Child, life: Life) -> PersonaeError | None:
+        if child.life is not life or life.expected:
+            return None
+        if child.restart == "temporary" or (child.restart == "transient" and life.error is None):
+            self._forget(child)
+            return None
+        error = life.error
+        while True:
+            now = self._loop.time()
+            while self._restarts and self._restarts[0] <= now - self.within:
+                self._restarts.popleft()
+            if len(self._restarts) >= self.max_restarts:
+                failure = RestartsExhausted(
+                    f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s, last {child.node.path}"
+                )
+                failure.__cause__ = error
+                return failure
+            self._restarts.append(now)
+            fallen = await self._restart(self._affected(child))
+            if fallen is None:
+                return None
+            child, error = fallen
+
+    def _affected(self, child: Child) -> list[Child]:
+        if self.strategy == "one_for_one":
+            return [child]
+        first = self.children.index(child) if self.strategy == "rest_for_one" else 0
+        return self.children[first:]
+
+    async def _restart(self, group: list[Child]) -> tuple[Child, Exception] | None:
+        """Stop those of the group that live and start them all afresh. Returns the child that would not
+        start, if any."""
+        await self._stop_all(group)
+        for child in group:
+            if child.restart == "temporary":
+                self._forget(child)
+                continue
+            child.restarts += 1
+            if error := await self._start(child):
+                return child, error
+        return None
+
+    async def _remove(self, child: Child, gone: Event) -> PersonaeError | None:
+        await self._stop(child)
+        self._forget(child)
+        gone.set()
+        return None
+
+    def _forget(self, child: Child) -> None:
+        if child in self.children:
+            self.children.remove(child)
+        child.node.close()
+
+    # One child.
+
+    def _launch(self, child: Child) -> Life:
+        assert self._tasks is not None
+        child.life = Life()
+        child.node.begin()
+        self._tasks.start_soon(self._run_child, child, child.life, name=child.node.path)
+        return child.life
+
+    async def _start(self, child: Child) -> Exception | None:
+        life = self._launch(child)
+        await life.settled.wait()
+        if life.ended.is_set() and life.error is not None:
+            life.expected = True  # handled here, by the caller
+            return life.error
+        return None
+
+    async def _run_child(self, child: Child, life: Life) -> None:
+        try:
+            await child.node.run(life.settled.set)
+        except Exception as error:
+            life.error = alone(error)
+            self._incident(child.node.path, "crashed", life.error)
+        finally:
+            life.ended.set()
+            life.settled.set()
+            self._later(partial(self._child_ended, child, life))
+
+    async def _stop_all(self, children: Iterable[Child]) -> None:
+        for child in reversed(tuple(children)):
+            await self._stop(child)
+
+    async def _stop(self, child: Child) -> None:
+        life = child.life
+        if life is None:
+            return
+        life.expected = True
+        if life.ended.is_set():
+            return
+        child.node.stop()
+        with move_on_after(child.stop_timeout):
+            await life.ended.wait()
+            return
+        self._incident(child.node.path, f"did not stop within {child.stop_timeout} s", None)
+        child.node.cancel()
+        await life.ended.wait()
+
+    def _incident(self, path: str, what: str, error: BaseException | None) -> None:
+        restarts = next((child.restarts for child in self.children if child.node.path == path), 0)
+        try:
+            self._report(Incident(path, what, error, restarts))
+        except Exception:
+            _log.exception("the report hook raised over %s %s", path, what)

@@ -1,0 +1,246 @@
+"""An actor that has a thread to itself.
+
+A device context, its graphs and its memory belong to one thread, and a step blocks for milliseconds. A worker
+pool fits neither: it hands out a different thread each time, and its round trip answers through a future. So
+the executor gets one thread for its whole life, fed through its mailbox and answering by `post`.
+
+- *Letters and bell.* Letters lie in the cell's deque, as for any actor, so depth, age and back-pressure are
+  the same. A `queue.SimpleQueue` is the bell that the thread sleeps on, one token for each letter and one for
+  each other reason to wake; a token without a letter means "look at the flags". There are never fewer tokens
+  than letters, so none is overlooked.
+- *The loop's side stays on the loop.* The thread appends to nothing that the loop iterates over and sets no
+  loop event itself: what it has to say (started, ended, there is room, a posted message) goes through
+  `Loop.call_soon`, in order.
+- *A thread cannot be killed.* One that does not stop in time is reported and left behind as a daemon. From
+  then on it is a ghost: it gets no further message, and what it posts is refused, so it cannot speak for its
+  successor.
+- *A post that finds a full mailbox is a crash.* The poster has gone on, there is nobody to wait, and a lost
+  result would leave the other side waiting for ever; restarting both sides from the log is the one clean way
+  out. A post to an actor that has stopped is only reported: that is what shutting down looks like.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from anyio import Event
+
+from personae.actors.kit.actor import BaseCell
+from personae.actors.kit.bridge import Loop
+from personae.actors.kit.mailbox import ActorCrashed, ActorStopped, Letter, Mailbox, Ref, Reply
+from personae.errors import Overloaded
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+class ThreadMailbox(Mailbox[M]):
+    """A mailbox whose reader is a thread. Everything but `next_letter` and `take` is for the loop."""
+
+    def __init__(self, path: str, capacity: int, loop: Loop) -> None:
+        super().__init__(path, capacity, loop)
+        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake the thread."""
+        self._tokens.put(None)
+
+    def take(self) -> Letter[M] | None:
+        """Take the next letter, if any, and its token."""
+        try:
+            letter = self._letters.popleft()
+        except IndexError:
+            return None
+        self._tokens.get()
+        return self._taken(letter)
+
+    def next_letter(self) -> Letter[M] | None:
+        """Sleep until there is a token. None when it came without a letter."""
+        self._tokens.get()
+        try:
+            return self._taken(self._letters.popleft())
+        except IndexError:
+            return None
+
+    def _taken(self, letter: Letter[M]) -> Letter[M]:
+        if letter.reply is not None and letter.reply.waiting:
+            self.owed.add(letter.reply)
+        if self._senders:
+            self.loop.call_soon(self.admit)
+        return letter
+
+
+class ThreadActor(Generic[M]):
+    """As `Actor`, with plain functions, all of them called on the actor's own thread; the factory is called
+    there too."""
+
+    _life: "_ThreadLife[M]"
+
+    @property
+    def ref(self) -> Ref[M]:
+        """This actor's own handle, to give to others."""
+        return self._life.cell.ref
+
+    def started(self) -> None:
+        """Run before the first message. An exception here is a failed start."""
+
+    def receive(self, message: M) -> None:
+        """Handle one message. An exception here is a crash: the supervisor decides what comes next."""
+        raise NotImplementedError(f"{type(self).__name__} has no receive")
+
+    def stopped(self) -> None:
+        """Run after the last message, whether the actor stops or has crashed."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether another message waits. False once the actor is to stop."""
+        return not self._life.over and len(self._life.cell.mailbox) > 0
+
+    def try_next(self) -> M | None:
+        """Take the next message if one waits, else None; never waits itself."""
+        return self._life.take()
+
+    def stop(self) -> None:
+        """End after the message in hand. A permanent actor is then started afresh."""
+        self._life.over = True
+
+    def post(self, to: "Ref[T] | Reply[T]", message: T) -> None:
+        """Tell an actor of the loop, or answer an asker, from this thread. Never waits; messages arrive in
+        the order posted.
+
+        When the target's mailbox is full this actor crashes. Raises ActorStopped when this actor has been
+        given up.
+        """
+        self._life.call_loop(self._life.deliver, to, message)
+
+    def fail(self, reply: "Reply[T]", error: BaseException) -> None:
+        """Answer an asker with an error, from this thread."""
+        self._life.call_loop(reply.fail, error)
+
+
+class _ThreadLife(Generic[M]):
+    """One life of a thread actor: the flags that its thread and the loop share."""
+
+    def __init__(self, cell: "ThreadCell[M]", ready: Callable[[], None]) -> None:
+        self.cell = cell
+        self.over = False  # take no further message
+        self.ghost = False  # given up by the loop
+        self.error: BaseException | None = None
+        self.ended = Event()
+        self._ready = ready
+
+    def main(self, factory: Callable[[], ThreadActor[M]]) -> None:
+        """The thread."""
+        error: BaseException | None = None
+        try:
+            self._live(factory)
+        except BaseException as raised:  # anything at all: the loop must hear of it
+            error = raised
+        self.cell.mailbox.loop.call_soon(self._end, error)
+
+    def _live(self, factory: Callable[[], ThreadActor[M]]) -> None:
+        actor = factory()
+        actor._life = self
+        actor.started()
+        self.call_loop(self._ready)
+        try:
+            self._serve(actor)
+        finally:
+            self.cell.state = "stopping"
+            try:
+                actor.stopped()
+            except Exception as error:
+                self.cell.mailbox.loop.call_soon(self.cell._report, "stopped() raised", error)
+
+    def _serve(self, actor: ThreadActor[M]) -> None:
+        cell = self.cell
+        while not self.over:
+            letter = cell.mailbox.take()
+            if letter is None:
+                cell.state = "idle"
+                letter = cell.mailbox.next_letter()
+                if letter is None:
+                    continue
+            cell.state = "busy"
+            actor.receive(letter.message)
+            cell.handled += 1
+        if self.error is not None:
+            raise self.error
+
+    def take(self) -> M | None:
+        if self.over:
+            return None
+        letter = self.cell.mailbox.take()
+        if letter is None:
+            return None
+        self.cell.handled += 1
+        return letter.message
+
+    def call_loop(self, function: Callable[..., object], *args: object) -> None:
+        if self.ghost:
+            raise ActorStopped(f"{self.cell.path} was given up and cannot post")
+        self.cell.mailbox.loop.call_soon(function, *args)
+
+    def deliver(self, to: Ref[T] | Reply[T], message: T) -> None:
+        if self.ghost:
+            return
+        try:
+            to.tell(message)
+        except ActorStopped as error:
+            self.cell._report("posted to a stopped actor", error)
+        except Overloaded as error:
+            self.error = error
+            self.cell.stop()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = error or self.error
+        self.ended.set()
+
+
+class ThreadCell(BaseCell[M]):
+    """The home of a `ThreadActor`. Each life has a new thread."""
+
+    mailbox: ThreadMailbox[M]
+    _life: _ThreadLife[M] | None = None
+
+    def __init__(
+        self,
+        path: str,
+        factory: Callable[[], ThreadActor[M]],
+        capacity: int,
+        loop: Loop,
+        report: Callable[[str, BaseException | None], None],
+    ) -> None:
+        super().__init__(path, ThreadMailbox(path, capacity, loop), report)
+        self._factory = factory
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped or given
+        up."""
+        life = self._life = _ThreadLife(self, ready)
+        life.over = self.stopping
+        thread = threading.Thread(target=life.main, args=(self._factory,), name=self.path, daemon=True)
+        thread.start()
+        try:
+            with self._scope:
+                await life.ended.wait()
+                thread.join()  # it has said its last word and is a few instructions from its end
+        finally:
+            life.over = True
+            life.ghost = not life.ended.is_set()
+            self._life = None
+            self.state = "down"
+            failed = ActorCrashed(f"{self.path} ended before it answered")
+            failed.__cause__ = life.error
+            self.mailbox.fail_owed(failed)
+        if life.ghost:
+            self._report("left its thread behind: it does not stop", None)
+        if life.error is not None:
+            raise life.error
+
+    def stop(self) -> None:
+        """Ask for the end of this life, after the message in hand."""
+        if self._life is not None:
+            self._life.over = True
+        super().stop()
