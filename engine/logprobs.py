@@ -1,0 +1,55 @@
+"""Log-probabilities of the model itself: from raw logits, before temperature, penalties and masks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personae.engine.choice import top as largest
+from personae.engine.sequence import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Log-probabilities of R rows, not yet read: tensors on the model's device, or their copies on the
+    host."""
+
+    tokens: Tensor  # [R] int64: the chosen ones
+    chosen: Tensor  # [R] float32
+    ranks: Tensor  # [R] int64, from 1: one more than the tokens that are strictly likelier
+    top_values: Tensor  # [R, n] float32, largest first
+    top_ids: Tensor  # [R, n] int64; of equal values the lower id first
+
+    def read(self, counts: Iterable[int]) -> list[TokenLogprobs]:
+        """Python values; row i lists its `counts[i]` (at most n) likeliest tokens."""
+        rows = zip(
+            self.tokens.tolist(),
+            self.chosen.tolist(),
+            self.ranks.tolist(),
+            self.top_values.tolist(),
+            self.top_ids.tolist(),
+            counts,
+            strict=True,
+        )
+        return [
+            TokenLogprobs(token, value, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+            for token, value, rank, values, ids, count in rows
+        ]
+
+
+def logprob_rows(logprobs: Tensor, tokens: Tensor, top: int) -> LogprobRows:
+    """Look up `tokens` [R] and the `top` likeliest in `logprobs` [R, V] (a log_softmax)."""
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(1) + 1
+    values, ids = largest(logprobs, min(top, logprobs.shape[1]))
+    return LogprobRows(tokens, chosen.squeeze(1), ranks, values, ids)
+
+
+def prompt_logprobs(logits: Tensor, targets: Tensor, top: int) -> list[TokenLogprobs]:
+    """What the model thought of a prompt's own tokens.
+
+    logits: [n, V] float32, those that predict `targets` [n] int64; `top` alternatives each. Waits for the
+    device.
+    """
+    return logprob_rows(torch.log_softmax(logits, 1), targets, top).read([top] * len(targets))

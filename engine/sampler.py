@@ -1,0 +1,244 @@
+"""Sampling: from logits to tokens, for a batch whose rows all want something else.
+
+A token is a function of (logits, log, parameters, seed, position): the same alone or in a batch, before or
+after a preemption. A row's logits go through, in this order:
+
+    1. repetition, frequency and presence penalties     4. temperature
+    2. logit_bias; min_tokens (EOS and stop ids)        5. top_k, then top_p of what top_k left, then min_p
+    3. the grammar's bitmask                            6. one uniform number, inverse CDF in vocabulary order
+
+Temperature 0 (anything under 1e-5) and top_k 1 are greedy: after 3, the largest logit, the lowest id among
+equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row asked
+for are not run.
+
+The host keeps the parameters and decides which steps run; the device keeps what depends on sampled tokens.
+Nothing in `sample` waits for a GPU; `Sampled.read` does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personae.engine.choice import draw, greatest, thresholds
+from personae.engine.logprobs import LogprobRows, logprob_rows
+from personae.engine.noise import stream, uniforms
+from personae.engine.penalties import Additions, BitmaskAdder, IntArray, Penalties, upload
+from personae.engine.sequence import SequenceLog, TokenLogprobs
+
+_GREEDY_BELOW = 1e-5
+
+NOT_FINITE = "the model's logits are not finite"
+NOTHING_ALLOWED = "no token is allowed next: the grammar, min_tokens and the logits exclude all of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`."""
+
+    tokens: list[int | None]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class Sampled:
+    """A step's tokens on their way to the host: the copies were queued behind the sampling, `read` waits for
+    them."""
+
+    def __init__(
+        self, tokens: Tensor, best: Tensor, rows: list[int], tops: list[int], found: LogprobRows | None
+    ):
+        """tokens [S] int64, best [S] float32 (the largest allowed logit); `rows` want logprobs, `tops`
+        alternatives."""
+        self.tokens = tokens
+        self._rows = rows
+        self._tops = tops
+        self._tokens = _to_host(tokens)
+        self._best = _to_host(best)
+        self._found = found and LogprobRows(
+            _to_host(found.tokens),
+            _to_host(found.chosen),
+            _to_host(found.ranks),
+            _to_host(found.top_values),
+            _to_host(found.top_ids),
+        )
+        self._ready = None
+        if tokens.is_cuda:
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def read(self) -> Choices:
+        """Wait until the tokens are on the host and return them."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        best = self._best.numpy()
+        tokens: list[int | None] = self._tokens.tolist()
+        failures: dict[int, str] = {}
+        for row in np.flatnonzero(~np.isfinite(best)).tolist():
+            failures[row] = NOTHING_ALLOWED if best[row] == -np.inf else NOT_FINITE
+            tokens[row] = None
+        found = self._found.read(self._tops) if self._found is not None else []
+        logprobs = {row: entry for row, entry in zip(self._rows, found, strict=True) if row not in failures}
+        return Choices(tokens, logprobs, failures)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+class Sampler:
+    """Chooses tokens for up to `max_slots` sequences at a time. Belongs to one thread.
+
+    `last_tokens` [max_slots] int64 on the device holds what each slot sampled last: the next step's input.
+    """
+
+    def __init__(self, max_slots: int, vocab_size: int, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._vocab_size = vocab_size
+        self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
+        self._penalties = Penalties(max_slots, self._device)
+        self._biases = Additions(max_slots, self._device)
+        self._stops = Additions(max_slots, self._device)
+        self._bitmasks = BitmaskAdder(self._device)
+        # Per slot, on the host.
+        self._admitted = np.zeros(max_slots, np.bool_)
+        self._streams = np.zeros(max_slots, np.uint64)
+        self._random = np.zeros(max_slots, np.bool_)
+        self._temperature = np.ones(max_slots, np.float32)
+        self._top_k = np.zeros(max_slots, np.int64)  # 0 = off
+        self._top_p = np.zeros(max_slots, np.float64)  # infinity = off
+        self._min_p = np.zeros(max_slots, np.float32)
+        self._penalised = np.zeros(max_slots, np.bool_)
+        self._factors = np.zeros((3, max_slots), np.float32)
+        self._biased = np.zeros(max_slots, np.bool_)
+        self._stops_from = np.zeros(max_slots, np.int64)  # the first position that may hold a stop token
+        self._wants_logprobs = np.zeros(max_slots, np.bool_)
+        self._top = np.zeros(max_slots, np.int64)
+
+    def admit(self, slot: int, log: SequenceLog) -> None:
+        """Take a sequence aboard; its state afterwards depends on the log alone, however it came to be that
+        long.
+
+        Raises ValueError when `logit_bias` names a token outside of the vocabulary.
+        """
+        assert not self._admitted[slot], f"slot {slot} is taken"
+        params = log.params
+        if params.logit_bias and not all(0 <= token < self._vocab_size for token in params.logit_bias):
+            raise ValueError(f"logit_bias of {log.id} names a token outside of the vocabulary")
+        self._admitted[slot] = True
+        self._streams[slot] = stream(params.seed)
+        self._random[slot] = params.temperature >= _GREEDY_BELOW and params.top_k != 1
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
+        self._top_p[slot] = params.top_p if params.top_p < 1 else np.inf
+        self._min_p[slot] = params.min_p
+        self._factors[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        self._penalised[slot] = tuple(self._factors[:, slot]) != (1, 0, 0)
+        if self._penalised[slot]:
+            self._penalties.admit(slot, log.tokens, log.prompt_length)
+        self._biased[slot] = bool(params.logit_bias)
+        if params.logit_bias:
+            self._biases.admit(slot, params.logit_bias)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else log.eos)}
+        stops = {token: -np.inf for token in ends if 0 <= token < self._vocab_size}
+        self._stops_from[slot] = log.prompt_length + params.min_tokens if stops else 0
+        if self._stops_from[slot] > len(log.tokens):
+            self._stops.admit(slot, stops)
+        self._wants_logprobs[slot] = params.logprobs is not None
+        self._top[slot] = params.logprobs or 0
+
+    def release(self, slot: int) -> None:
+        """The slot's sequence has left; the slot may be admitted again."""
+        assert self._admitted[slot], f"slot {slot} is free"
+        self._admitted[slot] = False
+
+    def sample(
+        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], bitmask: Tensor | None = None
+    ) -> Sampled:
+        """Choose a token for each row.
+
+        logits: [S, V] float32 on the sampler's device; overwritten. Row i belongs to `slots[i]` (distinct,
+        admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
+        32)], all ones in rows without a grammar. A row whose logits hold a NaN or plus infinity, or that has
+        no allowed token, is a failure: it has no token, and no other row notices.
+        """
+        slot = np.asarray(slots, np.int64)
+        position = np.asarray(positions, np.int64)
+        assert self._admitted[slot].all(), "a row's slot is free"
+        device_slots = upload(slot, self._device)
+
+        wanting = np.flatnonzero(self._wants_logprobs[slot])
+        raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
+        penalised = np.flatnonzero(self._penalised[slot])
+        self._change(logits, slot, position, penalised, bitmask)
+        best, tokens = greatest(logits)
+        random = np.flatnonzero(self._random[slot])
+        if len(random) == len(slot):
+            tokens = self._draw(logits, best, slot, position)
+        elif len(random):
+            index = upload(random, self._device)
+            drawn = self._draw(logits[index], best[index], slot[random], position[random])
+            tokens = tokens.index_copy(0, index, drawn)
+
+        self.last_tokens[device_slots] = tokens
+        if len(penalised):
+            self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
+        found = None
+        tops = self._top[slot[wanting]]
+        if raw is not None:
+            found = logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
+        return Sampled(tokens, best, wanting.tolist(), tops.tolist(), found)
+
+    def _change(
+        self, logits: Tensor, slot: IntArray, position: IntArray, penalised: IntArray, bitmask: Tensor | None
+    ) -> None:
+        """Steps 1 to 3, in place."""
+        if len(penalised):
+            slots = slot[penalised]
+            self._penalties.apply(logits, penalised, slots, self._factors[:, slots])
+        if len(biased := np.flatnonzero(self._biased[slot])):
+            self._biases.apply(logits, biased, slot[biased])
+        if len(early := np.flatnonzero(position < self._stops_from[slot])):
+            self._stops.apply(logits, early, slot[early])
+        if bitmask is not None:
+            self._bitmasks.apply(logits, bitmask)
+
+    def _draw(self, logits: Tensor, best: Tensor, slot: IntArray, position: IntArray) -> Tensor:
+        """Steps 4 to 6 for the rows of `logits`, which becomes the weights exp((x - best) / temperature)."""
+        weights = logits.sub_(best[:, None])
+        temperature = self._temperature[slot]
+        if (temperature != 1).any():
+            weights.div_(self._up(temperature)[:, None])
+        weights.exp_()
+        kept = self._thresholds(weights, slot)
+        if kept is not None:
+            weights.mul_(torch.ge(weights, kept[:, None], out=torch.empty_like(weights)))
+        return draw(weights, self._up(uniforms(self._streams[slot], position)))
+
+    def _thresholds(self, weights: Tensor, slot: IntArray) -> Tensor | None:
+        """The smallest weight that each row keeps, [R]; None where no row filters. The largest weight is
+        1."""
+        top_k, top_p, min_p = self._top_k[slot], self._top_p[slot], self._min_p[slot]
+        rows = np.flatnonzero((top_k > 0) | (top_p < 1))
+        if not len(rows):
+            return self._up(min_p) if min_p.any() else None
+        found = thresholds(_take(weights, rows, self._device), self._up(top_k[rows]), self._up(top_p[rows]))
+        kept = self._up(min_p)
+        if len(rows) == len(slot):
+            return torch.maximum(kept, found)
+        index = self._up(rows)
+        return kept.index_copy(0, index, torch.maximum(kept[index], found))
+
+    def _up(self, array: NDArray[np.generic]) -> Tensor:
+        return upload(array, self._device)
+
+
+def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:
+    """`x[rows]`, or `x` itself when that is all of it. rows: ascending and distinct."""
+    return x if len(rows) == len(x) else x[upload(rows, device)]
