@@ -10,8 +10,9 @@ GrammarKind = Literal["json_schema", "json_object"]
 class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     """A constraint in the form in which it was asked for.
 
-    `source` is the schema as canonical JSON text for `json_schema`, "" for `json_object`. `strict` means: enforce
-    all of it or refuse. Equal specs compile to the same grammar, so a spec is the compile cache's key.
+    `source` is the schema as canonical JSON text for `json_schema`, "" for `json_object`. `strict` means:
+    enforce all of it or refuse. Equal specs compile to the same grammar, so a spec is the key of the cache of
+    compiled grammars.
     """
 
     kind: GrammarKind

@@ -1,0 +1,1 @@
+"""JSON Schema: what a caller wrote, what of it can be enforced, and what has to be refused."""

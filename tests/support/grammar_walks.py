@@ -1,0 +1,58 @@
+"""A model that chooses uniformly among the tokens that a grammar allows, and other drivers of a matcher."""
+
+import random
+
+import torch
+
+from personae.grammar.backend import Matcher
+from personae.grammar.masks import allocate_bitmask
+from personae.grammar.vocabulary import Vocabulary
+
+CLOSERS = (b'"', b"}", b"]")  # a brace within a string closes nothing: the quote goes first
+
+
+def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
+    """The ids that the matcher's mask allows, ids past the vocabulary included if their bits are set."""
+    bitmask = allocate_bitmask(1, vocabulary.size)
+    matcher.fill(bitmask, 0)
+    bits = (bitmask[0].unsqueeze(1) >> torch.arange(32)) & 1
+    return [int(token) for token in bits.flatten().nonzero().flatten()]
+
+
+def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, budget: int = 60) -> bytes:
+    """Choose at random until the grammar ends; past `budget` tokens prefer what ends it soonest.
+
+    Asserts that no state is a dead end and that every token allowed is accepted.
+    """
+    text = b""
+    for step in range(20 * budget):
+        tokens = allowed_tokens(matcher, vocabulary)
+        assert tokens, f"nothing is allowed after {text!r}"
+        token = rng.choice(tokens)
+        if step > budget:
+            token = min(tokens, key=lambda one: (_rank(one, vocabulary), rng.random()))
+        assert matcher.accept(token), (
+            f"{vocabulary.tokens[token]!r} is allowed after {text!r}, and not accepted"
+        )
+        text += vocabulary.tokens[token]
+        if matcher.terminated:
+            return text
+    raise AssertionError(f"the answer does not end: {text!r}")
+
+
+def _rank(token: int, vocabulary: Vocabulary) -> int:
+    if token in vocabulary.stop_ids:
+        return 0
+    text = vocabulary.tokens[token]
+    return CLOSERS.index(text) + 1 if text in CLOSERS else len(CLOSERS) + 1
+
+
+def spell(text: bytes, vocabulary: Vocabulary) -> list[int]:
+    """One token for each byte."""
+    ids = {token: index for index, token in enumerate(vocabulary.tokens) if len(token) == 1}
+    return [ids[bytes([byte])] for byte in text]
+
+
+def accepts(matcher: Matcher, vocabulary: Vocabulary, text: bytes) -> bool:
+    """Whether `text`, written byte by byte, is a whole answer."""
+    return all(matcher.accept(token) for token in [*spell(text, vocabulary), vocabulary.stop_ids[0]])
