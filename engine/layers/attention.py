@@ -23,7 +23,9 @@ class Attention:
         self.scale = config.head_dim**-0.5
         self.window = config.windows[layer]
         self.sizes = [shapes[name][1] for name in "qkv"]
-        self.qkv = Linear(config.hidden_size, tuple(self.sizes), bias=config.qkv_bias, dtype=dtype, device=device)
+        self.qkv = Linear(
+            config.hidden_size, tuple(self.sizes), bias=config.qkv_bias, dtype=dtype, device=device
+        )
         self.o = Linear(shapes["o"][0], (shapes["o"][1],), bias=config.o_bias, dtype=dtype, device=device)
         self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
         if config.qk_norm:

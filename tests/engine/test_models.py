@@ -9,9 +9,10 @@ import pytest
 import torch
 from hf import hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
+from tiny_models import VOCAB, model_folder
+
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
-from tiny_models import VOCAB, model_folder
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -75,11 +76,19 @@ def test_logits_are_those_of_transformers_over_prompts_of_1_to_300_tokens(varian
         last = PagedSequences(decoder, seed=length).step({"a": prompt[:length]})["a"]
         assert last.dtype == torch.float32
         assert relative_error(last, truth[length - 1]) < 1e-4
-    # Every length in between, one token at a time after a first chunk.
-    growing = PagedSequences(decoder, page_size=8)
-    for first, last_ in [(0, 3), *((i, i + 1) for i in range(3, 300))]:
-        logits = growing.step({"a": prompt[first:last_]})["a"]
-        assert relative_error(logits, truth[last_ - 1]) < 1e-4
+    # A causal model's logits after token n are those of the prompt of n tokens: so all lengths at once.
+    hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": prompt})
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_length(family: str) -> None:
+    folder = model_folder(family)
+    prompt = tokens_of(8, 150)
+    truth = hf_logits(hf_model(folder), prompt)
+    growing = PagedSequences(decoder_of(folder), page_size=8)
+    for index, token in enumerate(prompt):
+        assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -119,9 +128,10 @@ def test_chunked_prefill_equals_unchunked(family: str, chunk: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_batch_of_prefill_and_decode_equals_solo_runs(family: str) -> None:
     decoder = decoder_of(model_folder(family))
-    prompts = {name: tokens_of(seed, count) for seed, (name, count) in enumerate(
-        [("a", 60), ("b", 1), ("c", 33), ("d", 100), ("e", 16)]
-    )}
+    prompts = {
+        name: tokens_of(seed, count)
+        for seed, (name, count) in enumerate([("a", 60), ("b", 1), ("c", 33), ("d", 100), ("e", 16)])
+    }
     together = PagedSequences(decoder, seed=3)
     together.step({"a": prompts["a"][:59], "d": prompts["d"][:40]})
     together.step({"e": prompts["e"][:15]})
