@@ -127,31 +127,31 @@ class Fields:
             raise self.error(name, f"expected {type(default).__name__}, found {value!r}")
         return value
 
-    def number(self, name: str, *, default: float | None = None, low: float = 0.0) -> float:
-        """A float greater than `low`; without a default the field must be there."""
+    def number(
+        self, name: str, *, default: float | None = None, zero: bool = False, high: float = float("inf")
+    ) -> float:
+        """A finite float over 0 (or 0, with `zero`), at most `high`; must be there without a default."""
         if default is None and name not in self:
             raise self.error(name, "is missing")
         value = self.get(name, default if default is not None else 0.0)
-        if not low < value < float("inf"):
-            raise self.error(name, f"must be a finite number over {low:g}, found {value!r}")
+        if not 0 <= value <= high or value == float("inf") or (value == 0 and not zero):
+            raise self.error(
+                name, f"must be {'at least' if zero else 'over'} 0, at most {high:g}, found {value!r}"
+            )
         return value
 
-    def size(self, name: str, *, default: int | None = None) -> int:
-        """A positive integer; without a default the field must be there."""
+    def optional_number(self, name: str, *, zero: bool = False, high: float = float("inf")) -> float | None:
+        """As `number`, or None where absent."""
+        return self.number(name, zero=zero, high=high) if name in self else None
+
+    def size(self, name: str, *, default: int | None = None, zero: bool = False) -> int:
+        """A positive integer (or 0, with `zero`); without a default the field must be there."""
         if default is None and name not in self:
             raise self.error(name, "is missing")
         value = self.get(name, default if default is not None else 0)
-        if value < 1:
-            raise self.error(name, f"must be at least 1, found {value}")
+        if value < (0 if zero else 1):
+            raise self.error(name, f"must be at least {0 if zero else 1}, found {value}")
         return value
-
-    def optional_number(self, name: str) -> float | None:
-        """A float over 0, or None where absent."""
-        return self.number(name) if name in self else None
-
-    def values(self) -> list[Any]:
-        """The values of all fields."""
-        return list(self._values.values())
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None where absent."""
@@ -204,10 +204,10 @@ def read_generation_defaults(folder: Path, vocab_size: int) -> GenerationDefault
     source = fields if "eos_token_id" in fields else read_fields(folder / "config.json")
     return GenerationDefaults(
         eos=_token_ids(source, "eos_token_id", vocab_size),
-        temperature=fields.number("temperature", low=-1e-9) if "temperature" in fields else None,
-        top_p=fields.optional_number("top_p"),
-        top_k=fields.get("top_k", 0) if "top_k" in fields else None,
-        min_p=fields.number("min_p", low=-1e-9) if "min_p" in fields else None,
+        temperature=fields.optional_number("temperature", zero=True),
+        top_p=fields.optional_number("top_p", high=1.0),
+        top_k=fields.size("top_k", zero=True) if "top_k" in fields else None,
+        min_p=fields.optional_number("min_p", zero=True, high=1.0),
         repetition_penalty=fields.optional_number("repetition_penalty"),
     )
 

@@ -74,10 +74,10 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.exists():
         fields = read_fields(index)
-        shards = fields.section("weight_map")
-        names = set(map(str, shards.values())) if shards is not None else set()
-        if not names:
-            raise fields.error("weight_map", "is missing or empty")
+        shards = fields.raw("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise fields.error("weight_map", "is not an object of tensor names and file names")
+        names = set(map(str, shards.values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise fields.error(

@@ -4,11 +4,13 @@ import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
 from personae.engine.kv import KVCache
+from personae.engine.layers.step import LoraLayers
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import AttentionBatch
-from torch import Tensor
 
 
 class PagedSequences:
@@ -27,8 +29,16 @@ class PagedSequences:
         self.pages: dict[str, list[int]] = {}
         self._free = random.Random(seed).sample(range(num_pages), num_pages)
 
-    def step(self, chunks: dict[str, Sequence[int]], lora: object = None) -> dict[str, Tensor]:
-        """Runs one forward pass; returns float32 logits [vocab] by name."""
+    def step(self, chunks: dict[str, Sequence[int]], lora: LoraLayers | None = None) -> dict[str, Tensor]:
+        """Runs one forward pass; returns the last token's logits, float32 [vocab], by name."""
+        hidden, batch = self.forward(chunks, lora)
+        logits = self.decoder.logits(hidden[batch.query_start[1:].long() - 1])
+        return dict(zip(chunks, logits, strict=True))
+
+    def forward(
+        self, chunks: dict[str, Sequence[int]], lora: LoraLayers | None = None
+    ) -> tuple[Tensor, AttentionBatch]:
+        """Runs one forward pass; returns the hidden rows of all packed tokens, and the batch."""
         starts = {name: self.lengths.get(name, 0) for name in chunks}
         for name, chunk in chunks.items():
             self.lengths[name] = starts[name] + len(chunk)
@@ -43,9 +53,7 @@ class PagedSequences:
         )
         tokens = torch.tensor([token for chunk in chunks.values() for token in chunk], device=device)
         positions = torch.cat([torch.arange(starts[name], self.lengths[name]) for name in chunks]).to(device)
-        hidden = self.decoder.forward(tokens, positions, self.kv, batch, lora)
-        logits = self.decoder.logits(hidden[batch.query_start[1:].long() - 1])
-        return dict(zip(chunks, logits, strict=True))
+        return self.decoder.forward(tokens, positions, self.kv, batch, lora), batch
 
     def greedy(self, name: str, prompt: Sequence[int], count: int) -> list[int]:
         """Appends a prompt and continues it greedily, token by token."""
@@ -59,7 +67,7 @@ class PagedSequences:
 def attention_batch(
     rows: Sequence[tuple[int, int, Sequence[int]]], page_size: int, device: torch.device
 ) -> AttentionBatch:
-    """The batch of rows (start, count, page ids): positions start to start + count - 1 of each are computed."""
+    """The batch of rows (start, count, page ids): count positions of each are computed, from start on."""
     counts = [count for _, count, _ in rows]
     lengths = [start + count for start, count, _ in rows]
     width = max(len(pages) for _, _, pages in rows)

@@ -1,8 +1,8 @@
-"""Tiny model folders with random weights, as Hugging Face lays them out; made on the spot, no transformers needed.
+"""Tiny model folders with random weights, laid out as Hugging Face does; made without transformers.
 
 `make_model_folder(path, "qwen3", tie_word_embeddings=True)` writes config.json, model.safetensors,
-generation_config.json, and a byte-level tokenizer of 512 tokens with a ChatML template. `model_folder("qwen3")`
-does it once per session and returns the path. Same arguments, same bytes.
+generation_config.json, and a byte-level tokenizer of 512 tokens with a ChatML template.
+`model_folder("qwen3")` does it once per session and returns the path. Same arguments, same bytes.
 """
 
 import atexit
@@ -21,7 +21,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 VOCAB = 512
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]  # ids 0 to 3
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 COMMON = {
@@ -81,8 +82,8 @@ def make_model_folder(
 ) -> Path:
     """Writes a model folder of the family; `overrides` go into config.json. Returns the path.
 
-    `torch_dtype` is the dtype the weights are stored in. Every weight is random, norms and biases included, and of
-    a size that keeps activations near 1, so that logits are far apart.
+    `torch_dtype` is the dtype the weights are stored in. Every weight is random, norms and biases included,
+    and of a size that keeps activations near 1, so that logits are far apart.
     """
     path.mkdir(parents=True, exist_ok=True)
     config = {**COMMON, **FAMILIES[family], **overrides}

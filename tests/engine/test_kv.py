@@ -1,0 +1,42 @@
+import torch
+from tiny_models import model_folder
+
+from personae.engine.config import read_config
+from personae.engine.kv import KVCache
+from personae.engine.plan import MemoryLayout
+
+LAYOUT = MemoryLayout(num_pages=6, page_size=4, max_seqs=2, max_model_len=16, max_batch_tokens=16)
+
+
+def cache(dtype: torch.dtype = torch.float32) -> KVCache:
+    return KVCache(read_config(model_folder("mistral")), LAYOUT, dtype, torch.device("cpu"))
+
+
+def test_the_layers_are_views_of_one_tensor() -> None:
+    kv = cache()
+    assert kv.data.shape == (3, 2, 6, 2, 4, 24)
+    keys, values = kv.layer(1)
+    keys.fill_(1)
+    values.fill_(2)
+    assert torch.equal(kv.data[1, 0], keys)
+    assert torch.equal(kv.data[1, 1], values)
+    assert not kv.data[0].any()
+    assert not kv.data[2].any()
+
+
+def test_copying_a_page_copies_it_in_all_layers_and_nothing_else() -> None:
+    kv = cache()
+    kv.data.normal_(generator=torch.Generator().manual_seed(0))
+    before = kv.data.clone()
+    kv.copy_pages([(4, 1), (1, 0)])
+    assert torch.equal(kv.data[:, :, 1], before[:, :, 4])
+    assert torch.equal(kv.data[:, :, 0], before[:, :, 4])
+    assert torch.equal(kv.data[:, :, 2:], before[:, :, 2:])
+
+
+def test_bytes_per_page_is_what_a_page_takes() -> None:
+    kv = cache(torch.bfloat16)
+    config = read_config(model_folder("mistral"))
+    assert (
+        KVCache.bytes_per_page(config, LAYOUT.page_size, torch.bfloat16) * LAYOUT.num_pages == kv.data.nbytes
+    )
