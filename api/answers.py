@@ -1,0 +1,188 @@
+"""The wire types of answers. Fields that only an extension asked for are left out where they are UNSET."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+class CachedTokens(msgspec.Struct):
+    """How much of the prompt was in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Token counts. A prompt counts once, however many answers it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class TopLogprob(msgspec.Struct):
+    """One token at one place: its text, natural-log probability and bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    """The token that was chosen at one place, and the likeliest ones there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """`logprobs` of a chat choice."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """`logprobs` of a text completion; the four lists run in parallel.
+
+    `text_offset` counts characters of the choice's text. The first token of an echoed prompt has no logprob.
+    """
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(msgspec.Struct):
+    """One candidate for one place in the prompt; ranks count from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By place in the prompt, by token id; None for the first token."""
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One of `n` answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """The answer of `POST /v1/chat/completions`."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the answer."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """A chunk's share of one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a streamed chat completion. `usage` is there (null until the last) if it was asked for."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextChoice(msgspec.Struct):
+    """One of `n` completions of one of the prompts; or a chunk of it, then `finish_reason` is null until the end."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """The answer of `POST /v1/completions`, or one event of it."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(msgspec.Struct):
+    """One name that a request may put in `model`; `parent` is the base's name for an adapter."""
+
+    id: str
+    created: int
+    max_model_len: int
+    parent: str | None
+    root: str
+    object: Literal["model"] = "model"
+    owned_by: str = "personae"
+
+
+class ModelList(msgspec.Struct):
+    """The answer of `GET /v1/models`."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class Tokens(msgspec.Struct):
+    """The answer of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(msgspec.Struct):
+    """The answer of `POST /detokenize`."""
+
+    prompt: str

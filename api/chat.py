@@ -1,0 +1,177 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import Iterable
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from personae.api.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    Usage,
+)
+from personae.api.chat_template import plain_messages
+from personae.api.choices import Choice, Part
+from personae.api.decode import read_json
+from personae.api.generation import Door, Job
+from personae.api.logprobs import chat_logprobs, prompt_logprobs
+from personae.api.params import (
+    answer_length,
+    choices_of,
+    grammar_spec,
+    logprob_count,
+    sampling_params,
+    text_style,
+)
+from personae.api.respond import json_response, wants_usage
+from personae.api.schema import ChatRequest, refuse_unserved
+from personae.api.stream import EventStream
+from personae.errors import RequestError
+
+
+async def chat_completions(request: Request) -> Response | EventStream:
+    """Answer a conversation, at once or as a stream."""
+    door: Door = request.app.state.door
+    body = await read_json(request, ChatRequest, door.settings.max_json_depth)
+    job, form = await _admit(door, body)
+    if body.stream:
+        return EventStream(request, job.run, form)
+    return json_response(form.whole(await job.gather(request.receive)))
+
+
+async def _admit(door: Door, body: ChatRequest) -> tuple[Job, "_Form"]:
+    """Check everything, render and encode; the job is ready to run."""
+    refuse_unserved(body)
+    settings, client = door.settings, door.client
+    model = door.model(body.model)
+    wants_usage(body)
+    count = choices_of(body.n, settings)
+    style = text_style(body, settings)
+    grammar = grammar_spec(body.response_format)
+    logprobs = _logprobs(body, door)
+    asked, param = _max_tokens(body)
+    if asked is not None and asked < 1:
+        raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
+    prompt = await door.encode_chat(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        kwargs=body.chat_template_kwargs,
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+    length = answer_length(
+        asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
+    )
+    params = sampling_params(
+        body,
+        limits=client,
+        settings=settings,
+        max_tokens=length,
+        logprobs=logprobs,
+        prompt_logprobs=logprob_count("prompt_logprobs", body.prompt_logprobs, settings),
+    )
+    opening = _echo(body)
+    choices = [Choice(index, client.tokenizer, style, opening=opening) for index in range(count)]
+    job = Job.begin(door, "chatcmpl", model)
+    job.add(prompt, params, grammar, choices)
+    return job, _Form(job, body, prompt)
+
+
+def _logprobs(body: ChatRequest, door: Door) -> int | None:
+    top = logprob_count("top_logprobs", body.top_logprobs, door.settings)
+    if top is not None and not body.logprobs:
+        raise RequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError("`prompt_logprobs` cannot be streamed.", param="prompt_logprobs")
+    return (top or 0) if body.logprobs else None
+
+
+def _max_tokens(body: ChatRequest) -> tuple[int | None, str]:
+    """How many tokens were asked for, and by which of the field's two names."""
+    if body.max_completion_tokens is None:
+        return body.max_tokens, "max_tokens"
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise RequestError(
+            "`max_tokens` is the older name of `max_completion_tokens`; they must not differ.", param="max_tokens"
+        )
+    return body.max_completion_tokens, "max_completion_tokens"
+
+
+def _echo(body: ChatRequest) -> str:
+    """The text that `echo` puts before the answer: the message that is continued."""
+    if not body.echo:
+        return ""
+    if not body.continue_final_message:
+        raise RequestError("`echo` needs `continue_final_message` to be true.", param="echo")
+    return str(plain_messages(body.messages[-1:])[0]["content"])
+
+
+class _Form:
+    """The shape of this route's answers.
+
+    A stream's events: the role first, the text as it comes, then why it ended, then perhaps the usage.
+    """
+
+    def __init__(self, job: Job, body: ChatRequest, prompt: list[int]) -> None:
+        self._job = job
+        self._body = body
+        self._prompt = prompt
+        self._tokenizer = job.door.client.tokenizer
+        self._begun: set[int] = set()
+        self._usage = wants_usage(body)
+
+    def whole(self, parts: list[Part]) -> ChatCompletion:
+        """The answer that is not streamed."""
+        job, body = self._job, self._body
+        answer = ChatCompletion(
+            job.id, job.created, job.model.name, [self._choice(part) for part in parts], job.usage()
+        )
+        if body.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(parts[0].prompt_logprobs, self._tokenizer)
+        if body.return_token_ids:
+            answer.prompt_token_ids = self._prompt
+        return answer
+
+    def of(self, part: Part) -> Iterable[ChatChunk]:
+        """The events for a part."""
+        ids = self._body.return_token_ids
+        if part.index not in self._begun:
+            chunk = self._chunk([ChatChunkChoice(part.index, ChatDelta("assistant", ""))])
+            if ids and not self._begun:
+                chunk.prompt_token_ids = self._prompt
+            self._begun.add(part.index)
+            yield chunk
+        if part.text or (part.tokens and (ids or part.entries)):
+            choice = ChatChunkChoice(part.index, ChatDelta(content=part.text), self._logprobs(part))
+            if ids:
+                choice.token_ids = part.tokens
+            yield self._chunk([choice])
+        if part.finish is not None:
+            end = ChatChunkChoice(part.index, ChatDelta(), finish_reason=part.finish)
+            end.stop_reason = part.stop_reason
+            yield self._chunk([end])
+
+    def last(self) -> Iterable[ChatChunk]:
+        """The usage, if it was asked for."""
+        if self._usage:
+            yield self._chunk([], self._job.usage())
+
+    def _choice(self, part: Part) -> ChatChoice:
+        assert part.finish is not None, "a gathered choice has ended"
+        choice = ChatChoice(part.index, ChatMessage(part.text), self._logprobs(part), part.finish, part.stop_reason)
+        if self._body.return_token_ids:
+            choice.token_ids = part.tokens
+        return choice
+
+    def _logprobs(self, part: Part) -> ChatLogprobs | None:
+        return chat_logprobs(part.entries, self._tokenizer) if self._body.logprobs else None
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
+        job = self._job
+        return ChatChunk(job.id, job.created, job.model.name, choices, usage=usage if self._usage else UNSET)

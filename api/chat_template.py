@@ -1,0 +1,201 @@
+"""Chat templates: from messages to the prompt's text.
+
+The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`; what
+they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They run in
+Jinja's immutable sandbox and see plain JSON data only. A template is never taken from a client.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from personae.api.schema import AssistantMessage, Content, Message, RefusalPart, TextPart
+from personae.errors import ModelLoadError, RequestError, UnsupportedParameter
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names under which clients send an earlier answer's reasoning; templates read the first or the second."""
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_MARK = "PERSONAE_CONTINUES_HERE "
+"""Ends the message to be continued while the template runs; its blank shows whether the template trims."""
+
+
+class ChatTemplate:
+    """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
+
+    Raises ModelLoadError when the template is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from None
+        self._special_tokens = dict(special_tokens)
+        self._knows_developer = "developer" in source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages`. With `continue_final_message` it ends within the last message's content.
+
+        `kwargs` are further variables for the template. Raises RequestError when the template refuses the
+        messages or fails on them.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` needs `add_generation_prompt` to be false.", param="continue_final_message"
+            )
+        extra = dict(kwargs or {})
+        for name in sorted(extra.keys() & (_RESERVED | self._special_tokens.keys())):
+            raise RequestError(
+                f"`{name}` cannot be set through `chat_template_kwargs`.", param=f"chat_template_kwargs.{name}"
+            )
+        chat = plain_messages(messages)
+        if not self._knows_developer:
+            for message in chat:
+                if message["role"] == "developer":
+                    message["role"] = "system"
+        final = self._mark_final(chat) if continue_final_message else None
+        try:
+            prompt = self._template.render(
+                messages=chat,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+                **extra,
+            )
+        except Exception as error:  # a template is a program: on odd messages it can fail in any way
+            raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
+        return prompt if final is None else _cut(prompt, final)
+
+    @staticmethod
+    def _mark_final(chat: list[dict[str, Any]]) -> str:
+        final = chat[-1].get("content")
+        if final is None:
+            raise RequestError(
+                "`continue_final_message` needs content in the last message.", param="continue_final_message"
+            )
+        chat[-1]["content"] = final + _MARK
+        return str(final)
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: content as one string, tool-call arguments as objects, nothing null.
+
+    Text parts are joined by line breaks. Raises RequestError naming the part that is not text.
+    """
+    return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _plain(message: Message, where: str) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.__struct_config__.tag}
+    if message.content is not None:
+        plain["content"] = _text(message.content, f"{where}.content")
+    if message.name is not None:
+        plain["name"] = message.name
+    if not isinstance(message, AssistantMessage):
+        tool_call_id = getattr(message, "tool_call_id", None)
+        return plain if tool_call_id is None else plain | {"tool_call_id": tool_call_id}
+    for unserved in ("audio", "function_call"):
+        if getattr(message, unserved) is not None:
+            raise UnsupportedParameter(f"`{where}.{unserved}` is not served.", param=f"{where}.{unserved}")
+    if message.refusal is not None:
+        plain.setdefault("content", message.refusal)
+    reasoning = [text for name in _REASONING if (text := getattr(message, name)) is not None]
+    if reasoning:
+        plain["reasoning_content"] = reasoning[0]
+        plain["thinking"] = message.thinking if message.thinking is not None else reasoning[0]
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{index}].function") for index, call in enumerate(message.tool_calls)
+        ]
+    elif "content" not in plain:
+        raise RequestError(f"`{where}.content` is required.", param=f"{where}.content")
+    return plain
+
+
+def _text(content: Content, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart):
+            texts.append(part.refusal)
+        else:
+            kind = part.__struct_config__.tag
+            raise UnsupportedParameter(
+                f"`{where}[{index}]` is of type {kind}; this model reads text only.", param=f"{where}[{index}].type"
+            )
+    return "\n".join(texts)
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"`{where}.arguments` must be a JSON object as text.", param=f"{where}.arguments")
+    plain: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return plain if call.id is None else {"id": call.id} | plain
+
+
+def _cut(prompt: str, final: str) -> str:
+    """The prompt up to where the marked message ends; without trailing blanks if the template trims them."""
+    at = prompt.rfind(_MARK.strip())
+    if at < 0 or final.strip() not in prompt:
+        raise RequestError(
+            "`continue_final_message`: this model's chat template does not render the last message as it is.",
+            param="continue_final_message",
+        )
+    return prompt[:at] if prompt.startswith(_MARK, at) else prompt[:at].rstrip()
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as text; Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().astimezone().strftime(format)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the model's own text for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The nodes of the block's body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

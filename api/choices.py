@@ -1,0 +1,134 @@
+"""One choice of an answer, as it grows: from the engine's deltas to text, logprobs and a reason to end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from personae.engine.sequence import Delta, TokenLogprobs
+from personae.engine.tokens import Detokenizer, Tokenizer
+
+
+class Entry(NamedTuple):
+    """A token with its logprobs (None: nothing comes before it) and where it begins in the choice's text."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+    offset: int
+
+
+@dataclass(slots=True)
+class Part:
+    """What a choice gained; parts of one choice add up. `finish` is None until its last part.
+
+    `tokens` are the emitted ids, the stopping one included; `stop_reason` is the stop string or stop token id
+    that ended the choice, None for EOS. `entries` has one entry per token if logprobs were asked for, an
+    echoed prompt's tokens before the others.
+    """
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    cached: int = 0
+
+    def add(self, later: "Part") -> None:
+        """Take in what came after this part."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.entries += later.entries
+        self.prompt_logprobs += later.prompt_logprobs
+        self.finish = later.finish
+        self.stop_reason = later.stop_reason
+        self.cached += later.cached
+
+
+@dataclass(frozen=True, slots=True)
+class TextStyle:
+    """How tokens become text. `stop` strings end the choice and are left out unless `include_stop`."""
+
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    stop: tuple[str, ...] = ()
+
+
+class Choice:
+    """Follows one sequence. `opening` is text that comes before the answer (an echo).
+
+    With `prompt`, an echoed prompt's tokens have entries too. Without `answers` (an echo of `max_tokens` 0)
+    the one token that the engine had to make is dropped.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        style: TextStyle,
+        *,
+        opening: str = "",
+        prompt: Sequence[int] = (),
+        offsets: bool = False,
+        answers: bool = True,
+    ) -> None:
+        self.index = index
+        self.ended = False
+        self._opening = opening
+        self._prompt = prompt
+        self._prompt_seen = 0
+        self._answers = answers
+        self._include_stop = style.include_stop
+        skip = style.skip_special_tokens
+        self._text = Detokenizer(
+            tokenizer, skip_special_tokens=skip, stop=style.stop, include_stop=style.include_stop
+        )
+        self._places = _Places(tokenizer, skip) if offsets else None
+
+    def take(self, delta: Delta) -> Part:
+        """What `delta` adds. Sets `ended` with the last part, which a stop string may bring before the engine."""
+        part = Part(self.index, text=self._opening, cached=delta.cached or 0)
+        self._opening = ""
+        part.prompt_logprobs += delta.prompt_logprobs
+        for logprobs in delta.prompt_logprobs if self._prompt else ():
+            token = self._prompt[self._prompt_seen]
+            self._prompt_seen += 1
+            part.entries.append(Entry(token, logprobs, self._place(token)))
+        if self._answers:
+            self._take_tokens(delta, part)
+        if delta.finish is not None and not self.ended:
+            self.ended = True
+            part.text += self._text.flush()
+            part.finish = delta.finish if self._answers else "length"
+        return part
+
+    def _take_tokens(self, delta: Delta, part: Part) -> None:
+        for index, token in enumerate(delta.tokens):
+            part.tokens.append(token)
+            if delta.logprobs:
+                part.entries.append(Entry(token, delta.logprobs[index], self._place(token)))
+            ends = delta.stop_token is not None and index == len(delta.tokens) - 1
+            if ends and not self._include_stop:
+                return
+            piece = self._text.push((token,))
+            part.text += piece.text
+            if piece.stopped is not None:
+                self.ended = True
+                part.finish, part.stop_reason = "stop", piece.stopped
+                return
+
+    def _place(self, token: int) -> int:
+        return 0 if self._places is None else self._places.next(token)
+
+
+class _Places:
+    """Counts at which character of the text each token begins, held-back characters not counted."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._text = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._at = 0
+
+    def next(self, token: int) -> int:
+        at = self._at
+        self._at += len(self._text.push((token,)).text)
+        return at

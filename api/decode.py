@@ -1,0 +1,92 @@
+"""From bytes to request structs; every refusal names the field in OpenAI's dotted form.
+
+msgspec checks types and names while it parses. What it says about a failure ("… - at `$.messages[0].role`")
+is turned into the `param` of the error here, and nowhere else.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from personae.api.schema import Body
+from personae.errors import RequestError, UnsupportedParameter
+
+T = TypeVar("T", bound=Body)
+
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_SHOWN = 100
+"""How much of a name that the client made up is repeated to it."""
+
+
+async def read_json(request: Request, type: type[T], max_depth: int) -> T:
+    """The request's body as `type`. Raises RequestError, and what reading the body raises."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(
+            "The body must be JSON, sent with the header content-type: application/json.",
+            param="content-type",
+            code="unsupported_media_type",
+        )
+    return decode(await request.body(), type, max_depth)
+
+
+def decode(body: bytes, type: type[T], max_depth: int) -> T:
+    """Parse and check `body`. Raises RequestError; UnsupportedParameter for a field that `type` does not have."""
+    try:
+        value = msgspec.json.decode(body, type=type)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("The body's JSON is nested too deeply.", code="invalid_json") from None
+    for name in type.free_form:
+        if _deeper(getattr(value, name), max_depth):
+            raise RequestError(f"`{name}` is nested deeper than {max_depth} levels.", param=name)
+    return value
+
+
+def _named(message: str) -> RequestError:
+    """The error for one of msgspec's validation messages."""
+    path = ""
+    if at := _AT.search(message):
+        message, path = message[: at.start()], at["path"]
+    if unknown := _UNKNOWN.match(message):
+        name = _join(path, unknown["name"][:_SHOWN])
+        return UnsupportedParameter(
+            f"`{name}` is not a parameter of this request.", param=name, code="unknown_parameter"
+        )
+    if missing := _MISSING.match(message):
+        name = _join(path, missing["name"])
+        return RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
+    message = message[: 2 * _SHOWN]
+    return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code="invalid_type")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether `value` nests dicts, lists or structs deeper than `depth`; level by level, without recursion."""
+    level: list[Any] = [value]
+    for _ in range(depth + 1):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return (getattr(value, name) for name in value.__struct_fields__)
+    return ()

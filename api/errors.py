@@ -1,0 +1,79 @@
+"""Errors as they go over the wire, in OpenAI's shape: `{"error": {message, type, param, code}}`."""
+
+import logging
+import math
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from personae.errors import MethodNotAllowed, NotFound, PersonaeError, RequestError, RequestFailed
+
+logger = logging.getLogger(__name__)
+
+_CLOSES = {408, 413, 431}
+"""After these the rest of the request is still on its way; the connection is closed rather than drained."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong: a sentence, its kind, the field it is about, a word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """The body of every answer that is not a success, and of the event that ends a broken stream."""
+
+    error: ErrorDetail
+
+
+def error_answer(error: PersonaeError) -> ErrorAnswer:
+    """The wire form of an error."""
+    return ErrorAnswer(ErrorDetail(error.message, error.type, error.param, error.code))
+
+
+def error_response(error: PersonaeError) -> Response:
+    """The error as an HTTP answer, with Retry-After where the error says when to come back."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after))
+    if error.status in _CLOSES:
+        headers["connection"] = "close"
+    body = msgspec.json.encode(error_answer(error))
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+def visible(error: Exception, request_id: str) -> PersonaeError:
+    """The error that the client may see: our own as it is; of any other only that it happened.
+
+    The other's details go to the log, under the request id that the client has too.
+    """
+    if isinstance(error, PersonaeError):
+        return error
+    logger.error("request %s failed unexpectedly", request_id, exc_info=error)
+    return RequestFailed("The server could not finish this request.", code="internal_error")
+
+
+async def personae_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for our own errors."""
+    assert isinstance(error, PersonaeError)
+    return error_response(error)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for what its router raises: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    if error.status_code == NotFound.status:
+        return error_response(NotFound(f"There is no route {path}.", code="unknown_url"))
+    if error.status_code == MethodNotAllowed.status:
+        response = error_response(MethodNotAllowed(f"{path} does not serve {method}."))
+        response.headers.update(error.headers or {})
+        return response
+    refusal = RequestError(error.detail)
+    refusal.status = error.status_code
+    return error_response(refusal)

@@ -1,0 +1,231 @@
+"""From a checked request to the engine and back: what chat completions and completions have in common."""
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio
+from starlette.types import Receive
+
+from personae.actors.client import EngineClient, ModelCard
+from personae.api.answers import CachedTokens, Usage
+from personae.api.chat_template import ChatTemplate
+from personae.api.choices import Choice, Part
+from personae.api.metrics import Metrics, SequenceClock
+from personae.api.params import sibling
+from personae.api.schema import Message
+from personae.api.settings import ApiSettings
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.errors import Cancelled, GrammarError, NotFound, RequestError, RequestFailed
+from personae.grammar.spec import GrammarSpec
+
+T = TypeVar("T")
+Sink = Callable[[Part], None]
+
+TENANT = "default"
+_LONG_TEXT = 16_384
+"""Texts of more characters than this are encoded off the event loop: they take longer than a thread hop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What every route needs; one per app. `template` is None if the model has none."""
+
+    client: EngineClient
+    settings: ApiSettings
+    metrics: Metrics
+    template: ChatTemplate | None
+
+    def model(self, name: str) -> ModelCard:
+        """The base or the adapter of that name. Raises NotFound."""
+        card = self.client.models(TENANT).get(name)
+        if card is None:
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+        return card
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`."""
+        encode = self.client.tokenizer.encode
+        if len(text) <= _LONG_TEXT:
+            return encode(text, add_special_tokens)
+        return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool | None,
+        add_special_tokens: bool,
+        kwargs: Mapping[str, Any] | None,
+    ) -> list[int]:
+        """The prompt's token ids. A generation prompt is added unless the request says no or continues.
+
+        Raises RequestError when there is nothing to render, no template, or the template refuses.
+        """
+        if not messages:
+            raise RequestError("`messages` is empty.", param="messages")
+        if len(messages) > self.settings.max_messages:
+            raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
+        if self.template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions with a prompt of your own.", param="messages"
+            )
+        continues = bool(continue_final_message)
+        prompt = self.template.render(
+            messages,
+            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=continues,
+            kwargs=kwargs,
+        )
+        return await self.encode(prompt, add_special_tokens=add_special_tokens)
+
+
+@dataclass(slots=True)
+class Job:
+    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id."""
+
+    id: str
+    model: ModelCard
+    door: Door
+    arrived: float
+    created: int = field(default_factory=lambda: int(time.time()))
+    logs: list[SequenceLog] = field(default_factory=list)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @classmethod
+    def begin(cls, door: Door, prefix: str, model: ModelCard) -> "Job":
+        """A job without sequences; its id begins with `prefix`."""
+        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter())
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        grammar: GrammarSpec | None,
+        choices: Sequence[Choice],
+    ) -> None:
+        """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
+        client = self.door.client
+        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(TENANT)
+        self.prompt_tokens += len(tokens)
+        first: str | None = None
+        for index, choice in enumerate(choices):
+            log = SequenceLog(
+                id=f"{self.id}-{choice.index}",
+                tokens=tokens,
+                prompt_length=len(tokens),
+                params=sibling(params, index),
+                eos=eos,
+                adapter=self.model.adapter,
+                grammar=grammar,
+                tenant=TENANT,
+                salt=salt,
+                after=first,
+            )
+            first = first or log.id
+            self.logs.append(log)
+            self.choices[log.id] = choice
+
+    async def run(self, sink: Sink) -> None:
+        """Hand every part to `sink` as it comes, until all choices have ended.
+
+        Raises what the engine refuses with, and RequestFailed if a sequence could not be finished. However
+        this ends, the engine has let go of the request when it does.
+        """
+        metrics = self.door.metrics
+        clocks = {log.id: SequenceClock(metrics, self.model.name, self.arrived) for log in self.logs}
+        reason = "error"
+        try:
+            await self._follow(clocks, sink)
+        except GrammarError as error:
+            error.param = error.param or "response_format"
+            raise
+        except anyio.get_cancelled_exc_class():
+            reason = "abort"
+            raise
+        finally:
+            for clock in clocks.values():
+                clock.end(reason)
+
+    async def _follow(self, clocks: Mapping[str, SequenceClock], sink: Sink) -> None:
+        failure: RequestFailed | None = None
+        leaders = {log.id for log in self.logs if log.after is None}
+        live = len(self.logs)
+        async with self.door.client.stream(self.logs) as stream:
+            self.door.metrics.prompt_tokens.labels(self.model.name).inc(self.prompt_tokens)
+            async for delta in stream:
+                choice = self.choices[delta.id]
+                if choice.ended:
+                    continue
+                if delta.finish == "error":
+                    failure = RequestFailed(f"The request could not be finished: {delta.error or 'engine error'}.")
+                    break
+                part = choice.take(delta)
+                if choice.ended:
+                    live -= 1
+                    if delta.finish is None:
+                        stream.stop(delta.id)
+                if delta.id in leaders:
+                    self.cached_tokens += part.cached
+                self.completion_tokens += len(part.tokens)
+                clocks[delta.id].saw(part)
+                sink(part)
+                if live == 0:
+                    break
+        if failure is not None:
+            raise failure
+        if live:
+            raise RequestFailed("The engine ended the request before its answer was complete.")
+
+    async def gather(self, receive: Receive) -> list[Part]:
+        """Run to the end and return each choice whole, by index. Raises Cancelled if the client goes away."""
+        whole = {choice.index: Part(choice.index) for choice in self.choices.values()}
+
+        async def work() -> None:
+            await self.run(lambda part: whole[part.index].add(part))
+
+        await unless_disconnected(receive, work)
+        return [whole[index] for index in sorted(whole)]
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=CachedTokens(self.cached_tokens),
+        )
+
+
+async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """Await `work`, but cancel it when the client disconnects; then raise Cancelled.
+
+    The request's body must have been read. `work`'s own error is raised as it is, not in a group.
+    """
+    outcome: list[T] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(listen)
+        try:
+            outcome.append(await work())
+        except Exception as error:
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if not outcome:
+        raise Cancelled("The client went away.")
+    return outcome[0]

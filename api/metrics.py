@@ -1,0 +1,149 @@
+"""`/metrics`: what the server does, for Prometheus.
+
+Names that begin with `vllm:` mean what they mean in vLLM, so that its dashboards and load balancers work here;
+our own begin with `personae:`. What the engine counts is read from it at each scrape.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from personae.actors.client import EngineClient, EngineStats
+from personae.api.choices import Part
+
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_LABELS = ("model_name",)
+
+
+class Metrics:
+    """All metrics of one app, in a registry of its own."""
+
+    def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(client, model_name, max_adapters))
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS)
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens emitted.", *_LABELS)
+        self.success = self._counter(
+            "vllm:request_success", "Sequences ended, by reason.", *_LABELS, "finished_reason"
+        )
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN
+        )
+        self.inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between a sequence's tokens, as they come.", _PER_TOKEN
+        )
+        self.per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after a sequence's first.", _PER_TOKEN
+        )
+        self.request = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to its sequence's end.", _REQUEST
+        )
+        self.http = self._counter(
+            "personae:http_requests", "Answers, by route and status.", "method", "route", "status"
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+@dataclass(slots=True)
+class SequenceClock:
+    """Times one sequence and counts what it brought. `arrived` is `time.perf_counter()` at the request's start."""
+
+    metrics: Metrics
+    model: str
+    arrived: float
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+    ended: bool = field(default=False)
+
+    def saw(self, part: Part) -> None:
+        """Take note of a part as it comes from the engine."""
+        now = time.perf_counter()
+        metrics, model = self.metrics, self.model
+        if part.tokens:
+            if self.tokens == 0:
+                self.first = now
+                metrics.first_token.labels(model).observe(now - self.arrived)
+            else:
+                metrics.inter_token.labels(model).observe((now - self.last) / len(part.tokens))
+            self.last = now
+            self.tokens += len(part.tokens)
+            metrics.generation_tokens.labels(model).inc(len(part.tokens))
+        if part.finish is not None:
+            self.end(part.finish)
+
+    def end(self, reason: str) -> None:
+        """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""
+        if self.ended:
+            return
+        self.ended = True
+        metrics, model = self.metrics, self.model
+        metrics.success.labels(model, reason).inc()
+        metrics.request.labels(model).observe(time.perf_counter() - self.arrived)
+        if self.tokens > 1:
+            metrics.per_token.labels(model).observe((self.last - self.first) / (self.tokens - 1))
+
+
+class _EngineCollector(Collector):
+    """Turns a snapshot of the engine into metrics, at each scrape."""
+
+    def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
+        self._client = client
+        self._model_name = model_name
+        self._max_adapters = max_adapters
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._client.stats()
+        used = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
+        for name, text, value in (
+            ("vllm:num_requests_running", "Sequences in the running batch.", stats.running),
+            ("vllm:num_requests_waiting", "Sequences waiting to run.", stats.waiting),
+            ("vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", used),
+            ("personae:kv_pages", "KV pages there are.", stats.pages_total),
+            ("personae:adapters_resident", "Adapters in memory.", stats.adapters_resident),
+        ):
+            yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
+        for name, text, value in (
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
+            ("vllm:num_preemptions", "Sequences whose pages were taken to be computed again.", stats.preemptions),
+            ("personae:steps", "Steps run.", stats.steps),
+            ("personae:step_seconds", "Time in steps.", stats.step_seconds),
+            ("personae:host_gap_seconds", "Time between steps in which the device had nothing to do.",
+             stats.host_gap_seconds),
+        ):  # fmt: skip
+            yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
+        yield self._adapters(stats)
+        depths = GaugeMetricFamily("personae:mailbox_depth", "Messages waiting, by actor.", labels=("actor",))
+        for actor, depth in stats.mailboxes.items():
+            depths.add_metric((actor,), depth)
+        yield depths
+
+    def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _adapters(self, stats: EngineStats) -> Metric:
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters that run and wait; the value is the Unix time of the scrape.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        most = "" if self._max_adapters is None else str(self._max_adapters)
+        info.add_metric((most, ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)), time.time())
+        return info

@@ -1,0 +1,47 @@
+"""What `personae serve` is asked for, as plain data."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class ServeOptions(msgspec.Struct, frozen=True):
+    """Everything that opening an engine needs; None means that the engine chooses.
+
+    `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
+    `adapters` is an adapter. `kv_memory` is in bytes, the other sizes are in tokens or sequences. `seed` seeds
+    what is random at start-up (the weights of a random model), not the requests.
+    """
+
+    model: Path | None = None
+    adapters: tuple[Path, ...] = ()
+    device: DeviceChoice = "auto"
+    dtype: DtypeChoice = "auto"
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    max_seqs: int | None = None
+    kv_memory: int | None = None
+    served_model_name: str | None = None
+    seed: int | None = None
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as `2GiB`, `512MB`, `1.5g` or `4096`; GiB is 1024^3, GB and g are 1000^3.
+
+    Raises ValueError when it is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write one like 2GiB, 512MB or 4096")
+    number, unit, binary, _ = match.groups()
+    if binary and not unit:
+        raise ValueError(f"{text!r} is no size; write one like 2GiB, 512MB or 4096")
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])

@@ -1,0 +1,208 @@
+"""From request fields to sampling parameters: every range is checked here, against the model that will answer."""
+
+import secrets
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from personae.api.choices import TextStyle
+from personae.api.schema import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, SamplingFields
+from personae.api.settings import ApiSettings
+from personae.engine.params import SamplingParams
+from personae.errors import ContextLengthExceeded, GrammarError, RequestError
+from personae.grammar.spec import GrammarSpec
+
+T = TypeVar("T")
+N = TypeVar("N", int, float)
+
+_MAX_STOP_LENGTH = 1024
+_MAX_LIST = 1024
+_NAME_LENGTH = 64
+_GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing logits by them would overflow."""
+_MASK64 = 2**64 - 1
+
+
+class ModelLimits(Protocol):
+    """What a request's ranges depend on."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a sequence, prompt and answer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go up to this, exclusively."""
+
+
+def sampling_params(
+    request: SamplingFields,
+    *,
+    limits: ModelLimits,
+    settings: ApiSettings,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """The parameters of a request's first sequence. Raises RequestError naming the field that is out of range."""
+    vocab = limits.vocab_size
+    defaults = settings.defaults
+    temperature = _between("temperature", _pick(request.temperature, defaults.temperature, 1.0), 0.0, 2.0)
+    top_p = _pick(request.top_p, defaults.top_p, 1.0)
+    if not 0.0 < top_p <= 1.0:
+        raise _out_of_range("top_p", "over 0 and at most 1", top_p)
+    penalty = _pick(request.repetition_penalty, defaults.repetition_penalty, 1.0)
+    if not 0.0 < penalty <= 10.0:
+        raise _out_of_range("repetition_penalty", "over 0 and at most 10", penalty)
+    top_k = _pick(request.top_k, defaults.top_k, 0)
+    if top_k < -1:
+        raise _out_of_range("top_k", "0 or -1 (both: off) or positive", top_k)
+    min_tokens = _between("min_tokens", request.min_tokens or 0, 0, max_tokens)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=_seed(request.seed),
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        top_p=top_p,
+        top_k=min(max(top_k, 0), vocab),
+        min_p=_between("min_p", _pick(request.min_p, defaults.min_p, 0.0), 0.0, 1.0),
+        presence_penalty=_between("presence_penalty", request.presence_penalty or 0.0, -2.0, 2.0),
+        frequency_penalty=_between("frequency_penalty", request.frequency_penalty or 0.0, -2.0, 2.0),
+        repetition_penalty=penalty,
+        logit_bias=_logit_bias(request.logit_bias or {}, vocab),
+        min_tokens=int(min_tokens),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocab),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def sibling(params: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of choice `index` of `n`: the same but for the seed. Choice 0 keeps the request's seed.
+
+    The others' are SplitMix64's outputs for it (Steele, Lea, Flood: Fast splittable pseudorandom number
+    generators, OOPSLA 2014), shifted into 63 bits.
+    """
+    if index == 0:
+        return params
+    mixed = (params.seed + index * 0x9E3779B97F4A7C15) & _MASK64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return msgspec.structs.replace(params, seed=(mixed ^ (mixed >> 31)) >> 1)
+
+
+def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, prompt_param: str) -> int:
+    """How many tokens an answer may have: as many as were asked for, or all that are left of the context.
+
+    Raises ContextLengthExceeded when prompt and answer do not fit, RequestError when `asked` is below 1.
+    """
+    if asked is not None and asked < 1:
+        raise _out_of_range(param, "at least 1", asked)
+    if prompt >= limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {prompt} tokens; with at least one for the answer, this model's context of {limit} "
+            f"tokens is too short.",
+            param=prompt_param,
+        )
+    if asked is not None and prompt + asked > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {prompt} tokens and `{param}` asks for {asked} more; this model's context has {limit}.",
+            param=param,
+        )
+    return asked if asked is not None else limit - prompt
+
+
+def choices_of(n: int | None, settings: ApiSettings, prompts: int = 1) -> int:
+    """`n`, checked. Raises RequestError."""
+    count = int(_between("n", _pick(n, None, 1), 1, settings.max_n))
+    if count * prompts > settings.max_sequences:
+        raise RequestError(
+            f"{prompts} prompts times `n` {count} is over the limit of {settings.max_sequences} sequences.",
+            param="prompt",
+        )
+    return count
+
+
+def text_style(request: SamplingFields, settings: ApiSettings) -> TextStyle:
+    """How tokens become text. Raises RequestError."""
+    return TextStyle(
+        skip_special_tokens=request.skip_special_tokens is not False,
+        include_stop=bool(request.include_stop_str_in_output),
+        stop=_stop_strings(request.stop, settings),
+    )
+
+
+def _stop_strings(stop: str | list[str] | None, settings: ApiSettings) -> tuple[str, ...]:
+    """`stop` as a tuple, checked. Raises RequestError."""
+    strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > settings.max_stop:
+        raise RequestError(f"`stop` may have at most {settings.max_stop} strings.", param="stop")
+    for index, string in enumerate(strings):
+        if not 0 < len(string) <= _MAX_STOP_LENGTH:
+            name = "stop" if isinstance(stop, str) else f"stop[{index}]"
+            raise RequestError(f"`{name}` must have 1 to {_MAX_STOP_LENGTH} characters.", param=name)
+    return tuple(strings)
+
+
+def logprob_count(name: str, asked: int | None, settings: ApiSettings) -> int | None:
+    """A number of alternatives, checked. Raises RequestError."""
+    return None if asked is None else int(_between(name, asked, 0, settings.max_logprobs))
+
+
+def grammar_spec(format: ResponseFormat | None) -> GrammarSpec | None:
+    """What binds the answer. Raises RequestError or GrammarError when the format itself is malformed."""
+    if isinstance(format, JsonObjectFormat):
+        return GrammarSpec("json_object")
+    if not isinstance(format, JsonSchemaFormat):
+        return None
+    asked = format.json_schema
+    if not 0 < len(asked.name) <= _NAME_LENGTH:
+        name = "response_format.json_schema.name"
+        raise RequestError(f"`{name}` must have 1 to {_NAME_LENGTH} characters.", param=name)
+    if asked.schema is False:
+        raise GrammarError("The schema `false` allows no answer.", param="response_format.json_schema.schema")
+    source = msgspec.json.encode({} if asked.schema is True else asked.schema).decode()
+    return GrammarSpec("json_schema", source, strict=asked.strict is not False)
+
+
+def _pick(asked: T | None, default: T | None, otherwise: T) -> T:
+    if asked is not None:
+        return asked
+    return otherwise if default is None else default
+
+
+def _between(name: str, value: N, low: N, high: N) -> N:
+    if not low <= value <= high:
+        raise _out_of_range(name, f"from {low} to {high}", value)
+    return value
+
+
+def _out_of_range(name: str, range: str, value: float) -> RequestError:
+    shown = value if abs(value) < 1e15 else f"a number of {len(str(value))} characters"
+    return RequestError(f"`{name}` must be {range}; it is {shown}.", param=name, code="out_of_range")
+
+
+def _seed(asked: int | None) -> int:
+    if asked is None:
+        return secrets.randbits(63)
+    return int(_between("seed", asked, -(2**63), 2**63 - 1))
+
+
+def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
+    if len(bias) > _MAX_LIST:
+        raise RequestError(f"`logit_bias` may have at most {_MAX_LIST} tokens.", param="logit_bias")
+    for token, value in bias.items():
+        if not 0 <= token < vocab:
+            raise RequestError(
+                f"`logit_bias` names a token that does not exist; ids are from 0 to {vocab - 1}.", param="logit_bias"
+            )
+        _between("logit_bias", value, -100.0, 100.0)
+    return bias
+
+
+def _stop_token_ids(ids: list[int], vocab: int) -> tuple[int, ...]:
+    if len(ids) > _MAX_LIST:
+        raise RequestError(f"`stop_token_ids` may have at most {_MAX_LIST} ids.", param="stop_token_ids")
+    for index, token in enumerate(ids):
+        _between(f"stop_token_ids[{index}]", token, 0, vocab - 1)
+    return tuple(ids)

@@ -1,0 +1,23 @@
+"""Small things that several routes answer with."""
+
+import msgspec
+from starlette.responses import Response
+
+from personae.api.schema import SamplingFields
+from personae.errors import RequestError
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
+    """A struct as an HTTP answer."""
+    return Response(_encode(answer), status, media_type="application/json")
+
+
+def wants_usage(body: SamplingFields) -> bool:
+    """Whether a stream is to end with the usage. Raises RequestError for stream options without a stream."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise RequestError("`stream_options` needs `stream` to be true.", param="stream_options")
+    return bool(body.stream_options.include_usage)

@@ -1,0 +1,38 @@
+"""What the HTTP side is told when it is made: limits, and what a request means when it says nothing."""
+
+import msgspec
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True):
+    """Sampling parameters from the model's `generation_config.json`, used where a request gives none.
+
+    None means that the model has no opinion; then OpenAI's default holds (temperature 1, top_p 1, the rest off).
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class ApiSettings(msgspec.Struct, frozen=True):
+    """The limits of the HTTP side. Sizes are bytes, times are seconds.
+
+    `max_n` bounds `n`, `max_sequences` bounds prompts times `n` of one request, `max_logprobs` bounds every
+    kind of logprobs. `max_json_depth` bounds the nesting of free-form JSON (schemas, template arguments).
+    `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics` shows it.
+    """
+
+    defaults: GenerationDefaults = GenerationDefaults()
+    max_n: int = 16
+    max_sequences: int = 512
+    max_logprobs: int = 20
+    max_stop: int = 16
+    max_messages: int = 4096
+    max_json_depth: int = 64
+    max_body_bytes: int = 8 * 2**20
+    max_header_bytes: int = 32 * 2**10
+    max_headers: int = 100
+    body_seconds: float = 30.0
+    max_adapters: int | None = None

@@ -1,0 +1,128 @@
+"""Server-sent events: parts go out as they come, and a slow reader gets fewer, larger ones.
+
+Two tasks share an outbox that holds at most one part per choice. One follows the engine and never waits for the
+client; the other encodes what has gathered and waits until the connection takes it. So a slow client costs
+memory for its own text only, stop strings are found at once, and nobody else waits.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+
+import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from personae.api.choices import Part
+from personae.api.errors import error_answer, visible
+from personae.api.generation import Sink, unless_disconnected
+from personae.errors import Cancelled
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encode = msgspec.json.Encoder().encode
+
+
+class Chunks(Protocol):
+    """How one kind of answer is cut into events."""
+
+    def of(self, part: Part) -> Iterable[msgspec.Struct]:
+        """The events for a part; none if it holds nothing that the client would see."""
+
+    def last(self) -> Iterable[msgspec.Struct]:
+        """The events after all choices have ended."""
+
+
+class EventStream:
+    """An answer that runs `work` and sends what it puts into its sink; a response in Starlette's sense.
+
+    The status line goes out with the first event, so that a request that is refused late (its grammar does not
+    compile, the engine is full) still gets its own status. An error after that is sent as an event and ends the
+    stream without `[DONE]`.
+    """
+
+    background = None
+
+    def __init__(self, request: Request, work: Callable[[Sink], Awaitable[None]], chunks: Chunks) -> None:
+        self._request_id: str = request.state.request_id
+        self._work = work
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(Cancelled):  # nobody is left to tell
+            await unless_disconnected(receive, lambda: self._serve(send))
+
+    async def _serve(self, send: Send) -> None:
+        outbox = _Outbox()
+        failure: Exception | None = None
+
+        async def follow() -> None:
+            nonlocal failure
+            try:
+                await self._work(outbox.put)
+            except Exception as error:
+                failure = error
+            outbox.close()
+
+        started = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            while (parts := await outbox.take()) is not None:
+                events = [event for part in parts for event in self._chunks.of(part)]
+                if events:
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                    await _send(send, b"".join(map(_event, events)), more=True)
+        if failure is not None and not started:
+            raise failure
+        if failure is not None:
+            answer = error_answer(visible(failure, self._request_id))
+            await _send(send, _event(answer), more=False)
+            return
+        await _send(send, b"".join(map(_event, self._chunks.last())) + b"data: [DONE]\n\n", more=False)
+
+
+def _event(value: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+async def _send(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class _Outbox:
+    """Parts on their way to the client, merged by choice."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Part] = {}
+        self._closed = False
+        self._changed = anyio.Event()
+
+    def put(self, part: Part) -> None:
+        waiting = self._parts.get(part.index)
+        if waiting is None:
+            self._parts[part.index] = part
+        else:
+            waiting.add(part)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+    async def take(self) -> list[Part] | None:
+        """All that is waiting, as soon as there is something; None when there is nothing and never will be."""
+        await self._changed.wait()
+        if not self._parts and self._closed:
+            return None
+        parts, self._parts = list(self._parts.values()), {}
+        if not self._closed:
+            self._changed = anyio.Event()
+        return parts
