@@ -21,9 +21,13 @@ class Compiler(Actor[Message]):
         self.drain()
 
     async def receive(self, message: Message) -> None:
-        """Start a compile."""
+        """Answer from the cache, or start a compile."""
         if isinstance(message, Compile):
-            self.start_soon(self._compile, message)
+            grammar = self._grammars.get(message.spec)
+            if grammar is not None:
+                self._scheduler.tell(Compiled(message.spec, grammar))
+            else:
+                self.start_soon(self._compile, message)
 
     async def _compile(self, message: Compile) -> None:
         try:
@@ -31,4 +35,5 @@ class Compiler(Actor[Message]):
         except GrammarError as error:
             self._scheduler.tell(Compiled(message.spec, error=error.message))
         else:
+            self._grammars.put(message.spec, grammar)
             self._scheduler.tell(Compiled(message.spec, grammar))

@@ -15,33 +15,42 @@ import torch
 
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, Runner
-from personae.engine.sampler import Sampled, Sampler, prompt_logprobs
+from personae.engine.logprobs import prompt_logprobs
+from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.grammar.backend import CompiledGrammar, Matcher
-from personae.grammar.masks import Bitmask
+from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import Adapter
 
 PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step whose tokens are not read yet; `matchers` are those of its sampled rows at launch."""
+    """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, and `matchers`
+    theirs at launch. `bitmask` is kept until the device has read it."""
 
     plan: StepPlan
     sampled: Sampled | None
     rows: list[int]
     matchers: list[Matcher | None]
+    bitmask: torch.Tensor | None
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]]
 
 
 class StepEngine:
-    """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot."""
+    """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot.
 
-    def __init__(self, runner: Runner, sampler: Sampler, bitmask: Bitmask) -> None:
+    `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
+    """
+
+    def __init__(self, runner: Runner, sampler: Sampler, *, mask_threads: int = 1) -> None:
         self.runner = runner
         self.sampler = sampler
-        self.bitmask = bitmask
+        self.runs_ahead = runner.device.type != "cpu"
+        self._masks = MaskFiller(mask_threads)
+        self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
 
@@ -67,16 +76,19 @@ class StepEngine:
     def sample(self, plan: StepPlan, forward: Forward) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         rows = forward.packed.sampled_rows
-        matchers = [self._matchers.get(plan.rows[i].slot) for i in rows]
-        sampled = None
+        matchers = [self._live_matcher(plan.rows[i].slot) for i in rows]
+        sampled = bitmask = None
+        if any(matchers):
+            bitmask = self._bitmasks.acquire()
+            self._masks.fill(bitmask, matchers)
         if rows:
             sampled = self.sampler.sample(
                 forward.logits,
                 [plan.rows[i].slot for i in rows],
                 [plan.rows[i].start + plan.rows[i].count for i in rows],
-                self.bitmask.fill(matchers),
+                None if bitmask is None else bitmask[: len(rows)],
             )
-        return Launched(plan, sampled, rows, matchers, self._prompt_logprobs(plan, forward))
+        return Launched(plan, sampled, rows, matchers, bitmask, self._prompt_logprobs(plan, forward))
 
     def finish(self, launched: Launched) -> StepResult:
         """Wait for the step, read its tokens, advance the grammars by them."""
@@ -85,15 +97,31 @@ class StepEngine:
         failures: dict[int, str] = {}
         if launched.sampled is not None:
             read = launched.sampled.read()
-            for i, (row, matcher) in enumerate(zip(launched.rows, launched.matchers, strict=True)):
-                tokens[row] = read.tokens[i]
-                if i in read.failures:
-                    failures[row] = read.failures[i]
-                elif matcher is not None and not matcher.terminated and not matcher.accept(read.tokens[i]):
-                    failures[row] = f"the grammar does not allow the sampled token {read.tokens[i]}"
-                if i in read.logprobs:
-                    logprobs[row] = read.logprobs[i]
+            failures = {launched.rows[i]: why for i, why in read.failures.items()}
+            logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
+            for row, matcher, token in zip(launched.rows, launched.matchers, read.tokens, strict=True):
+                tokens[row] = token
+                if token is not None and matcher is not None and not matcher.accept(token):
+                    failures[row] = f"the grammar does not allow the sampled token {token}"
+        if launched.bitmask is not None:
+            self._bitmasks.release(launched.bitmask)
         return StepResult(launched.plan.step, tuple(tokens), logprobs, launched.prompt_logprobs, failures)
+
+    def place(self, adapter: Adapter) -> bool:
+        """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
+
+        Raises AdapterError when it can never fit.
+        """
+        return self.runner.adapters.acquire(adapter)
+
+    def release(self, digest: str) -> None:
+        """The adapter may be evicted."""
+        self.runner.adapters.release(digest)
+
+    def _live_matcher(self, slot: int) -> Matcher | None:
+        """The slot's matcher, unless its answer is complete (its row is then computed once more in vain)."""
+        matcher = self._matchers.get(slot)
+        return None if matcher is None or matcher.terminated else matcher
 
     def _prompt_logprobs(
         self, plan: StepPlan, forward: Forward

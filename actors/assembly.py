@@ -1,0 +1,183 @@
+"""From options to a script: loads the model and the adapters, decides the sizes, says how Back is built."""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from personae.actors.client import ModelCard
+from personae.actors.stage import Script
+from personae.engine.config import GenerationDefaults, ModelConfig, read_generation_defaults
+from personae.engine.fairness import VirtualTokenCounter
+from personae.engine.kv import KVCache
+from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
+from personae.engine.plan import MemoryLayout
+from personae.engine.runner import Runner
+from personae.engine.sampler import Sampler
+from personae.engine.scheduler import Scheduler
+from personae.engine.step import StepEngine
+from personae.engine.tokens import Tokenizer
+from personae.errors import LoadError
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.peft import read_adapter
+from personae.lora.pool import LoraPool
+
+PAGE_SIZE = 16  # tokens
+DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
+HOST_KV_BYTES = 2 * 2**30
+SPARE_RANKS = 64  # room for one more adapter of that rank
+
+Progress = Callable[[int, int], None]
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """Everything that opening an engine needs; None means that the engine chooses.
+
+    `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter, known by its
+    folder's name. `kv_memory` is in bytes, the other sizes are in tokens or sequences.
+    """
+
+    model: Path
+    adapters: tuple[Path, ...] = ()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    max_seqs: int | None = None
+    kv_memory: int | None = None
+    served_model_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A script ready to be staged, and what the API wants to know of the model besides."""
+
+    script: Script
+    defaults: GenerationDefaults
+    max_adapters: int
+
+
+def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Assembly:
+    """Load everything that lives as long as the process. Blocks for as long as the weights take.
+
+    Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
+    """
+    device = _device(options.device)
+    model = load_model(options.model, device=device, dtype=options.dtype, on_progress=on_progress)
+    config = model.config
+    tokenizer = Tokenizer.load(options.model)
+    defaults = read_generation_defaults(options.model, config.vocab_size)
+    shapes = LoraShapes(config.layers, config.linear_shapes)
+    named = {folder.name: read_adapter(folder, shapes) for folder in _adapter_folders(options.adapters)}
+    layout = _layout(options, model)
+    base = options.served_model_name or options.model.resolve().name
+    if base in named:
+        raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
+    vocabulary = Vocabulary.from_tokenizer_json(
+        (options.model / "tokenizer.json").read_bytes(), config.vocab_size, defaults.eos
+    )
+    adapters = {adapter.digest: adapter for adapter in named.values()}
+    capacity = sum(_pages(adapter) for adapter in adapters.values()) * RANK_PAGE + SPARE_RANKS
+    max_adapters = len(adapters) + 1
+
+    def build_step_engine() -> StepEngine:
+        sampler = Sampler(layout.max_seqs, config.vocab_size, device)
+        pool = LoraPool(
+            shapes, capacity_rows=capacity, max_adapters=max_adapters, dtype=model.dtype, device=device
+        )
+        kv = KVCache(config, layout, model.dtype, device)
+        return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
+
+    secret = secrets.token_bytes(32)
+    script = Script(
+        build_step_engine=build_step_engine,
+        build_scheduler=lambda: Scheduler(layout, VirtualTokenCounter()),
+        build_compiler=lambda: GrammarCompiler(vocabulary),
+        layout=layout,
+        vocab_size=config.vocab_size,
+        tokenizer=tokenizer,
+        models=_cards(base, options.model, named),
+        adapters=adapters,
+        salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
+    )
+    return Assembly(script, defaults, max_adapters)
+
+
+def _device(choice: str) -> torch.device:
+    if choice == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise LoadError("No CUDA device is available; use --device cpu.")
+    return torch.device(choice)
+
+
+def _layout(options: EngineOptions, model: Decoder) -> MemoryLayout:
+    """The sizes that fit: what was asked for, else what the model and the memory allow."""
+    on_cpu = model.device.type == "cpu"
+    memory = options.kv_memory or (HOST_KV_BYTES if on_cpu else _free_device_bytes())
+    page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, model.dtype)
+    num_pages = memory // page_bytes
+    longest = min(model.config.max_position, num_pages * PAGE_SIZE)
+    wanted = options.max_model_len or longest
+    if wanted > model.config.max_position:
+        raise LoadError(
+            f"--max-model-len {wanted} is more than the model's own {model.config.max_position} tokens."
+        )
+    if wanted > longest or longest < PAGE_SIZE:
+        raise LoadError(
+            f"--kv-memory holds {num_pages * PAGE_SIZE} tokens; --max-model-len {wanted} needs "
+            f"{-(-wanted // PAGE_SIZE) * page_bytes} bytes."
+        )
+    max_seqs = options.max_seqs or (64 if on_cpu else 256)
+    return MemoryLayout(
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_seqs=max_seqs,
+        max_model_len=wanted,
+        max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
+    )
+
+
+def _free_device_bytes() -> int:
+    free, _ = torch.cuda.mem_get_info()
+    return int(free * DEVICE_SHARE)
+
+
+def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:
+    found: dict[str, Path] = {}
+    for root in roots:
+        if not root.is_dir():
+            raise LoadError(f"--adapters {root}: there is no such folder.")
+        folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
+        if not folders:
+            raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.")
+        for folder in folders:
+            if folder.name in found:
+                raise LoadError(
+                    f"Two adapters are called {folder.name!r}: {found[folder.name]} and {folder}."
+                )
+            found[folder.name] = folder
+    return list(found.values())
+
+
+def _pages(adapter: Adapter) -> int:
+    return -(-max(adapter.ranks.values()) // RANK_PAGE)
+
+
+def _cards(base: str, folder: Path, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
+    created = int(os.stat(folder / "config.json").st_mtime)
+    cards = {base: ModelCard(base, None, created)}
+    for name, adapter in adapters.items():
+        cards[name] = ModelCard(name, adapter.digest, created, base, max(adapter.ranks.values()))
+    return cards
