@@ -20,9 +20,9 @@ def sgmv(
 ) -> None:
     """y_m[i] += (x[i] A_m^T) B_m^T for each listed row i and module m (https://arxiv.org/abs/2310.18547).
 
-    x: [T, in], ys: [T, out_m] each, changed in place (may be strided). A_m: [rank, in] and B_m^T: [rank, out_m]
-    are the adapter's rows of arenas[m], found through tables[m]. Low precision is summed in float32 and rounded
-    once.
+    x: [T, in], ys: [T, out_m] each, changed in place (may be strided). A_m: [rank, in] and B_m^T: [rank,
+    out_m] are the adapter's rows of arenas[m], found through tables[m]. Low precision is summed in float32
+    and rounded once.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     segments = zip(work.first_row.tolist(), work.rows.tolist(), work.adapter.tolist(), strict=True)
