@@ -1,11 +1,11 @@
 """SGMV: the low-rank updates of many adapters in one batch (Punica's operator, arXiv 2310.18547).
 
-The step's packed tokens are x: [T, in]. A work list says which runs of consecutive rows take which adapter; it
-is built once per step and shared by all layers. Rows of the base model are not listed, and cost nothing.
+The step's packed tokens are x: [T, in]. A work list says which runs of consecutive rows take which adapter;
+it is built once per step and shared by all layers. Rows of the base model are not listed, and cost nothing.
 
-Adapters live in an arena per module (q, k, v, ...) and layer: a matrix of rank rows, where a row holds one rank
-of one adapter, its row of A and its row of B^T. So an adapter of rank 8 costs 8 rows, whatever the largest rank
-is. Rows are given out in pages of RANK_PAGE; a module's page table is the same in all layers.
+Adapters live in an arena per module (q, k, v, ...) and layer: a matrix of rank rows, where a row holds one
+rank of one adapter, its row of A and its row of B^T. So an adapter of rank 8 costs 8 rows, whatever the
+largest rank is. Rows are given out in pages of RANK_PAGE; a module's page table is the same in all layers.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ RANK_PAGE = 8  # ranks a page
 class WorkList:
     """Which packed rows take which adapter. All [S], int32, on the model's device.
 
-    Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot adapter[i].
-    Segments are not empty, ascend, and do not overlap. An adapter whose rows are contiguous has one segment.
+    Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot
+    adapter[i]. Segments are not empty, ascend, and do not overlap. An adapter whose rows are contiguous has
+    one segment.
     """
 
     first_row: Tensor
@@ -36,9 +37,9 @@ class WorkList:
 class RankTable:
     """Where each adapter slot's ranks lie in a module's arenas. int32, on the model's device.
 
-    rank: [slots], the true rank; 0 where the adapter has no such module. pages: [slots, max_pages]; rank r of a
-    slot lies at arena row pages[slot, r // RANK_PAGE] * RANK_PAGE + r % RANK_PAGE. Entries past a slot's last
-    page mean nothing.
+    rank: [slots], the true rank; 0 where the adapter has no such module. pages: [slots, max_pages]; rank r
+    of a slot lies at arena row pages[slot, r // RANK_PAGE] * RANK_PAGE + r % RANK_PAGE. Entries past a
+    slot's last page mean nothing.
     """
 
     rank: Tensor
@@ -56,8 +57,8 @@ class RankTable:
 class Arena:
     """One module of one layer: the rank rows of all adapters, in the model's dtype.
 
-    a: [capacity_rows, in], rows of A. b: [capacity_rows, out], rows of B^T with the adapter's scaling folded in.
-    Rows past the true rank in a slot's last page are zero, so a kernel may read whole pages.
+    a: [capacity_rows, in], rows of A. b: [capacity_rows, out], rows of B^T with the adapter's scaling
+    folded in. Rows past the true rank in a slot's last page are zero, so a kernel may read whole pages.
     """
 
     a: Tensor
@@ -75,7 +76,7 @@ def sgmv(
 
     x: [T, in]. ys: one [T, out_m] per module, changed in place; they may be strided slices of one tensor.
     arenas, tables: one per module; one call serves the modules that read the same x (q, k, v; gate, up; o;
-    down). All tensors have x's dtype. For float16 and bfloat16, products and sums are float32 and y is rounded
-    once.
+    down). All tensors have x's dtype. For float16 and bfloat16, products and sums are float32 and y is
+    rounded once.
     """
     select(reference.sgmv, x.device)(x, ys, arenas, tables, work)

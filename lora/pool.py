@@ -1,0 +1,247 @@
+"""Adapters in device memory, paged by true rank: an adapter of rank 8 takes an eighth of one of rank 64.
+
+Each module (q, k, v, ...) has arenas of rank rows, one per layer, and one page table for all of them, so a
+page id means the same rows in every layer. An adapter occupies, per module, the pages for its largest rank
+over the layers; where a layer has fewer ranks the rest of its rows are zero.
+
+Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
+needed. The pool is synchronous and has one owner; on a device its copies are ordered with the steps around
+them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from personae.errors import AdapterError, Overloaded
+from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
+from personae.lora.adapter import GROUPS, Adapter, LoraShapes
+
+
+@dataclass(slots=True)
+class Resident:
+    """An adapter in the pool: its slot, its pages and ranks by module, and how many hold it."""
+
+    slot: int
+    pages: Mapping[str, tuple[int, ...]]
+    ranks: Mapping[str, int]
+    pins: int = 0
+
+
+class LoraPool:
+    """The arenas and page tables of all modules, and who lives in them.
+
+    capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
+    `pool_bytes(shapes, capacity_rows, dtype)`, taken at once.
+    """
+
+    def __init__(
+        self,
+        shapes: LoraShapes,
+        *,
+        capacity_rows: int,
+        max_adapters: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if capacity_rows < RANK_PAGE or capacity_rows % RANK_PAGE or max_adapters < 1:
+            raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
+        self.shapes, self.dtype, self.device = shapes, dtype, device
+        self.num_pages = capacity_rows // RANK_PAGE
+        self.max_adapters = max_adapters
+        self._a: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, in]
+        self._b: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, out]
+        self._tables: dict[str, RankTable] = {}
+        for module, (inputs, outputs) in shapes.modules.items():
+            rows = (shapes.layers, capacity_rows)
+            self._a[module] = torch.zeros(*rows, inputs, dtype=dtype, device=device)
+            self._b[module] = torch.zeros(*rows, outputs, dtype=dtype, device=device)
+            self._tables[module] = RankTable(
+                torch.zeros(max_adapters, dtype=torch.int32, device=device),
+                torch.zeros(max_adapters, self.num_pages, dtype=torch.int32, device=device),
+            )
+        self._arenas = {
+            group: [
+                tuple(Arena(self._a[module][layer], self._b[module][layer]) for module in modules)
+                for layer in range(shapes.layers)
+            ]
+            for group, modules in GROUPS.items()
+            if shapes.modules.keys() >= set(modules)
+        }
+        self._group_tables = {
+            group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
+        }
+        self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
+        self._free_slots = list(reversed(range(max_adapters)))
+        self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
+
+    @property
+    def residents(self) -> tuple[str, ...]:
+        """The digests of the adapters in the pool, the least recently used first."""
+        return tuple(self._residents)
+
+    def arenas(self, layer: int, group: str) -> tuple[Arena, ...]:
+        """The arenas of a group's modules in a layer, in the order of GROUPS."""
+        return self._arenas[group][layer]
+
+    def tables(self, group: str) -> tuple[RankTable, ...]:
+        """The rank tables of a group's modules, the same in every layer."""
+        return self._group_tables[group]
+
+    def slot(self, digest: str) -> int | None:
+        """The slot of an adapter, None if it is not in the pool."""
+        resident = self._residents.get(digest)
+        return None if resident is None else resident.slot
+
+    def pin(self, digest: str) -> int:
+        """Hold an adapter that is in the pool until `unpin`, as often as this is called; its slot."""
+        resident = self._touch(digest)
+        resident.pins += 1
+        return resident.slot
+
+    def unpin(self, digest: str) -> None:
+        """Take back one `pin`."""
+        resident = self._residents[digest]
+        if not resident.pins:
+            raise ValueError(f"adapter {digest} is not pinned")
+        resident.pins -= 1
+
+    def pins(self, digest: str) -> int:
+        """How many hold the adapter; 0 if it is not in the pool."""
+        resident = self._residents.get(digest)
+        return 0 if resident is None else resident.pins
+
+    def check_fits(self, adapter: Adapter) -> None:
+        """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
+        for module, rank in adapter.ranks.items():
+            if _pages(rank) > self.num_pages:
+                raise AdapterError(
+                    f"adapter {adapter.name!r}: rank {rank} of {module} does not fit the pool's "
+                    f"{self.num_pages * RANK_PAGE} ranks a module"
+                )
+        if not adapter.peak <= torch.finfo(self.dtype).max:
+            raise AdapterError(
+                f"adapter {adapter.name!r}: its largest value, {adapter.peak:.3g} with the scaling, is out of "
+                f"the range of {self.dtype}"
+            )
+
+    def can_load(self, adapter: Adapter) -> bool:
+        """Whether `load` would succeed now, evicting adapters that nobody holds if it must."""
+        try:
+            self.check_fits(adapter)
+        except AdapterError:
+            return False
+        return adapter.digest in self._residents or self._victims(adapter) is not None
+
+    def load(self, adapter: Adapter) -> int:
+        """Bring an adapter in, if it is not there, and mark it used; its slot, which it keeps until it
+        leaves.
+
+        Raises AdapterError if it can never fit, Overloaded if the adapters in its way are pinned; then
+        nothing has changed.
+        """
+        if adapter.digest in self._residents:
+            return self._touch(adapter.digest).slot
+        self.check_fits(adapter)
+        victims = self._victims(adapter)
+        if victims is None:
+            raise Overloaded(f"adapter {adapter.name!r}: the adapters in memory are all in use")
+        for digest in victims:
+            self.unload(digest)
+        slot = self._free_slots.pop()
+        pages = {
+            module: tuple(self._free_pages[module].pop() for _ in range(_pages(rank)))
+            for module, rank in adapter.ranks.items()
+        }
+        for module in pages:
+            self._write(adapter, module, slot, pages[module])
+        self._residents[adapter.digest] = Resident(slot, pages, adapter.ranks)
+        return slot
+
+    def unload(self, digest: str) -> None:
+        """Free an adapter's slot and pages. KeyError if it is not in the pool, ValueError if it is pinned."""
+        resident = self._residents[digest]
+        if resident.pins:
+            raise ValueError(f"adapter {digest} is pinned")
+        del self._residents[digest]
+        self._free_slots.append(resident.slot)
+        for module, pages in resident.pages.items():
+            self._free_pages[module].extend(reversed(pages))
+            self._tables[module].rank[resident.slot] = 0
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every slot and page has one place and the device's tables say the
+        same."""
+        taken = [resident.slot for resident in self._residents.values()]
+        assert sorted(taken + self._free_slots) == list(range(self.max_adapters)), "slots"
+        for module, table in self._tables.items():
+            pages = [page for r in self._residents.values() for page in r.pages.get(module, ())]
+            assert sorted(pages + self._free_pages[module]) == list(range(self.num_pages)), (
+                f"pages of {module}"
+            )
+            ranks = [0] * self.max_adapters
+            for resident in self._residents.values():
+                own = resident.pages.get(module, ())
+                ranks[resident.slot] = resident.ranks.get(module, 0)
+                assert len(own) == _pages(ranks[resident.slot]), f"number of pages of {module}"
+                assert table.pages[resident.slot, : len(own)].tolist() == list(own), f"page table of {module}"
+            assert table.rank.tolist() == ranks, f"ranks of {module}"
+        assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
+
+    def _touch(self, digest: str) -> Resident:
+        resident = self._residents[digest] = self._residents.pop(digest)
+        return resident
+
+    def _victims(self, adapter: Adapter) -> list[str] | None:
+        """Whom to evict so that the adapter fits, the least recently used first; None if that is not
+        enough."""
+        missing = {
+            module: _pages(rank) - len(self._free_pages[module]) for module, rank in adapter.ranks.items()
+        }
+        slots = 1 - len(self._free_slots)
+        victims = []
+        for digest, resident in self._residents.items():
+            if slots <= 0 and all(count <= 0 for count in missing.values()):
+                break
+            helps = slots > 0 or any(
+                count > 0 and resident.pages.get(module) for module, count in missing.items()
+            )
+            if resident.pins or not helps:
+                continue
+            victims.append(digest)
+            slots -= 1
+            for module in missing:
+                missing[module] -= len(resident.pages.get(module, ()))
+        enough = slots <= 0 and all(count <= 0 for count in missing.values())
+        return victims if enough else None
+
+    def _write(self, adapter: Adapter, module: str, slot: int, pages: tuple[int, ...]) -> None:
+        """Copy one module of all layers to its pages, the scaling folded into B; rows past a rank are
+        zeroed."""
+        inputs, outputs = self.shapes.modules[module]
+        count = len(pages) * RANK_PAGE
+        a = torch.zeros(self.shapes.layers, count, inputs, dtype=self.dtype)
+        b = torch.zeros(self.shapes.layers, count, outputs, dtype=self.dtype)
+        for layer in range(self.shapes.layers):
+            pair = adapter.pairs.get((layer, module))
+            if pair is not None:
+                a[layer, : pair.rank] = pair.a
+                b[layer, : pair.rank] = pair.b.float() * pair.scaling
+        ids = torch.tensor(pages, dtype=torch.int32)
+        rows = (ids.long()[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten().to(self.device)
+        self._a[module].index_copy_(1, rows, a.to(self.device))
+        self._b[module].index_copy_(1, rows, b.to(self.device))
+        table = self._tables[module]
+        table.pages[slot, : len(pages)] = ids.to(self.device)
+        table.rank[slot] = adapter.ranks[module]
+
+
+def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:
+    """The bytes of a pool's arenas with this many rank rows a module."""
+    widths = sum(inputs + outputs for inputs, outputs in shapes.modules.values())
+    return shapes.layers * capacity_rows * widths * dtype.itemsize
+
+
+def _pages(rank: int) -> int:
+    return -(-rank // RANK_PAGE)

@@ -1,0 +1,130 @@
+"""Reads safetensors files that strangers wrote (https://huggingface.co/docs/safetensors, "Format").
+
+The file is an 8-byte little-endian header length, a JSON header, and the tensors' bytes. The header is
+believed only after it has been checked against itself and the file: its length, no name twice, offsets that
+cover the data without gap or overlap, sizes that follow from dtype and shape. Nothing is allocated before
+that.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personae.errors import AdapterError
+from personae.lora.strict_json import decode_object
+
+MAX_HEADER = 4 * 2**20  # bytes; seven modules of 128 layers need 0.3 MB
+MAX_NAME = 256  # characters of a tensor's name
+MAX_DIMS = 8
+MAX_COUNT = 2**48  # of a size or an offset
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor as the header describes it; `begin` and `end` count from the end of the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """An open safetensors file of float tensors, its header checked; a context manager.
+
+    Raises AdapterError, naming the tensor where there is one, when the file is not what it says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise AdapterError(f"{path.name}: there is no such file in the adapter's folder")
+        self.name = path.name
+        self._file = path.open("rb")
+        try:
+            self._data_start, self.entries = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "SafetensorsFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name, not an empty one, in the file's dtype, on the CPU."""
+        entry = self.entries[name]
+        data = bytearray(entry.end - entry.begin)
+        self._file.seek(self._data_start + entry.begin)
+        if self._file.readinto(data) != len(data):
+            raise AdapterError(f"{self.name}: {name!r} is cut short", param=name)
+        return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
+
+    def _read_header(self) -> tuple[int, dict[str, TensorEntry]]:
+        size = os.fstat(self._file.fileno()).st_size
+        length = int.from_bytes(self._file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise AdapterError(
+                f"{self.name}: a file of {size} bytes cannot have a header of {length} bytes "
+                f"(at most {MAX_HEADER}); it is no safetensors file, or cut short"
+            )
+        header = decode_object(self._file.read(length), f"{self.name}: the header")
+        header.pop("__metadata__", None)
+        entries = {name: self._entry(name, described) for name, described in header.items()}
+        end = 0
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+            if entry.begin != end:
+                raise AdapterError(
+                    f"{self.name}: {name!r} begins at byte {entry.begin} of the data, not at {end} where the "
+                    "tensor before it ends",
+                    param=name,
+                )
+            end = entry.end
+        if end != size - 8 - length:
+            raise AdapterError(
+                f"{self.name}: the header describes {end} bytes of data, the file has {size - 8 - length}"
+            )
+        return 8 + length, entries
+
+    def _entry(self, name: str, described: Any) -> TensorEntry:
+        if len(name) > MAX_NAME:
+            raise AdapterError(f"{self.name}: a tensor's name has {len(name)} characters; at most {MAX_NAME}")
+        if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
+            raise AdapterError(
+                f"{self.name}: {name!r} must be described by dtype, shape and data_offsets", param=name
+            )
+        dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise AdapterError(
+                f"{self.name}: {name!r} has dtype {dtype!r:.40}; served are {', '.join(DTYPES)}", param=name
+            )
+        if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+            raise AdapterError(
+                f"{self.name}: {name!r} has shape {shape!r:.80} and data_offsets {offsets!r:.80}; "
+                f"both must be lists of integers from 0 to 2^48, of at most {MAX_DIMS} and of two",
+                param=name,
+            )
+        need = math.prod(shape) * DTYPES[dtype].itemsize
+        if offsets[1] - offsets[0] != need:
+            raise AdapterError(
+                f"{self.name}: {name!r} is {dtype} {shape}, which is {need} bytes, "
+                f"but its data_offsets are {offsets}",
+                param=name,
+            )
+        return TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+
+
+def _are_counts(values: Any) -> bool:
+    if not isinstance(values, list) or len(values) > MAX_DIMS:
+        return False
+    return all(type(value) is int and 0 <= value <= MAX_COUNT for value in values)

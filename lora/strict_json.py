@@ -1,0 +1,24 @@
+"""JSON from strangers: an object, in UTF-8, no name twice; anything else is an AdapterError."""
+
+import json
+from typing import Any
+
+from personae.errors import AdapterError
+
+
+def decode_object(data: bytes, where: str) -> dict[str, Any]:
+    """The object that `data` is. The error's message begins with `where`."""
+    try:
+        decoded = json.loads(data.decode(), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{where}: not JSON: {error}") from None
+    if not isinstance(decoded, dict):
+        raise AdapterError(f"{where}: not a JSON object")
+    return decoded
+
+
+def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) != len(members):
+        raise ValueError("a name stands twice in one object")
+    return found
