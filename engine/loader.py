@@ -70,33 +70,34 @@ def load_model(
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the folder: those that the index names, else the single one."""
-    index = folder / INDEX
-    if index.exists():
-        fields = read_fields(index)
-        shards = fields.raw("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise fields.error("weight_map", "is not an object of tensor names and file names")
-        names = set(map(str, shards.values()))
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise fields.error(
-                    "weight_map", f"{name!r} is not the name of a safetensors file in this folder"
-                )
-        files = [folder / name for name in sorted(names)]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise ModelLoadError(f"{INDEX} names files that are not there: {_listing(missing)}")
-        return files
+    """The safetensors files of the folder: the single one, else those that the index names."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES] if folder.is_dir() else []
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
     if pickles:
         raise ModelLoadError(
-            f"{_listing(pickles)}: pickled weights can run code when they are read, so they are not; "
+            f"{_listing(sorted(pickles))}: pickled weights can run code when they are read, so they are not; "
             f"convert the model to safetensors (save_pretrained of transformers does)"
         )
     raise ModelLoadError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that the index names, all of them present and in this folder."""
+    fields = read_fields(folder / INDEX)
+    names = fields.raw("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise fields.error("weight_map", "is not an object of tensor names and file names")
+    files = [folder / name for name in sorted(set(map(str, names.values())))]
+    for file in files:
+        if file.parent != folder or file.suffix != ".safetensors":
+            raise fields.error("weight_map", f"{file} is not a safetensors file of this folder")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelLoadError(f"{INDEX} names files that are not there: {_listing(missing)}")
+    return files
 
 
 def _read_headers(files: list[Path]) -> dict[str, Stored]:
@@ -117,11 +118,12 @@ def _read_headers(files: list[Path]) -> dict[str, Stored]:
 
 def _resolve_dtype(dtype: str, config: ModelConfig, stored: dict[str, Stored]) -> torch.dtype:
     """The dtype to run in. "auto": the config's; where it has none, the stored embedding's."""
+    asked = "dtype"
     if dtype == "auto":
-        embedding = stored.get(EMBEDDING)
+        asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
         dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
     if dtype not in DTYPES:
-        raise ModelLoadError(f"dtype {dtype!r} is not served, only {', '.join(DTYPES)}")
+        raise ModelLoadError(f"{asked}: {dtype!r} is not served; choose one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 

@@ -1,0 +1,33 @@
+"""Model families, one small file each, imported when a checkpoint names their architecture.
+
+A family file has one function, `translate(architecture, fields) -> ModelConfig`: what the family's
+`config.json` means. The arithmetic and the tensor names are common to all (`decoder.py`). To add a family:
+write the file, add its architecture here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from personae.engine.config import Fields, ModelConfig
+
+    Translate = Callable[[str, Fields], ModelConfig]
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def family(architecture: str) -> Translate | None:
+    """The `translate` function of the architecture's family; None where it is not served."""
+    name = FAMILIES.get(architecture)
+    if name is None:
+        return None
+    translate: Translate = import_module(f"personae.engine.models.{name}").translate
+    return translate

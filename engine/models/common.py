@@ -1,0 +1,142 @@
+"""What the families' config files have in common: sizes, rope, windows, and what none of them may ask for."""
+
+import math
+
+from personae.engine.config import Fields, ModelConfig, RopeConfig
+
+
+def decoder_config(
+    architecture: str,
+    fields: Fields,
+    *,
+    windows: tuple[int | None, ...],
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    default_eps: float = 1e-6,
+) -> ModelConfig:
+    """Builds the `ModelConfig` from the fields that all families share; what differs comes as arguments.
+
+    `head_dim` is the family's default where the field is absent; None means hidden_size / heads.
+    """
+    refuse_unserved(fields)
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide {heads} attention heads")
+    if head_dim is None and "head_dim" not in fields and hidden % heads:
+        raise fields.error("hidden_size", f"{hidden} is not a multiple of {heads} attention heads")
+    dim = fields.size("head_dim", default=head_dim or max(1, hidden // heads))
+    if dim % 2:
+        raise fields.error("head_dim", f"{dim} is odd; rotary embeddings need pairs")
+    rope = rope_config(fields)
+    dtype = fields.get("dtype", "") or fields.get("torch_dtype", "")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden,
+        layers=len(windows),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        intermediate_size=fields.size("intermediate_size"),
+        max_position=context_length(rope, fields.size("max_position_embeddings")),
+        eps=fields.number("rms_norm_eps", default=default_eps),
+        tie=fields.get("tie_word_embeddings", False),
+        rope=rope,
+        windows=windows,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        dtype=dtype.removeprefix("torch.") or None,
+    )
+
+
+def refuse_unserved(fields: Fields) -> None:
+    """Raises ModelLoadError for the fields that would change the arithmetic and are not implemented."""
+    if "quantization_config" in fields:
+        raise fields.error("quantization_config", "quantized checkpoints are not served")
+    activation = fields.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise fields.error("hidden_act", f"{activation!r} is not served, only 'silu'")
+    if fields.get("partial_rotary_factor", 1.0) != 1.0:
+        raise fields.error(
+            "partial_rotary_factor", "a rotary embedding over a part of the head is not served"
+        )
+
+
+def rope_config(fields: Fields) -> RopeConfig:
+    """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
+    rope = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.where)
+    theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=10000.0)
+    if any(isinstance(rope.raw(kind), dict) for kind in ("full_attention", "sliding_attention")):
+        raise rope.error("full_attention", "rotary embeddings that differ by layer are not served")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise rope.error("partial_rotary_factor", "a rotary embedding over a part of the head is not served")
+    kind = rope.get("rope_type", "") or rope.get("type", "default")
+    original_in = fields if "original_max_position_embeddings" in fields else rope
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, "linear", factor=rope.number("factor"))
+    if kind not in ("llama3", "yarn"):
+        raise rope.error("rope_type", f"{kind!r} is not served, only default, linear, llama3 and yarn")
+    max_position = fields.size("max_position_embeddings")
+    original = original_in.size("original_max_position_embeddings", default=max_position)
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if low >= high:
+            raise rope.error("high_freq_factor", f"{high:g} must be over low_freq_factor, {low:g}")
+        return RopeConfig(theta, "llama3", rope.number("factor"), original, low, high)
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor=rope.number("factor") if "factor" in rope else max_position / original,
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", default=32.0),
+        beta_slow=rope.number("beta_slow", default=1.0),
+        truncate=rope.get("truncate", True),
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+    )
+
+
+def context_length(rope: RopeConfig, max_position: int) -> int:
+    """The longest context in tokens; files with `linear` or `yarn` may state it before the stretching."""
+    if rope.type == "linear":
+        return math.floor(max_position * rope.factor)
+    if rope.type == "yarn":
+        return max(max_position, math.floor(rope.original_max_position * rope.factor))
+    return max_position
+
+
+def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...]:
+    """The same window in every layer; `layer_types` may be there, but must not say otherwise."""
+    layers = fields.size("num_hidden_layers")
+    expected = "full_attention" if window is None else "sliding_attention"
+    if "layer_types" in fields and fields.raw("layer_types") != [expected] * layers:
+        raise fields.error("layer_types", f"expected {layers} times {expected!r}")
+    return (window,) * layers
+
+
+def mixed_windows(fields: Fields) -> tuple[int | None, ...]:
+    """Qwen's, if `use_sliding_window`: by `layer_types`, else from layer `max_window_layers` on."""
+    layers = fields.size("num_hidden_layers")
+    switched_on = fields.get("use_sliding_window", False) and "sliding_window" in fields
+    window = fields.size("sliding_window") if switched_on else None
+    kinds = fields.raw("layer_types")
+    if kinds is None:
+        first = fields.get("max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error("layer_types", f"expected a list of {layers} names, found {kinds!r}")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise fields.error("layer_types", f"{kind!r} is not served")
+        if kind == "sliding_attention" and window is None:
+            raise fields.error("layer_types", "names sliding_attention, but there is no window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

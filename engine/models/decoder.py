@@ -1,0 +1,115 @@
+"""The decoder that all families share: embedding, layers of attention and MLP, norm, output matrix.
+
+It works on packed tokens: T tokens of many sequences in a row, without padding. What differs by family is
+said by `ModelConfig`: biases, head norms, windows, rope, tying.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personae.engine.config import ModelConfig
+from personae.engine.kv import KVCache
+from personae.engine.layers.attention import Attention
+from personae.engine.layers.linear import Linear
+from personae.engine.layers.mlp import MLP
+from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.rotary import rotary_tables
+from personae.engine.layers.step import LoraLayers, Step
+from personae.kernels.attention import AttentionBatch
+
+
+class Layer:
+    """h += attention(norm(h)); h += mlp(norm(h)). Each addition waits to be fused with the next norm."""
+
+    def __init__(self, config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.attention = Attention(config, index, dtype=dtype, device=device)
+        self.mlp = MLP(config, index, dtype=dtype, device=device)
+        self.attention_norm = RMSNorm(config.hidden_size, config.eps, dtype=dtype, device=device)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.eps, dtype=dtype, device=device)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """(output not yet added, residual stream) -> the same after this layer; None means zero."""
+        if residual is None:
+            normed, residual = self.attention_norm(x), x
+        else:
+            normed, residual = self.attention_norm.add(x, residual)
+        mixed = self.attention(normed, cache, step)
+        normed, residual = self.mlp_norm.add(mixed, residual)
+        return self.mlp(normed, step), residual
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, the view to fill)."""
+        yield from self.attention.tensors(f"{prefix}.self_attn")
+        yield from self.mlp.tensors(f"{prefix}.mlp")
+        yield f"{prefix}.input_layernorm.weight", self.attention_norm.weight
+        yield f"{prefix}.post_attention_layernorm.weight", self.mlp_norm.weight
+
+
+class Decoder:
+    """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
+
+    `max_position` caps the rope tables at the longest context that will be run; None means the model's own.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_position: int | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.layers = [Layer(config, index, dtype=dtype, device=device) for index in range(config.layers)]
+        self.norm = RMSNorm(config.hidden_size, config.eps, dtype=dtype, device=device)
+        self.output = Linear(config.hidden_size, (config.vocab_size,), bias=False, dtype=dtype, device=device)
+        if config.tie:
+            self.output.weight = self.embedding
+        positions = min(config.max_position, max_position or config.max_position)
+        self.cos, self.sin = rotary_tables(config.rope, config.head_dim, positions, device)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KVCache,
+        batch: AttentionBatch,
+        lora: LoraLayers | None = None,
+    ) -> Tensor:
+        """Runs the layers over T packed tokens, appending their keys and values to the cache.
+
+        tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow.
+        """
+        step = Step(positions, self.cos, self.sin, batch, lora)
+        x, residual = F.embedding(tokens, self.embedding), None
+        for index, layer in enumerate(self.layers):
+            x, residual = layer(x, residual, kv.layer(index), step)
+        return x if residual is None else residual + x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, a fresh tensor."""
+        return self.output(self.norm(hidden)).float()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
+        yield "model.embed_tokens.weight", self.embedding
+        for index, layer in enumerate(self.layers):
+            yield from layer.tensors(f"model.layers.{index}")
+        yield "model.norm.weight", self.norm.weight
+        if not self.config.tie:
+            yield from self.output.tensors("lm_head")
+
+    def pack(self) -> None:
+        """Gives each linear module its fastest layout on this machine; call once all tensors are filled."""
+        for layer in self.layers:
+            for linear in (*layer.attention.linears(), *layer.mlp.linears()):
+                linear.pack()
+        self.output.pack()

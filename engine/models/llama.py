@@ -1,0 +1,17 @@
+"""Llama 2 and 3, and what else calls itself `LlamaForCausalLM` (SmolLM2, TinyLlama, ...)."""
+
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.models.common import decoder_config, uniform_windows
+
+
+def translate(architecture: str, fields: Fields) -> ModelConfig:
+    """Llama's `config.json`: full attention; `attention_bias` covers q, k, v and o."""
+    bias = fields.get("attention_bias", False)
+    return decoder_config(
+        architecture,
+        fields,
+        windows=uniform_windows(fields, None),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=fields.get("mlp_bias", False),
+    )

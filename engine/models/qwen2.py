@@ -1,0 +1,9 @@
+"""Qwen2 and Qwen2.5: biases on q, k and v; a sliding window in the upper layers, where it is switched on."""
+
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.models.common import decoder_config, mixed_windows
+
+
+def translate(architecture: str, fields: Fields) -> ModelConfig:
+    """Qwen2's `config.json`."""
+    return decoder_config(architecture, fields, windows=mixed_windows(fields), qkv_bias=True)

@@ -1,0 +1,238 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from paged import PagedSequences
+from safetensors.torch import load_file
+from tiny_models import make_model_folder, model_folder, write_json, write_weights
+
+from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
+from personae.errors import ModelLoadError
+
+CPU = torch.device("cpu")
+Weights = dict[str, torch.Tensor]
+
+
+def load(folder: Path, dtype: str = "auto") -> Decoder:
+    return load_model(folder, device=CPU, dtype=dtype)
+
+
+def logits(decoder: Decoder) -> torch.Tensor:
+    return PagedSequences(decoder).step({"a": [1, 2, 3]})["a"]
+
+
+def changed(
+    path: Path, change: Callable[[Weights], object], family: str = "llama", **overrides: object
+) -> Path:
+    """A folder whose weights went through `change`."""
+    make_model_folder(path, family, **overrides)
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    write_weights(path, weights)
+    return path
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_every_tensor_of_the_file_lands_in_its_place(family: str) -> None:
+    folder = model_folder(family, attention_bias=True, mlp_bias=True)
+    stored = load_file(folder / "model.safetensors")
+    filled = dict(load(folder).tensors())
+    assert filled.keys() == stored.keys()
+    for name, tensor in stored.items():
+        assert torch.equal(filled[name], tensor), name
+
+
+def test_shards_load_as_a_single_file_does(tmp_path: Path) -> None:
+    make_model_folder(tmp_path, "qwen3", shards=3)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert torch.equal(logits(load(tmp_path)), logits(load(model_folder("qwen3"))))
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "expected"),
+    [
+        ("float32", "auto", torch.float32),
+        ("bfloat16", "auto", torch.bfloat16),
+        ("float16", "auto", torch.float16),
+        ("float32", "bfloat16", torch.bfloat16),
+        ("bfloat16", "float32", torch.float32),
+        ("bfloat16", "float16", torch.float16),
+    ],
+)
+def test_weights_are_converted_to_the_dtype_asked_for(stored: str, asked: str, expected: torch.dtype) -> None:
+    decoder = load(model_folder("llama", torch_dtype=stored), asked)
+    assert decoder.dtype == expected
+    assert {tensor.dtype for _, tensor in decoder.tensors()} == {expected}
+
+
+def test_auto_without_a_dtype_in_the_config_is_that_of_the_weights(tmp_path: Path) -> None:
+    make_model_folder(tmp_path, torch_dtype="bfloat16")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["torch_dtype"]
+    write_json(tmp_path / "config.json", config)
+    assert load(tmp_path).dtype == torch.bfloat16
+
+
+def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="^dtype: 'int8'"):
+        load(model_folder("llama"), "int8")
+    make_model_folder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", {**config, "torch_dtype": "float64"})
+    with pytest.raises(ModelLoadError, match="^config.json: dtype: 'float64'"):
+        load(tmp_path)
+
+
+def test_missing_tensors_are_all_named(tmp_path: Path) -> None:
+    gone = ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight"]
+    with pytest.raises(ModelLoadError, match="missing") as caught:
+        load(changed(tmp_path, lambda weights: [weights.pop(name) for name in gone]))
+    assert all(name in caught.value.message for name in gone)
+    assert "unexpected" not in caught.value.message
+
+
+def test_unexpected_tensors_are_named(tmp_path: Path) -> None:
+    extra = {
+        "model.layers.3.mlp.up_proj.weight": torch.ones(1),
+        "model.layers.0.self_attn.q_norm.weight": torch.ones(16),
+    }
+    with pytest.raises(ModelLoadError, match="unexpected") as caught:
+        load(changed(tmp_path, lambda weights: weights.update(extra)))
+    assert all(name in caught.value.message for name in extra)
+
+
+def test_mis_shaped_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
+    bad = {"model.layers.0.self_attn.k_proj.weight": torch.ones(64, 64)}
+    message = "mis-shaped: model.layers.0.self_attn.k_proj.weight (expected [32, 64], found [64, 64])"
+    with pytest.raises(ModelLoadError, match=re.escape(message)):
+        load(changed(tmp_path, lambda weights: weights.update(bad)))
+
+
+def test_tensors_of_a_foreign_dtype_are_named(tmp_path: Path) -> None:
+    bad = {"model.norm.weight": torch.ones(64, dtype=torch.int8)}
+    with pytest.raises(ModelLoadError, match=re.escape("model.norm.weight (I8)")):
+        load(changed(tmp_path, lambda weights: weights.update(bad)))
+
+
+def test_a_long_list_of_names_is_cut_and_counted(tmp_path: Path) -> None:
+    extra = {f"extra.{index}": torch.ones(1) for index in range(1000)}
+    with pytest.raises(ModelLoadError, match="and 960 more") as caught:
+        load(changed(tmp_path, lambda weights: weights.update(extra)))
+    assert len(caught.value.message) < 2000
+
+
+def test_the_rotary_buffer_of_old_checkpoints_is_harmless(tmp_path: Path) -> None:
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    assert load(changed(tmp_path, lambda weights: weights.update(extra))).config.layers == 3
+
+
+def test_a_tied_model_may_bring_its_output_matrix_or_not(tmp_path: Path) -> None:
+    def repeat(weights: Weights) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    folder = changed(tmp_path, repeat, tie_word_embeddings=True)
+    assert torch.equal(logits(load(folder)), logits(load(model_folder("llama", tie_word_embeddings=True))))
+
+
+def test_a_tied_model_whose_output_matrix_differs_is_refused(tmp_path: Path) -> None:
+    def differ(weights: Weights) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight differs"):
+        load(changed(tmp_path, differ, tie_word_embeddings=True))
+
+
+def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
+    folder = changed(tmp_path, lambda weights: weights["model.norm.weight"].fill_(1e6))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight does not fit into float16"):
+        load(folder, "float16")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickled_weights_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    make_model_folder(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(ModelLoadError, match=rf"{name}.*can run code.*safetensors"):
+        load(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    make_model_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor"):
+        load(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
+        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00" * 64, None])
+def test_a_damaged_file_is_refused_by_name(damage: bytes | None, tmp_path: Path) -> None:
+    file = make_model_folder(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100] if damage is None else damage)
+    with pytest.raises(ModelLoadError, match=r"^model\.safetensors cannot be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "weight_map", [None, {}, {"a": "../model.safetensors"}, {"a": "/etc/passwd"}, {"a": 3}]
+)
+def test_an_index_that_names_no_files_of_the_folder_is_refused(weight_map: object, tmp_path: Path) -> None:
+    make_model_folder(tmp_path, shards=2)
+    write_json(tmp_path / "model.safetensors.index.json", {"weight_map": weight_map})
+    with pytest.raises(ModelLoadError, match="weight_map"):
+        load(tmp_path)
+
+
+def test_shards_that_are_not_there_are_named(tmp_path: Path) -> None:
+    make_model_folder(tmp_path, shards=3)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"not there: model-00002-of-00003\.safetensors$"):
+        load(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    make_model_folder(tmp_path, shards=2)
+    names = [f"model-0000{shard}-of-00002.safetensors" for shard in (1, 2)]
+    (tmp_path / names[0]).write_bytes((tmp_path / names[1]).read_bytes())
+    with pytest.raises(ModelLoadError, match=f"is both in {names[0]} and in {names[1]}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_progress_counts_bytes_up_to_the_total(shards: int) -> None:
+    folder = model_folder("llama", shards=shards)
+    seen: list[tuple[int, int]] = []
+    load_model(folder, device=CPU, on_progress=lambda done, total: seen.append((done, total)))
+    done, totals = zip(*seen, strict=True)
+    weights = [tensor for file in folder.glob("*.safetensors") for tensor in load_file(file).values()]
+    assert set(totals) == {sum(weight.nbytes for weight in weights)}
+    assert sorted(set(done)) == list(done)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]  # the kernel has it
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
+def test_loading_holds_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+    make_model_folder(tmp_path, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, vocab_size=4096)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    peak, before = 0, anonymous_memory()
+
+    def measure(_done: int, _total: int) -> None:
+        nonlocal peak
+        peak = max(peak, anonymous_memory() - before)
+
+    decoder = load_model(tmp_path, device=CPU, on_progress=measure)
+    assert decoder.config.layers == 8
+    assert size * 0.9 < peak < size * 1.25
