@@ -14,7 +14,7 @@ import torch
 
 from personae.actors.client import ModelCard
 from personae.actors.stage import Script
-from personae.engine.config import GenerationDefaults, ModelConfig, read_generation_defaults
+from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounter
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model

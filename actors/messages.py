@@ -38,7 +38,7 @@ class Load(msgspec.Struct, frozen=True):
 # --- Front: ingress -----------------------------------------------------------------------------------------
 
 
-class Submission(Message):
+class Submission(Message, frozen=True):
     """From a client: sequences that share one inbox. Taken whole or refused whole (Overloaded)."""
 
     logs: tuple[SequenceLog, ...]
@@ -46,20 +46,20 @@ class Submission(Message):
     reply: Reply[None]
 
 
-class Withdraw(Message):
+class Withdraw(Message, frozen=True):
     """From a client: these sequences are not wanted any more (it went away, or found a stop string)."""
 
     ids: tuple[str, ...]
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     """From the streamer: sequences that produced their first delta, and sequences that are over."""
 
     started: tuple[str, ...]
     ended: tuple[str, ...]
 
 
-class Resubmit(Message):
+class Resubmit(Message, frozen=True):
     """From the streamer, when Back has started anew: the log of every live sequence as far as it got."""
 
     logs: tuple[SequenceLog, ...]
@@ -68,14 +68,14 @@ class Resubmit(Message):
 # --- Front: adapter queue -----------------------------------------------------------------------------------
 
 
-class Enqueue(Message):
+class Enqueue(Message, frozen=True):
     """From the ingress: sequences for this queue's adapter; `again` when Back lost them."""
 
     logs: tuple[SequenceLog, ...]
     again: bool = False
 
 
-class Pinned(Message):
+class Pinned(Message, frozen=True):
     """*Wire.* From the adapter store: the adapter is on the device and stays there until `Unpin`.
 
     With `error` set it cannot be, and its requests fail with that text.
@@ -88,27 +88,27 @@ class Pinned(Message):
 # --- Front: streamer ----------------------------------------------------------------------------------------
 
 
-class Open(Message):
+class Open(Message, frozen=True):
     """From the ingress: where the deltas of these sequences go."""
 
     logs: tuple[SequenceLog, ...]
     inbox: Inbox
 
 
-class Close(Message):
+class Close(Message, frozen=True):
     """From the ingress: nobody listens to these sequences any more; their end is still awaited."""
 
     ids: tuple[str, ...]
 
 
-class StepDone(Message):
+class StepDone(Message, frozen=True):
     """*Wire.* From the scheduler: one step's deltas, for everyone."""
 
     deltas: tuple[Delta, ...]
     load: Load
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """*Wire.* From the scheduler or a queue: these sequences ended before their first step.
 
     `kind` names the class of `personae.errors` that the client raises.
@@ -119,26 +119,26 @@ class Refused(Message):
     message: str
 
 
-class BackStarted(Message):
+class BackStarted(Message, frozen=True):
     """*Wire.* From the scheduler, first of all: it knows no sequence."""
 
 
 # --- Back: adapter store ------------------------------------------------------------------------------------
 
 
-class Pin(Message):
+class Pin(Message, frozen=True):
     """*Wire.* From a queue: have this adapter on the device; answered by `Pinned` once it is."""
 
     adapter: str
 
 
-class Unpin(Message):
+class Unpin(Message, frozen=True):
     """*Wire.* From a queue: no request of this adapter is left."""
 
     adapter: str
 
 
-class Placed(Message):
+class Placed(Message, frozen=True):
     """From the executor: whether the adapter got its place; `error` says why it never can."""
 
     adapter: str
@@ -149,19 +149,19 @@ class Placed(Message):
 # --- Back: scheduler ----------------------------------------------------------------------------------------
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """*Wire.* From a queue: these sequences wait for their turn from now on."""
 
     logs: tuple[SequenceLog, ...]
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """*Wire.* From a queue: end these sequences; the last delta of each says `cancelled`."""
 
     ids: tuple[str, ...]
 
 
-class Compiled(Message):
+class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
     spec: GrammarSpec
@@ -169,7 +169,7 @@ class Compiled(Message):
     error: str | None = None
 
 
-class Sampled(Message):
+class Sampled(Message, frozen=True):
     """From the executor: what a step brought, how long it took and how long the device waited before it."""
 
     result: StepResult
@@ -180,7 +180,7 @@ class Sampled(Message):
 # --- Back: compiler -----------------------------------------------------------------------------------------
 
 
-class Compile(Message):
+class Compile(Message, frozen=True):
     """From the scheduler: compile this, answer with `Compiled`."""
 
     spec: GrammarSpec
@@ -189,7 +189,7 @@ class Compile(Message):
 # --- Back: executor -----------------------------------------------------------------------------------------
 
 
-class Execute(Message):
+class Execute(Message, frozen=True):
     """From the scheduler: run this step. `grammars` has those of the plan's admissions.
 
     `follows`: there was work just before, so the time since then is the host's doing (the gap that we measure).
@@ -200,13 +200,13 @@ class Execute(Message):
     follows: bool
 
 
-class Place(Message):
+class Place(Message, frozen=True):
     """From the adapter store: copy this adapter to the device and hold it; answered by `Placed`."""
 
     adapter: Adapter
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """From the adapter store: the adapter may be evicted."""
 
     adapter: str

@@ -1,11 +1,9 @@
-"""One step on the device, in two halves: `launch` starts it, `finish` reads what came out.
+"""One step on the device, in three calls: `forward` and `sample` start it, `finish` reads what came out.
 
-Between the two the device computes. The caller may launch step N+1 before it finishes step N, but then only up
-to its forward pass: the masks of N+1 depend on the tokens of N. So the order on a device that runs by itself is
+Between them the device computes. A caller may start step N+1 before it finishes step N, but only its forward
+pass: the masks of N+1 depend on the tokens of N. So on a device that runs by itself the order is
 
     forward N+1  ->  finish N (read tokens, advance grammars)  ->  fill masks, sample N+1
-
-and that is why `launch` itself comes in two: `forward`, then `sample`.
 """
 
 from collections.abc import Mapping
@@ -13,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from personae.engine.logprobs import prompt_logprobs
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, Runner
-from personae.engine.logprobs import prompt_logprobs
 from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.errors import Overloaded
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.spec import GrammarSpec
@@ -110,13 +109,21 @@ class StepEngine:
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
 
-        Raises AdapterError when it can never fit.
+        Placing a held adapter again changes nothing. Raises AdapterError when it can never fit.
         """
-        return self.runner.adapters.acquire(adapter)
+        pool = self.runner.adapters
+        if not pool.pins(adapter.digest):
+            try:
+                pool.load(adapter)
+            except Overloaded:
+                return False
+            pool.pin(adapter.digest)
+        return True
 
     def release(self, digest: str) -> None:
-        """The adapter may be evicted."""
-        self.runner.adapters.release(digest)
+        """The adapter may be evicted; nothing if it is not held."""
+        if self.runner.adapters.pins(digest):
+            self.runner.adapters.unpin(digest)
 
     def _live_matcher(self, slot: int) -> Matcher | None:
         """The slot's matcher, unless its answer is complete (its row is then computed once more in vain)."""

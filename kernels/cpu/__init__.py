@@ -1,6 +1,6 @@
 """The operators for x86 and other CPUs: one C++ file, compiled on this machine for this machine.
 
-`make setup` builds it, else the first import that needs it does; without a C++ compiler the torch reference runs.
+`make setup` builds it, else the first use does; without a C++ compiler the torch reference runs.
 """
 
 from collections.abc import Callable

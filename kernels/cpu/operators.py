@@ -1,4 +1,4 @@
-"""The C++ operators with the reference's signatures. What they do not take (float16) goes to the reference."""
+"""The C++ operators with the reference's signatures; what they do not take (float16) the reference does."""
 
 import ctypes
 from collections.abc import Callable
@@ -171,15 +171,16 @@ class CpuOperators:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See `reference.add_rms_norm`."""
         y, total = self._norm(x, residual, weight, eps)
-        return y, residual + x if total is None else total
+        assert total is not None
+        return y, total
 
     def _norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor | None]:
         code = TYPES.get(x.dtype)
         if code is None or x.dim() > 3 or (residual is not None and not residual.is_contiguous()):
-            total = x if residual is None else residual + x
-            return reference.rms_norm(total, weight, eps), None if residual is None else total
+            summed = x if residual is None else residual + x
+            return reference.rms_norm(summed, weight, eps), summed
         y = torch.empty(x.shape, dtype=x.dtype)
         total = None if residual is None else torch.empty(x.shape, dtype=x.dtype)
         outer, inner = (x.shape[0], 1) if x.dim() < 3 else x.shape[:2]

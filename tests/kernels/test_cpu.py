@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
