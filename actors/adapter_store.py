@@ -1,8 +1,8 @@
 """Knows every adapter on the host and which of them must be on the device.
 
-The executor's pool decides what fits and evicts; this actor keeps the line of those that did not fit yet. A queue
-pins its adapter once, however many requests it holds; pinning and unpinning twice is the same as once, so that
-a queue may repeat itself after a restart.
+The executor's pool decides what fits and evicts; this actor keeps the line of those that did not fit yet. A
+queue pins its adapter once, however many requests it holds; pinning and unpinning twice is the same as
+once, so that a queue may repeat itself after a restart.
 """
 
 from collections import OrderedDict

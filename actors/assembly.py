@@ -44,8 +44,8 @@ Progress = Callable[[int, int], None]
 class EngineOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
-    `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter, known by its
-    folder's name. `kv_memory` is in bytes, the other sizes are in tokens or sequences.
+    `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
+    known by its folder's name. `kv_memory` is in bytes, the other sizes are in tokens or sequences.
     """
 
     model: Path

@@ -1,8 +1,8 @@
 """The executor's shell: one thread that owns the device, its memory and its graphs.
 
-On a device that runs by itself, step N+1 is started before step N is read, so the device never waits for the host;
-`engine/step.py` says in which order. On the CPU a forward pass blocks, there is nothing to hide, and a step is
-read as soon as it is sampled.
+On a device that runs by itself, step N+1 is started before step N is read, so the device never waits for
+the host; `engine/step.py` says in which order. On the CPU a forward pass blocks, there is nothing to hide,
+and a step is read as soon as it is sampled.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The front door: takes submissions or refuses them, and routes what concerns a sequence to its adapter's queue."""
+"""The front door: takes submissions or refuses them, and routes what concerns a sequence to its queue."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -61,7 +61,7 @@ class Ingress(Actor[Message]):
         if len(self._adapter_of) + len(logs) > self._max_live:
             submission.reply.fail(
                 Overloaded(
-                    f"The server already holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
+                    f"The server holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
                     "try again shortly."
                 )
             )

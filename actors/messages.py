@@ -1,8 +1,8 @@
 """Every message between the actors of the cast, on one page.
 
 Front holds the requests: ingress, one queue per adapter, streamer. Back holds the device: adapter store,
-scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain data; the others stay
-on their side and may hold live objects. One message per step and hop, never one per token.
+scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain data; the others
+stay on their side and may hold live objects. One message per step and hop, never one per token.
 """
 
 import msgspec
@@ -192,7 +192,8 @@ class Compile(Message, frozen=True):
 class Execute(Message, frozen=True):
     """From the scheduler: run this step. `grammars` has those of the plan's admissions.
 
-    `follows`: there was work just before, so the time since then is the host's doing (the gap that we measure).
+    `follows`: there was work just before, so the time since then is the host's doing (the gap that we
+    measure).
     """
 
     plan: StepPlan

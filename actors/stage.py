@@ -1,15 +1,15 @@
 """The stage: which actors there are, who supervises whom, and the client that stands before them.
 
-personae                 one_for_one, gives up at once: Front keeps the logs, without it nothing can be resumed
-├── back                 one_for_all: its four are one engine; together they start anew with empty caches
-│   ├── executor         owns the device, on its own thread
-│   ├── store            which adapters are on the device
-│   ├── compiler
-│   └── scheduler        last: when it says `BackStarted`, the others are there
-└── front                one_for_one, gives up at once
-    ├── streamer
-    ├── ingress
-    └── queue/...        one per adapter, made on first use
+    personae               one_for_one, gives up at once: what Front lost could not be resumed
+    ├── back               one_for_all: its four are one engine and start anew together, caches empty
+    │   ├── executor       owns the device, on its own thread
+    │   ├── store          which adapters are on the device
+    │   ├── compiler
+    │   └── scheduler      last: when it says `BackStarted`, the others are there
+    └── front              one_for_one, gives up at once: it holds the logs
+        ├── streamer
+        ├── ingress
+        └── queue/...      one per adapter, made on first use
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -39,7 +39,8 @@ from personae.lora.adapter import Adapter
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a company needs to play: the engine's parts, made anew for every life of Back, and the fixed facts.
+    """What a company needs to play: the engine's parts, made anew for every life of Back, and the fixed
+    facts.
 
     `models` maps the names that requests may use to their cards; `adapters` maps digests to adapters.
     `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house.
@@ -154,7 +155,8 @@ class LocalStream:
 async def open_stage(script: Script, report: Report = log_incident) -> AsyncIterator[LocalClient]:
     """Raise the curtain: start every actor, yield the client, stop everything in order.
 
-    Raises what the first start of an actor raised (StartFailed), later RestartsExhausted when Back cannot be kept.
+    Raises what the first start of an actor raised (StartFailed), later RestartsExhausted when Back cannot
+    be kept.
     """
     root = Supervisor("personae", max_restarts=0, report=report)
     back = root.supervisor("back", strategy="one_for_all", max_restarts=5, within=60.0)

@@ -41,7 +41,8 @@ class Live:
         return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
 
     def unseen(self, delta: Delta) -> Delta:
-        """The delta without what an earlier life of Back already brought: prompt logprobs are computed again."""
+        """The delta without what an earlier life of Back already brought: prompt logprobs are computed
+        again."""
         entries = delta.prompt_logprobs
         if not entries:
             return delta

@@ -23,8 +23,8 @@ from personae.lora.segments import LoraBatch, work_list
 class PackedStep:
     """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
 
-    tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token, and
-    `sampled_rows` the plan's row indices they belong to.
+    tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token,
+    and `sampled_rows` the plan's row indices they belong to.
     """
 
     tokens: torch.Tensor
@@ -39,7 +39,8 @@ class PackedStep:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled rows."""
+    """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled
+    rows."""
 
     packed: PackedStep
     hidden: torch.Tensor
