@@ -15,7 +15,7 @@ import torch
 from personae.actors.client import ModelCard
 from personae.actors.stage import Script
 from personae.engine.config import GenerationDefaults, read_generation_defaults
-from personae.engine.fairness import VirtualTokenCounter
+from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
@@ -102,7 +102,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     secret = secrets.token_bytes(32)
     script = Script(
         build_step_engine=build_step_engine,
-        build_scheduler=lambda: Scheduler(layout, VirtualTokenCounter()),
+        build_scheduler=lambda: Scheduler(layout, VirtualTokenCounters()),
         build_compiler=lambda: GrammarCompiler(vocabulary),
         layout=layout,
         vocab_size=config.vocab_size,

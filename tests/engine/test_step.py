@@ -1,0 +1,182 @@
+"""The engine as a whole against Hugging Face transformers and PEFT, and against itself in other company."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hf import hf_greedy, hf_logits, hf_model
+from peft import PeftModel
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import VOCAB, model_folder
+from troupe import Played, Troupe
+
+LENGTHS = [1, 2, 15, 16, 17, 33, 64, 150, 300]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(f"{seed}/{length}").choices(range(4, VOCAB), k=length)
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    return model_folder("qwen3")
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter_folder(root / name, base, **options) for name, options in ZOO.items()}
+
+
+@pytest.fixture(scope="module")
+def troupe(base: Path, adapters: dict[str, Path]) -> Troupe:
+    return Troupe(base, adapters)
+
+
+@pytest.fixture(scope="module")
+def peft(base: Path, adapters: dict[str, Path]) -> Iterator[dict[str | None, object]]:
+    models: dict[str | None, object] = {None: hf_model(base)}
+    for name, path in adapters.items():
+        models[name] = PeftModel.from_pretrained(hf_model(base), path).eval()
+    yield models
+
+
+def test_eight_different_adapters_and_the_base_in_one_batch_continue_as_in_peft(troupe, peft) -> None:
+    cast = [*ZOO, None]
+    logs = [
+        troupe.log(f"{name}", prompt(length), name, max_tokens=64)
+        for name, length in zip(cast, LENGTHS, strict=True)
+    ]
+    random.Random(1).shuffle(logs)
+    played = troupe.play(logs)
+    for name, length in zip(cast, LENGTHS, strict=True):
+        assert played[f"{name}"].tokens == hf_greedy(peft[name], prompt(length), 64), name
+
+
+def test_logprobs_of_prompt_and_answer_are_those_of_peft(troupe, peft) -> None:
+    cast = [*ZOO, None]
+    played = troupe.play(
+        troupe.log(f"{name}", prompt(40, seed=2), name, max_tokens=4, prompt_logprobs=3, logprobs=2)
+        for name in cast
+    )
+    for name in cast:
+        one = played[f"{name}"]
+        tokens = prompt(40, seed=2) + one.tokens
+        truth = torch.log_softmax(hf_logits(peft[name], tokens), -1)
+        entries = [*one.prompt_logprobs, *one.logprobs]
+        assert entries[0] is None
+        assert len(entries) == len(tokens)
+        for position, entry in enumerate(entries[1:], start=1):
+            row = truth[position - 1]
+            assert entry is not None
+            assert entry.token == tokens[position]
+            assert entry.logprob == pytest.approx(float(row[tokens[position]]), rel=1e-4, abs=1e-4)
+            assert [token for token, _ in entry.top] == row.topk(len(entry.top)).indices.tolist()
+            assert entry.rank == 1 + int((row > row[tokens[position]]).sum())
+
+
+VOICES = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 11},
+    "penalised": {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "seed": 13},
+}
+
+
+def ensemble(troupe: Troupe, **changes: object) -> list:
+    return [
+        troupe.log(f"{voice}-{name}-{length}", prompt(length, seed=3), name, max_tokens=24, **options, **changes)
+        for voice, options in VOICES.items()
+        for name, length in (("rank-8-attention", 37), ("rslora", 16), (None, 80), ("rank-1", 5))
+    ]
+
+
+@pytest.fixture(scope="module")
+def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
+    """Each alone, unchunked, from a cold cache, without lookahead."""
+    played: dict[str, Played] = {}
+    troupe = Troupe(base, adapters, lookahead=1)
+    for number, log in enumerate(ensemble(troupe)):
+        troupe.scheduler.check_integrity()
+        played |= troupe.play([troupe.log(log.id, log.tokens, None)][:0])
+        (alone,) = ensemble(troupe, salt=bytes([number]))[number : number + 1]
+        played |= troupe.play([alone])
+        assert played[log.id].cached == 0
+    return played
+
+
+@pytest.mark.parametrize(
+    ("what", "settings"),
+    [
+        ("mixed batch", {}),
+        ("no lookahead", {"lookahead": 1}),
+        ("three steps ahead", {"lookahead": 3}),
+        ("small chunks", {"max_batch_tokens": 16}),
+        ("odd chunks", {"max_batch_tokens": 29}),
+        ("few slots", {"max_seqs": 3}),
+        ("small pages", {"page_size": 4}),
+        ("preemption", {"num_pages": 14}),
+    ],
+)
+def test_tokens_are_the_same_in_any_company(base, adapters, solo, what, settings) -> None:
+    troupe = Troupe(base, adapters, **settings)
+    logs = ensemble(troupe)
+    random.Random(what).shuffle(logs)
+    played = troupe.play(logs)
+    if what == "preemption":
+        assert troupe.scheduler.preemptions > 0
+    assert {id: one.tokens for id, one in played.items()} == {id: one.tokens for id, one in solo.items()}
+
+
+def test_a_prefix_hit_brings_the_same_tokens_as_a_cold_start(base, adapters, solo) -> None:
+    troupe = Troupe(base, adapters)
+    troupe.play(ensemble(troupe))
+    warm = troupe.play(ensemble(troupe))
+    assert {id: one.tokens for id, one in warm.items()} == {id: one.tokens for id, one in solo.items()}
+    assert sum(one.cached or 0 for one in warm.values()) > 0
+    assert all(one.cached == len(p) - 1 for one, p in ((warm["greedy-rslora-16"], prompt(16)),))
+
+
+def test_a_tenant_and_an_adapter_never_hit_the_pages_of_another(base, adapters) -> None:
+    troupe = Troupe(base, adapters)
+    text = prompt(64, seed=5)
+    troupe.play([troupe.log("first", text, "rslora", salt=b"a")])
+    again = troupe.play(
+        [
+            troupe.log("same", text, "rslora", salt=b"a"),
+            troupe.log("other tenant", text, "rslora", salt=b"b"),
+            troupe.log("other adapter", text, "rank-1", salt=b"a"),
+            troupe.log("base", text, None, salt=b"a"),
+        ]
+    )
+    assert {id: one.cached for id, one in again.items()} == {
+        "same": 63,
+        "other tenant": 0,
+        "other adapter": 0,
+        "base": 0,
+    }
+
+
+def test_siblings_share_the_prompt_and_differ_by_seed(base) -> None:
+    troupe = Troupe(base)
+    text = prompt(50, seed=6)
+    played = troupe.play(
+        troupe.log(f"{i}", text, seed=i, temperature=1.5, after=None if i == 0 else "0") for i in range(4)
+    )
+    assert len({tuple(one.tokens) for one in played.values()}) == 4
+    assert [played[f"{i}"].cached for i in range(1, 4)] == [48, 48, 48]
+
+
+def test_a_row_whose_logits_are_not_finite_fails_alone(base) -> None:
+    troupe = Troupe(base)
+    embedding = troupe.engine.runner.model.embedding
+    poisoned = 499
+    embedding[poisoned] = torch.nan
+    played = troupe.play(
+        [troupe.log("ill", [5, poisoned, 7]), troupe.log("well", [t for t in prompt(30) if t != poisoned])]
+    )
+    assert played["ill"].finish == "error"
+    assert played["ill"].error == "the model's logits are not finite"
+    assert played["well"].finish == "length"

@@ -1,0 +1,117 @@
+"""The engine without actors: a scheduler and a step engine in one synchronous loop, over tiny models.
+
+`Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
+brought. Plans are made `lookahead` steps ahead, as the actors do it.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from personae.engine.fairness import VirtualTokenCounters
+from personae.engine.kv import KVCache
+from personae.engine.loader import load_model
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.runner import Runner
+from personae.engine.sampler import Sampler
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.engine.step import StepEngine
+from personae.grammar.backend import CompiledGrammar
+from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import LoraShapes
+from personae.lora.peft import read_adapter
+from personae.lora.pool import LoraPool
+
+
+@dataclass
+class Played:
+    """What one sequence brought."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: str | None = None
+    error: str | None = None
+    cached: int | None = None
+
+
+class Troupe:
+    """`adapters` maps names to PEFT folders; `digests` has their digests."""
+
+    def __init__(
+        self,
+        folder: Path,
+        adapters: dict[str, Path] | None = None,
+        *,
+        num_pages: int = 256,
+        page_size: int = 16,
+        max_seqs: int = 16,
+        max_batch_tokens: int = 512,
+        max_model_len: int = 1024,
+        lookahead: int = 2,
+    ) -> None:
+        cpu = torch.device("cpu")
+        model = load_model(folder, device=cpu, dtype="float32", max_position=max_model_len)
+        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
+        shapes = LoraShapes(model.config.layers, model.config.linear_shapes)
+        pool = LoraPool(
+            shapes, capacity_rows=512, max_adapters=16, dtype=torch.float32, device=cpu
+        )
+        self.digests: dict[str, str] = {}
+        sampler = Sampler(max_seqs, model.config.vocab_size, cpu)
+        kv = KVCache(model.config, layout, torch.float32, cpu)
+        kv.data.fill_(torch.nan)
+        self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
+        for name, path in (adapters or {}).items():
+            adapter = read_adapter(path, shapes)
+            assert self.engine.place(adapter)
+            self.digests[name] = adapter.digest
+        self.scheduler = Scheduler(layout, VirtualTokenCounters())
+        self.grammars: dict[GrammarSpec, CompiledGrammar] = {}
+        self.lookahead = lookahead
+
+    def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
+        """Run the logs to their end, all offered at once."""
+        played: dict[str, Played] = {}
+        for log in logs:
+            played[log.id] = Played()
+            self.scheduler.add(log)
+        flying: deque[StepPlan] = deque()
+        while True:
+            while len(flying) < self.lookahead and (plan := self.scheduler.plan()) is not None:
+                flying.append(plan)
+            if not flying:
+                break
+            plan = flying.popleft()
+            launched = self.engine.sample(plan, self.engine.forward(plan, self.grammars))
+            for delta in self.scheduler.commit(self.engine.finish(launched)):
+                one = played[delta.id]
+                assert one.finish is None, "a delta after the end"
+                one.tokens += delta.tokens
+                one.logprobs += delta.logprobs
+                one.prompt_logprobs += delta.prompt_logprobs
+                one.finish, one.error = delta.finish, delta.error
+                one.cached = delta.cached if one.cached is None else one.cached
+        self.scheduler.check_integrity()
+        assert all(one.finish is not None for one in played.values())
+        return played
+
+    def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
+        """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""
+        fields = {"grammar", "after", "tenant", "salt", "eos"}
+        rest = {name: changes.pop(name) for name in fields & changes.keys()}
+        params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
+        return SequenceLog(
+            id=id,
+            tokens=tuple(tokens),
+            prompt_length=len(tokens),
+            params=SamplingParams(**params),
+            adapter=None if adapter is None else self.digests[adapter],
+            **rest,
+        )
