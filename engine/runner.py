@@ -91,7 +91,7 @@ class Runner:
                 self._page_count[row.slot] = have + len(row.pages)
 
     def forward(self, plan: StepPlan) -> Forward:
-        """Run the model over the plan's rows (after `apply`)."""
+        """Run the model over the plan's rows, at least one (after `apply`)."""
         packed = self.pack(plan.rows)
         hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
         logits = self.model.logits(hidden[packed.sampled])

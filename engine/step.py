@@ -53,8 +53,10 @@ class StepEngine:
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> Forward:
-        """Apply the plan's changes and start its forward pass.
+    def forward(
+        self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]
+    ) -> Forward | None:
+        """Apply the plan's changes and start its forward pass, if it has rows.
 
         `grammars` holds the compiled grammar of every admission that has a spec.
         """
@@ -70,10 +72,12 @@ class StepEngine:
             if log.grammar is not None:
                 self._matchers[admission.slot] = replayed(grammars[log.grammar], log)
         self.runner.apply(plan)
-        return self.runner.forward(plan)
+        return self.runner.forward(plan) if plan.rows else None
 
-    def sample(self, plan: StepPlan, forward: Forward) -> Launched:
+    def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
+        if forward is None:
+            return Launched(plan, None, [], [], None, {})
         rows = forward.packed.sampled_rows
         matchers = [self._live_matcher(plan.rows[i].slot) for i in rows]
         sampled = bitmask = None
