@@ -114,16 +114,17 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
     dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     kind = config["model_type"]
-    attention_bias = config.get("attention_bias", False)
+    attention_bias = kind in ("llama", "qwen3") and config.get("attention_bias", False)
+    mlp_bias = kind == "llama" and config.get("mlp_bias", False)
     qkv_bias = kind == "qwen2" or attention_bias
     linears = {
         "self_attn.q_proj": (q, hidden, qkv_bias),
         "self_attn.k_proj": (kv, hidden, qkv_bias),
         "self_attn.v_proj": (kv, hidden, qkv_bias),
         "self_attn.o_proj": (hidden, q, attention_bias),
-        "mlp.gate_proj": (inner, hidden, config.get("mlp_bias", False)),
-        "mlp.up_proj": (inner, hidden, config.get("mlp_bias", False)),
-        "mlp.down_proj": (hidden, inner, config.get("mlp_bias", False)),
+        "mlp.gate_proj": (inner, hidden, mlp_bias),
+        "mlp.up_proj": (inner, hidden, mlp_bias),
+        "mlp.down_proj": (hidden, inner, mlp_bias),
     }
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
