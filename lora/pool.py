@@ -112,6 +112,10 @@ class LoraPool:
         resident = self._residents.get(digest)
         return 0 if resident is None else resident.pins
 
+    def free_pages(self, module: str) -> int:
+        """How many of a module's `num_pages` pages are free."""
+        return len(self._free_pages[module])
+
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
         for module, rank in adapter.ranks.items():
@@ -122,8 +126,8 @@ class LoraPool:
                 )
         if not adapter.peak <= torch.finfo(self.dtype).max:
             raise AdapterError(
-                f"adapter {adapter.name!r}: its largest value, {adapter.peak:.3g} with the scaling, is out of "
-                f"the range of {self.dtype}"
+                f"adapter {adapter.name!r}: its largest value, {adapter.peak:.3g} with the scaling, is out "
+                f"of the range of {self.dtype}"
             )
 
     def can_load(self, adapter: Adapter) -> bool:

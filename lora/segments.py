@@ -22,7 +22,7 @@ class LoraLayers(Protocol):
 
 
 def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.device) -> WorkList:
-    """The work list of a step whose row i has counts[i] packed tokens and takes the adapter slots[i].
+    """The work list of a step whose row i has counts[i] >= 1 packed tokens and takes the adapter slots[i].
 
     None is the base model. Neighbours with one adapter become one segment, so rows sorted by adapter make the
     shortest list. One copy to the device.

@@ -1,0 +1,282 @@
+"""The pool gives every adapter its slot and its true rank's pages, and takes them back whatever the order."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from personae.errors import AdapterError, Overloaded
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.pool import LoraPool, pool_bytes
+
+SHAPES = LoraShapes(
+    2,
+    {"q": (6, 8), "k": (6, 4), "v": (6, 4), "o": (8, 6), "gate": (6, 10), "up": (6, 10), "down": (10, 6)},
+)
+CPU = torch.device("cpu")
+
+
+def adapter_of(
+    seed: int,
+    ranks: Mapping[str, int | tuple[int, int]],
+    scaling: float = 0.5,
+    dtype: torch.dtype = torch.float32,
+) -> Adapter:
+    """Random tensors; a rank is the same in both layers or given for each, 0 for a layer without the
+    module."""
+    random = torch.Generator().manual_seed(seed)
+    pairs = {}
+    for module, given in ranks.items():
+        inputs, outputs = SHAPES.modules[module]
+        for layer, rank in enumerate((given, given) if isinstance(given, int) else given):
+            if rank:
+                a = torch.randn(rank, inputs, generator=random).to(dtype)
+                b = torch.randn(rank, outputs, generator=random).to(dtype)
+                pairs[layer, module] = LoraPair(a, b, scaling)
+    return make_adapter(f"adapter {seed}", pairs)
+
+
+def make_pool(capacity_rows: int = 64, max_adapters: int = 4, dtype: torch.dtype = torch.float32) -> LoraPool:
+    return LoraPool(SHAPES, capacity_rows=capacity_rows, max_adapters=max_adapters, dtype=dtype, device=CPU)
+
+
+def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
+    """The arenas, through the tables, hold the adapter's tensors with the scaling folded into B."""
+    slot = pool.slot(adapter.digest)
+    assert slot is not None
+    for group, modules in (("qkv", "q k v"), ("o", "o"), ("gate_up", "gate up"), ("down", "down")):
+        for layer in range(SHAPES.layers):
+            triples = zip(modules.split(), pool.arenas(layer, group), pool.tables(group), strict=True)
+            for module, arena, table in triples:
+                rows = table.rows(slot)
+                assert len(rows) == adapter.ranks.get(module, 0)
+                pair = adapter.pairs.get((layer, module))
+                rank = pair.rank if pair else 0
+                if pair:
+                    assert torch.equal(arena.a[rows[:rank]], pair.a.to(pool.dtype))
+                    assert torch.equal(arena.b[rows[:rank]], (pair.b.float() * pair.scaling).to(pool.dtype))
+                assert not arena.a[rows[rank:]].any()
+                assert not arena.b[rows[rank:]].any()
+
+
+def test_an_adapter_occupies_the_pages_of_its_true_rank() -> None:
+    pool = make_pool()
+    adapter = adapter_of(1, {"q": 1, "v": 8, "down": 13})
+    pool.load(adapter)
+    free = {module: pool.num_pages - pool.free_pages(module) for module in SHAPES.modules}
+    assert free == {"q": 1, "k": 0, "v": 1, "o": 0, "gate": 0, "up": 0, "down": 2}
+    assert_holds(pool, adapter)
+    pool.check_integrity()
+
+
+def test_a_layer_of_smaller_rank_is_filled_up_with_zeros() -> None:
+    pool = make_pool()
+    old, new = adapter_of(1, {"q": 16, "o": 16}), adapter_of(2, {"q": (3, 11), "o": (0, 9)})
+    pool.load(old)
+    pool.unload(old.digest)
+    pool.load(new)
+    assert new.ranks == {"q": 11, "o": 9}
+    assert_holds(pool, new)
+
+
+def test_rows_past_the_rank_in_the_last_page_are_zero() -> None:
+    pool = make_pool(capacity_rows=RANK_PAGE)
+    pool.load(old := adapter_of(1, {"q": 8}))
+    pool.unload(old.digest)
+    pool.load(adapter_of(2, {"q": 3}))
+    for layer in range(SHAPES.layers):
+        arena = pool.arenas(layer, "qkv")[0]
+        assert arena.a[:3].all()
+        assert not arena.a[3:].any()
+        assert not arena.b[3:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_scaling_is_folded_in_float32_before_the_one_rounding(
+    dtype: torch.dtype, given: torch.dtype
+) -> None:
+    pool = make_pool(dtype=dtype)
+    adapter = adapter_of(1, {"q": 5, "down": 4}, scaling=1 / 3, dtype=given)
+    pool.load(adapter)
+    assert_holds(pool, adapter)
+
+
+def test_a_value_out_of_the_pool_s_range_is_refused() -> None:
+    adapter = adapter_of(1, {"q": 2}, scaling=1e6)
+    with pytest.raises(AdapterError, match=r"range of torch\.float16"):
+        make_pool(dtype=torch.float16).load(adapter)
+    make_pool(dtype=torch.bfloat16).load(adapter)
+
+
+def test_loading_twice_is_loading_once() -> None:
+    pool = make_pool()
+    slot = pool.load(adapter_of(1, {"q": 8}))
+    assert pool.load(adapter_of(1, {"q": 8})) == slot
+    assert pool.free_pages("q") == pool.num_pages - 1
+
+
+def test_the_least_recently_used_leaves_first() -> None:
+    pool = make_pool(max_adapters=3)
+    a, b, c, d, e = (adapter_of(seed, {"q": 8}) for seed in range(5))
+    for adapter in (a, b, c):
+        pool.load(adapter)
+    pool.load(a)  # used again
+    pool.pin(b.digest)  # which uses it, too
+    pool.load(d)
+    assert pool.residents == (a.digest, b.digest, d.digest)
+    pool.unpin(b.digest)
+    pool.load(e)
+    assert pool.residents == (b.digest, d.digest, e.digest)
+    pool.check_integrity()
+
+
+def test_only_adapters_whose_memory_is_needed_leave() -> None:
+    pool = make_pool(capacity_rows=16)
+    mlp, attention = adapter_of(1, {"up": 16}), adapter_of(2, {"q": 16})
+    pool.load(mlp)
+    pool.load(attention)
+    pool.load(adapter_of(3, {"q": 8}))
+    assert mlp.digest in pool.residents
+    assert attention.digest not in pool.residents
+
+
+def test_a_pinned_adapter_stays_and_a_refused_load_changes_nothing() -> None:
+    pool = make_pool(capacity_rows=32)
+    held, idle, big = adapter_of(1, {"q": 16}), adapter_of(2, {"q": 16}), adapter_of(3, {"q": 32})
+    pool.load(held)
+    pool.load(idle)
+    pool.pin(held.digest)
+    assert not pool.can_load(big)
+    with pytest.raises(Overloaded, match="in use"):
+        pool.load(big)
+    assert set(pool.residents) == {held.digest, idle.digest}
+    with pytest.raises(ValueError, match="pinned"):
+        pool.unload(held.digest)
+    pool.unpin(held.digest)
+    assert pool.can_load(big)
+    pool.load(big)
+    assert pool.residents == (big.digest,)
+    assert_holds(pool, big)
+
+
+def test_pins_are_counted() -> None:
+    pool = make_pool()
+    adapter = adapter_of(1, {"q": 8})
+    slot = pool.load(adapter)
+    assert pool.pin(adapter.digest) == pool.pin(adapter.digest) == slot
+    pool.unpin(adapter.digest)
+    assert pool.pins(adapter.digest) == 1
+    pool.unpin(adapter.digest)
+    with pytest.raises(ValueError, match="not pinned"):
+        pool.unpin(adapter.digest)
+    pool.unload(adapter.digest)
+    assert pool.slot(adapter.digest) is None
+    with pytest.raises(KeyError):
+        pool.pin(adapter.digest)
+
+
+def test_an_adapter_that_can_never_fit_is_refused_with_its_rank() -> None:
+    pool = make_pool(capacity_rows=16)
+    adapter = adapter_of(1, {"v": 17})
+    assert not pool.can_load(adapter)
+    with pytest.raises(AdapterError, match="rank 17 of v does not fit the pool's 16 ranks"):
+        pool.load(adapter)
+
+
+@pytest.mark.parametrize(("rows", "slots"), [(0, 1), (12, 1), (8, 0)])
+def test_a_pool_of_no_size_is_no_pool(rows: int, slots: int) -> None:
+    with pytest.raises(ValueError, match="capacity_rows"):
+        make_pool(capacity_rows=rows, max_adapters=slots)
+
+
+def test_the_pool_takes_the_bytes_that_it_says() -> None:
+    pool = make_pool(capacity_rows=24, dtype=torch.bfloat16)
+    arenas = [a for layer in range(2) for g in ("qkv", "o", "gate_up", "down") for a in pool.arenas(layer, g)]
+    assert pool_bytes(SHAPES, 24, torch.bfloat16) == sum(arena.a.nbytes + arena.b.nbytes for arena in arenas)
+
+
+def test_integrity_notices_what_does_not_add_up() -> None:
+    pool = make_pool()
+    adapter = adapter_of(1, {"q": 8})
+    slot = pool.load(adapter)
+    pool.tables("qkv")[0].rank[slot] = 7
+    with pytest.raises(AssertionError, match="ranks of q"):
+        pool.check_integrity()
+    pool.tables("qkv")[0].rank[slot] = 8
+    pool.tables("qkv")[0].pages[slot, 0] += 1
+    with pytest.raises(AssertionError, match="page table of q"):
+        pool.check_integrity()
+
+
+CAST = [
+    adapter_of(10, {"q": 1}),
+    adapter_of(11, {"q": 8, "k": 8, "v": 8, "o": 8}),
+    adapter_of(12, {"gate": 16, "up": 16, "down": 16}),
+    adapter_of(13, dict.fromkeys(SHAPES.modules, 13)),
+    adapter_of(14, {"q": (4, 20), "down": (0, 9)}),
+    adapter_of(15, dict.fromkeys(SHAPES.modules, 32)),
+    adapter_of(16, {"v": 40}),  # never fits
+]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any order of loads, unloads, pins and unpins, against a model that knows who is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = make_pool(capacity_rows=32, max_adapters=3)
+        self.held: Counter[str] = Counter()
+
+    @rule(adapter=st.sampled_from(CAST))
+    def load(self, adapter: Adapter) -> None:
+        before = self.pool.residents
+        expected = self.pool.can_load(adapter)
+        try:
+            slot = self.pool.load(adapter)
+        except (Overloaded, AdapterError):
+            assert not expected
+            assert self.pool.residents == before
+        else:
+            assert expected
+            assert self.pool.slot(adapter.digest) == slot
+            assert self.pool.residents[-1] == adapter.digest
+            left = [digest for digest in before if digest not in self.pool.residents]
+            assert not any(self.held[digest] for digest in left)
+
+    @precondition(lambda self: self.pool.residents)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        digest = data.draw(st.sampled_from(self.pool.residents))
+        assert self.pool.pin(digest) == self.pool.slot(digest)
+        self.held[digest] += 1
+
+    @precondition(lambda self: self.pool.residents)
+    @rule(data=st.data())
+    def unpin_or_unload(self, data: st.DataObject) -> None:
+        digest = data.draw(st.sampled_from(self.pool.residents))
+        if self.held[digest]:
+            with pytest.raises(ValueError, match="pinned"):
+                self.pool.unload(digest)
+            self.pool.unpin(digest)
+            self.held[digest] -= 1
+        else:
+            self.pool.unload(digest)
+            assert digest not in self.pool.residents
+
+    @invariant()
+    def all_adds_up(self) -> None:
+        self.pool.check_integrity()
+        for adapter in CAST:
+            assert self.pool.pins(adapter.digest) == self.held[adapter.digest]
+            if adapter.digest in self.pool.residents:
+                assert_holds(self.pool, adapter)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+test_any_order_of_calls_keeps_the_pool_whole = PoolMachine.TestCase
