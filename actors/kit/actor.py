@@ -35,7 +35,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.mailbox import ActorCrashed, Mailbox, Ref
+from personae.actors.kit.mailbox import Mailbox, Ref
 
 M = TypeVar("M")
 Args = TypeVarTuple("Args")
@@ -124,8 +124,8 @@ class BaseCell(Generic[M]):
         """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
         raise NotImplementedError
 
-    def stop(self) -> None:
-        """Ask for the end of this life, after the message in hand."""
+    def stop(self, final: bool = False) -> None:
+        """Ask for the end of this life, after the message in hand. `final` matters to supervisors only."""
         self.stopping = True
         self.mailbox.ring()
 
@@ -156,18 +156,17 @@ class Cell(BaseCell[M]):
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
-        death: BaseException | None = None
+        death: Exception | None = None
         try:
             with self._scope:
                 await self._live(self._factory(), ready)
         except Exception as error:
             death = alone(error)
-            raise death from death.__cause__
         finally:
             self.state = "down"
-            failed = ActorCrashed(f"{self.path} ended before it answered")
-            failed.__cause__ = death
-            self.mailbox.fail_owed(failed)
+            self.mailbox.fail_owed(death)
+        if death is not None:
+            raise death
 
     async def _live(self, actor: Actor[M], ready: Callable[[], None]) -> None:
         actor._cell = self

@@ -158,7 +158,7 @@ class Mailbox(Generic[M]):
             if not delivered:
                 self._senders.remove(sender)
         if not delivered:
-            raise ActorStopped(f"{self.path} has stopped")
+            raise self._stopped()
 
     @property
     def full(self) -> bool:
@@ -172,8 +172,7 @@ class Mailbox(Generic[M]):
         letter = self._letters.popleft()
         if letter.reply is not None and letter.reply.waiting:
             self.owed.add(letter.reply)
-        if self._senders:
-            self.admit()
+        self.admit()
         return letter
 
     def admit(self) -> None:
@@ -194,35 +193,41 @@ class Mailbox(Generic[M]):
         self._bell = Event()
         await self._bell.wait()
 
-    def fail_owed(self, error: BaseException) -> None:
+    def fail_owed(self, cause: BaseException | None) -> None:
         """Fail the askers whose messages the actor had taken: it is gone, and its successor does not know
         them."""
         for reply in tuple(self.owed):
+            error = ActorCrashed(f"{self.path} ended before it answered")
+            error.__cause__ = cause
             reply.fail(error)
 
     def close(self) -> int:
         """Take nothing more: fail all askers, wake all senders. Returns how many messages are dropped
         unread."""
+        if self.closed:
+            return 0
         self.closed = True
-        stopped = ActorStopped(f"{self.path} has stopped")
-        dropped = len(self._letters) + len(self._senders)
+        dropped = len(self._letters)
         while self._letters:
             letter = self._letters.popleft()
             if letter.reply is not None:
-                letter.reply.fail(stopped)
-        self.fail_owed(stopped)
+                letter.reply.fail(self._stopped())
+        for reply in tuple(self.owed):
+            reply.fail(self._stopped())
         for _, event in self._senders:
             event.set()
-        self.ring()
         return dropped
 
     def _push(self, letter: Letter[M]) -> None:
         self._letters.append(letter)
         self.ring()
 
+    def _stopped(self) -> ActorStopped:
+        return ActorStopped(f"{self.path} has stopped")
+
     def _check(self) -> None:
         if self.closed:
-            raise ActorStopped(f"{self.path} has stopped")
+            raise self._stopped()
         if not self.loop.here():
             raise RuntimeError(
                 f"{self.path}: told from another thread; a thread actor uses self.post(ref, message)"

@@ -31,28 +31,26 @@ Why it is so:
   its cause.
 """
 
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class, move_on_after
 from anyio.abc import TaskGroup
 
 from personae.actors.kit.actor import Actor, BaseCell, Cell, alone
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.child import Child, Incident, Life, Report, Restart, log, log_incident
+from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.thread import ThreadActor, ThreadCell
 from personae.errors import PersonaeError
 
 M = TypeVar("M")
 
 Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
-Restart = Literal["permanent", "transient", "temporary"]
 
 
 class RestartsExhausted(PersonaeError):
@@ -61,86 +59,6 @@ class RestartsExhausted(PersonaeError):
 
 class StartFailed(PersonaeError):
     """A child could not be started the first time. Why is the `__cause__`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """What the report hook is told.
-
-    `restarts` counts how often this actor had been restarted before. `error` is None for what is no exception
-    (a late stop, messages dropped unread).
-    """
-
-    path: str
-    what: str
-    error: BaseException | None
-    restarts: int
-
-
-Report = Callable[[Incident], None]
-
-_log = logging.getLogger("personae.actors")
-
-
-def log_incident(incident: Incident) -> None:
-    """The default hook: the `personae.actors` logger."""
-    level = logging.WARNING if incident.error is None else logging.ERROR
-    _log.log(
-        level,
-        "%s %s (restarts: %d)",
-        incident.path,
-        incident.what,
-        incident.restarts,
-        exc_info=incident.error,
-    )
-
-
-class Node(Protocol):
-    """What a supervisor needs of a child: a cell, or another supervisor."""
-
-    path: str
-
-    def begin(self) -> None:
-        """Get ready for a life."""
-
-    async def run(self, ready: Callable[[], None]) -> None:
-        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
-
-    def stop(self) -> None:
-        """Ask for its end."""
-
-    def cancel(self) -> None:
-        """Insist."""
-
-    def close(self) -> None:
-        """There is no further life."""
-
-
-@dataclass(slots=True)
-class Life:
-    """One run of a child. `settled`: it has started, or ended. `expected`: its supervisor asked for the
-    end."""
-
-    settled: Event = field(default_factory=Event)
-    ended: Event = field(default_factory=Event)
-    error: Exception | None = None
-    expected: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Child:
-    """A supervisor's note about one of its children. `stop_timeout` None waits for ever (supervisors, whose
-    parts are bounded)."""
-
-    node: Node
-    restart: Restart
-    stop_timeout: float | None
-    life: Life | None = None
-    restarts: int = 0
-
-    @property
-    def living(self) -> bool:
-        return self.life is not None and not self.life.ended.is_set()
 
 
 class Supervisor:
@@ -171,7 +89,7 @@ class Supervisor:
         self._restarts: deque[float] = deque()
         self._todo: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
         self._bell = Event()
-        self._stopping = False
+        self._final = False
         self._work = CancelScope()
         self._tasks: TaskGroup | None = None
         self._opened: AbstractAsyncContextManager[None] | None = None
@@ -232,17 +150,19 @@ class Supervisor:
         self._add(Child(child, restart, None))
         return child
 
-    async def remove(self, ref: "Ref[M]") -> None:
-        """Stop an actor for good and wait until it is gone. Not for an actor to call on itself (`self.stop()`
-        is)."""
-        child = next((c for c in self.children if c.node.path == ref.path), None)
-        if child is None:
-            return
-        gone = Event()
-        self._later(partial(self._remove, child, gone))
-        if self._tasks is None:  # not running: nobody would do it
-            await self._remove(child, gone)
-        await gone.wait()
+    async def remove(self, child: "Ref[M] | Supervisor") -> None:
+        """Stop a child for good and wait until it is gone. Not for an actor to call on itself (`self.stop()`
+        is).
+        """
+        for note in self.children:
+            if note.node.path == child.path:
+                note.leaving = True
+                if self._tasks is None:
+                    self._forget(note)
+                else:
+                    self._later(partial(self._remove, note))
+                await note.gone.wait()
+                return
 
     def _add_cell(self, cell: BaseCell[M], restart: Restart, stop_timeout: float) -> Ref[M]:
         cell.stop_timeout = stop_timeout
@@ -251,13 +171,15 @@ class Supervisor:
 
     def _add(self, child: Child) -> None:
         self.children.append(child)
-        if self._tasks is not None and self.state != "stopping":
-            self._launch(child)
+        if self._tasks is not None:
+            child.passing = True
+            if self.state != "stopping":
+                self._launch(child)
 
     def _free_path(self, name: str) -> str:
         path = f"{self.path}/{name}"
         if self.state == "closed":
-            raise RuntimeError(f"{self.path} has stopped")
+            raise ActorStopped(f"{self.path} has stopped")
         if any(child.node.path == path for child in self.children):
             raise ValueError(f"{path} exists already")
         return path
@@ -265,6 +187,8 @@ class Supervisor:
     # As the top of a tree.
 
     async def __aenter__(self) -> "Supervisor":
+        if self.state != "new":
+            raise RuntimeError(f"{self.path}: a tree runs once")
         self._opened = self._open()
         await self._opened.__aenter__()
         return self
@@ -292,7 +216,7 @@ class Supervisor:
                 except BaseException as raised:
                     error = raised
                 finally:
-                    self.stop()
+                    self.stop(final=True)
         if life.error is not None:
             raise life.error from (life.error.__cause__ or error)
         if error is not None:
@@ -304,15 +228,16 @@ class Supervisor:
                 await self.run(life.settled.set)
             except PersonaeError as error:
                 life.error = error
+                self._incident(self.path, "gave up", error)
                 body.cancel()
-            self.close()
+            finally:
+                self.close()
 
     # As the child of another.
 
     def begin(self) -> None:
         """Get ready for a life."""
         self.state = "starting"
-        self._stopping = False
         self._work = CancelScope()
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -324,14 +249,18 @@ class Supervisor:
             with self._work:
                 failure = await self._supervise(ready)
             self.state = "stopping"
-            await self._stop_all(self.children)
+            await self._stop_all(self.children, self._final)
         self._tasks = None
         self.state = "down"
+        for child in tuple(self.children):
+            if child.passing or child.leaving:
+                self._forget(child)
         if failure is not None:
             raise failure
 
-    def stop(self) -> None:
-        """Stop all children, last started first, and end."""
+    def stop(self, final: bool = False) -> None:
+        """Stop all children, last started first, and end. `final`: close each as it has stopped."""
+        self._final = self._final or final
         self._work.cancel()
 
     def cancel(self) -> None:
@@ -341,8 +270,8 @@ class Supervisor:
     def close(self) -> None:
         """Close every cell below: no message reaches them any more."""
         self.state = "closed"
-        for child in reversed(self.children):
-            child.node.close()
+        for child in reversed(tuple(self.children)):
+            self._forget(child)
 
     # The one task that decides.
 
@@ -378,7 +307,8 @@ class Supervisor:
                 self._restarts.popleft()
             if len(self._restarts) >= self.max_restarts:
                 failure = RestartsExhausted(
-                    f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s, last {child.node.path}"
+                    f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s, "
+                    f"the last death was {child.node.path}'s"
                 )
                 failure.__cause__ = error
                 return failure
@@ -407,16 +337,16 @@ class Supervisor:
                 return child, error
         return None
 
-    async def _remove(self, child: Child, gone: Event) -> PersonaeError | None:
-        await self._stop(child)
+    async def _remove(self, child: Child) -> PersonaeError | None:
+        await self._stop(child, final=True)
         self._forget(child)
-        gone.set()
         return None
 
     def _forget(self, child: Child) -> None:
         if child in self.children:
             self.children.remove(child)
         child.node.close()
+        child.gone.set()
 
     # One child.
 
@@ -446,28 +376,27 @@ class Supervisor:
             life.settled.set()
             self._later(partial(self._child_ended, child, life))
 
-    async def _stop_all(self, children: Iterable[Child]) -> None:
+    async def _stop_all(self, children: Iterable[Child], final: bool = False) -> None:
         for child in reversed(tuple(children)):
-            await self._stop(child)
+            await self._stop(child, final)
 
-    async def _stop(self, child: Child) -> None:
+    async def _stop(self, child: Child, final: bool = False) -> None:
         life = child.life
-        if life is None:
-            return
-        life.expected = True
-        if life.ended.is_set():
-            return
-        child.node.stop()
-        with move_on_after(child.stop_timeout):
-            await life.ended.wait()
-            return
-        self._incident(child.node.path, f"did not stop within {child.stop_timeout} s", None)
-        child.node.cancel()
-        await life.ended.wait()
+        if life is not None and not life.ended.is_set():
+            life.expected = True
+            child.node.stop(final)
+            with move_on_after(child.stop_timeout):
+                await life.ended.wait()
+            if not life.ended.is_set():
+                self._incident(child.node.path, f"did not stop within {child.stop_timeout} s", None)
+                child.node.cancel()
+                await life.ended.wait()
+        if final:
+            child.node.close()
 
     def _incident(self, path: str, what: str, error: BaseException | None) -> None:
         restarts = next((child.restarts for child in self.children if child.node.path == path), 0)
         try:
             self._report(Incident(path, what, error, restarts))
         except Exception:
-            _log.exception("the report hook raised over %s %s", path, what)
+            log.exception("the report hook raised over %s %s", path, what)

@@ -26,9 +26,9 @@ from typing import Generic, TypeVar
 
 from anyio import Event
 
-from personae.actors.kit.actor import BaseCell
+from personae.actors.kit.actor import BaseCell, State
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.mailbox import ActorCrashed, ActorStopped, Letter, Mailbox, Ref, Reply
+from personae.actors.kit.mailbox import ActorStopped, Letter, Mailbox, Ref, Reply
 from personae.errors import Overloaded
 
 M = TypeVar("M")
@@ -126,7 +126,7 @@ class _ThreadLife(Generic[M]):
         self.cell = cell
         self.over = False  # take no further message
         self.ghost = False  # given up by the loop
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.ended = Event()
         self._ready = ready
 
@@ -147,7 +147,7 @@ class _ThreadLife(Generic[M]):
         try:
             self._serve(actor)
         finally:
-            self.cell.state = "stopping"
+            self.show("stopping")
             try:
                 actor.stopped()
             except Exception as error:
@@ -158,15 +158,19 @@ class _ThreadLife(Generic[M]):
         while not self.over:
             letter = cell.mailbox.take()
             if letter is None:
-                cell.state = "idle"
+                self.show("idle")
                 letter = cell.mailbox.next_letter()
                 if letter is None:
                     continue
-            cell.state = "busy"
+            self.show("busy")
             actor.receive(letter.message)
             cell.handled += 1
         if self.error is not None:
             raise self.error
+
+    def show(self, state: State) -> None:
+        if not self.ghost:
+            self.cell.state = state
 
     def take(self) -> M | None:
         if self.over:
@@ -191,10 +195,17 @@ class _ThreadLife(Generic[M]):
             self.cell._report("posted to a stopped actor", error)
         except Overloaded as error:
             self.error = error
-            self.cell.stop()
+            self.over = True
+            self.cell.mailbox.ring()
 
     def _end(self, error: BaseException | None) -> None:
-        self.error = error or self.error
+        if error is not None and not isinstance(error, Exception):
+            self.error = RuntimeError(f"its thread was ended by {error!r}")
+            self.error.__cause__ = error
+        else:
+            self.error = error or self.error
+        if self.ghost and self.error is not None:
+            self.cell._report("crashed, long after it was given up", self.error)
         self.ended.set()
 
 
@@ -216,8 +227,7 @@ class ThreadCell(BaseCell[M]):
         self._factory = factory
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped or given
-        up."""
+        """Live one life, as any cell; returns also when the thread was given up."""
         life = self._life = _ThreadLife(self, ready)
         life.over = self.stopping
         thread = threading.Thread(target=life.main, args=(self._factory,), name=self.path, daemon=True)
@@ -231,16 +241,14 @@ class ThreadCell(BaseCell[M]):
             life.ghost = not life.ended.is_set()
             self._life = None
             self.state = "down"
-            failed = ActorCrashed(f"{self.path} ended before it answered")
-            failed.__cause__ = life.error
-            self.mailbox.fail_owed(failed)
+            self.mailbox.fail_owed(life.error)
         if life.ghost:
             self._report("left its thread behind: it does not stop", None)
         if life.error is not None:
             raise life.error
 
-    def stop(self) -> None:
+    def stop(self, final: bool = False) -> None:
         """Ask for the end of this life, after the message in hand."""
         if self._life is not None:
             self._life.over = True
-        super().stop()
+        super().stop(final)

@@ -1,0 +1,92 @@
+"""What a supervisor writes down: its children, their lives, and the incidents that it reports."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from anyio import Event
+
+Restart = Literal["permanent", "transient", "temporary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What the report hook is told.
+
+    `restarts` counts how often this actor had been restarted before. `error` is None for what is no exception
+    (a late stop, messages dropped unread).
+    """
+
+    path: str
+    what: str
+    error: BaseException | None
+    restarts: int
+
+
+Report = Callable[[Incident], None]
+
+log = logging.getLogger("personae.actors")
+
+
+def log_incident(incident: Incident) -> None:
+    """The default hook: the `personae.actors` logger."""
+    level = logging.WARNING if incident.error is None else logging.ERROR
+    log.log(
+        level,
+        "%s %s (restarts: %d)",
+        incident.path,
+        incident.what,
+        incident.restarts,
+        exc_info=incident.error,
+    )
+
+
+class Node(Protocol):
+    """What a supervisor needs of a child: a cell, or another supervisor."""
+
+    path: str
+
+    def begin(self) -> None:
+        """Get ready for a life."""
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+
+    def stop(self, final: bool = False) -> None:
+        """Ask for its end. `final`: there will be no further life, for it and all below it."""
+
+    def cancel(self) -> None:
+        """Insist."""
+
+    def close(self) -> None:
+        """There is no further life."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One run of a child. `settled`: it has started, or ended. `expected`: its supervisor asked for the
+    end."""
+
+    settled: Event = field(default_factory=Event)
+    ended: Event = field(default_factory=Event)
+    error: Exception | None = None
+    expected: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A supervisor's note about one of its children.
+
+    `stop_timeout` None waits for ever (supervisors, whose parts are bounded). `passing`: added while the
+    supervisor ran, and forgotten when that run ends. `leaving`: to be removed; `gone` is set when it is.
+    """
+
+    node: Node
+    restart: Restart
+    stop_timeout: float | None
+    passing: bool = False
+    life: Life | None = None
+    restarts: int = 0
+    leaving: bool = False
+    gone: Event = field(default_factory=Event)

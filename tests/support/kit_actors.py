@@ -1,0 +1,67 @@
+"""Small actors for tests of the kit: they do what their messages say, and note what happens to them."""
+
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any
+
+import anyio
+
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Reply
+from personae.actors.kit.thread import ThreadActor
+
+Deed = Callable[[Any], object]  # told the actor; may return something to await
+
+
+class Boom(Exception):
+    """The crash that tests plant."""
+
+
+class Doer(Actor[Deed]):
+    """Does its messages. `name` and `diary`, if given, note each start and stop as `+name` and `-name`."""
+
+    def __init__(self, name: str = "", diary: list[str] | None = None) -> None:
+        self.name = name
+        self.diary = diary if diary is not None else []
+
+    async def started(self) -> None:
+        self.diary.append(f"+{self.name}")
+
+    async def receive(self, message: Deed) -> None:
+        result = message(self)
+        if isawaitable(result):
+            await result
+
+    async def stopped(self) -> None:
+        self.diary.append(f"-{self.name}")
+
+
+class ThreadDoer(ThreadActor[Deed]):
+    """The same on a thread."""
+
+    def __init__(self, diary: list[str] | None = None) -> None:
+        self.diary = diary if diary is not None else []
+
+    def started(self) -> None:
+        self.diary.append("+")
+
+    def receive(self, message: Deed) -> None:
+        message(self)
+
+    def stopped(self) -> None:
+        self.diary.append("-")
+
+
+def crash(actor: object) -> None:
+    """A deed."""
+    raise Boom
+
+
+def hang(actor: object) -> Awaitable[None]:
+    """A deed that only cancellation ends."""
+    return anyio.sleep_forever()
+
+
+def whoami(reply: Reply[object]) -> Deed:
+    """An ask for the actor itself, to tell one life from the next."""
+    return lambda actor: reply.tell(actor)

@@ -1,0 +1,85 @@
+"""Async tests whose time is virtual: when every task waits, the clock jumps to the next timer.
+
+    from virtual_clock import virtual_clock
+
+    pytestmark = virtual_clock      # for a module whose tests are all async
+
+    async def test_a_deadline_an_hour_away_passes_at_once() -> None:
+        started = anyio.current_time()
+        await anyio.sleep(3600)
+        assert anyio.current_time() - started >= 3600
+
+Each test runs twice: on asyncio (the loop below) and on trio (`trio.testing.MockClock` with autojump).
+`real_clock` runs tests on asyncio, uvloop and trio by the wall clock: for tests in which a foreign thread
+works while the loop is idle, which a jumping clock would take for nothing to do. For a program rather than a
+test function, as in property tests: `run_virtual(main, backend)`.
+
+A deadlock (every task waits, no timer is set) is an error on asyncio instead of a hanging test.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+import pytest
+import trio.testing
+
+T = TypeVar("T")
+
+LONGEST_WAIT_FOR_A_THREAD = 10.0  # real seconds; nothing else can wake a loop that has no timer
+
+
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # which class it is depends on the platform
+    """Never waits for a timeout: takes what is ready, else moves the clock to where the timeout would end."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            ready: list[tuple[selectors.SelectorKey, int]] = super().select(LONGEST_WAIT_FOR_A_THREAD)
+            if not ready:
+                raise RuntimeError("deadlock: every task waits and no timer is set")
+            return ready
+        ready = super().select(0)
+        if not ready:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop whose `time()` starts at 0 and jumps."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def virtual_backend(name: str) -> tuple[str, dict[str, object]]:
+    """AnyIO's name and options of a backend (`asyncio` or `trio`) under a virtual clock."""
+    if name == "asyncio":
+        return name, {"loop_factory": VirtualLoop}
+    return name, {"clock": trio.testing.MockClock(autojump_threshold=0)}
+
+
+def run_virtual(main: Callable[[], Awaitable[T]], backend: str) -> T:
+    """`anyio.run` under a virtual clock."""
+    name, options = virtual_backend(backend)
+    return anyio.run(main, backend=name, backend_options=options)
+
+
+def _all_on(backends: dict[str, tuple[str, dict[str, object]]]) -> list[pytest.MarkDecorator]:
+    return [
+        pytest.mark.anyio,
+        pytest.mark.parametrize("anyio_backend", list(backends.values()), ids=list(backends)),
+    ]
+
+
+virtual_clock = _all_on({name: virtual_backend(name) for name in ("asyncio", "trio")})
+real_clock = _all_on(
+    {"asyncio": ("asyncio", {}), "uvloop": ("asyncio", {"use_uvloop": True}), "trio": ("trio", {})}
+)

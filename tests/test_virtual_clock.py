@@ -1,0 +1,32 @@
+import time
+
+import anyio
+import pytest
+from virtual_clock import virtual_clock
+
+pytestmark = virtual_clock
+
+
+async def test_an_hour_of_sleep_passes_at_once() -> None:
+    wall, started = time.monotonic(), anyio.current_time()
+    await anyio.sleep(3600)
+    assert anyio.current_time() - started >= 3600
+    assert time.monotonic() - wall < 60
+
+
+async def test_timers_fire_in_the_order_of_their_times() -> None:
+    order: list[float] = []
+
+    async def note(delay: float) -> None:
+        await anyio.sleep(delay)
+        order.append(delay)
+
+    async with anyio.create_task_group() as tasks:
+        for delay in (30.0, 10.0, 20.0):
+            tasks.start_soon(note, delay)
+    assert order == [10.0, 20.0, 30.0]
+
+
+async def test_a_deadline_in_the_future_is_met() -> None:
+    with pytest.raises(TimeoutError), anyio.fail_after(100):
+        await anyio.sleep_forever()
