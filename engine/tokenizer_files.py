@@ -10,6 +10,9 @@ import tokenizers
 from personae.errors import ModelLoadError
 
 
+_BAD_TEMPLATE = "{}: chat_template must be a string or a list of objects with name and template"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """What the files of a model folder say about its tokenizer; `eos_ids` may repeat an id."""
@@ -45,13 +48,16 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         return id if id is not None else next(iter(_ids(generation.get(f"{name}_id"))), None)
 
     eos = token_id("eos_token")
+    add_bos_token = settings.get("add_bos_token")
+    if not isinstance(add_bos_token, bool | None):
+        raise ModelLoadError(f"{folder / 'tokenizer_config.json'}: add_bos_token must be true or false")
     return TokenizerFiles(
         backend=backend,
         bos_id=token_id("bos_token"),
         pad_id=token_id("pad_token"),
         eos_ids=(*_ids(generation.get("eos_token_id")), *(() if eos is None else (eos,))),
         chat_templates=_chat_templates(folder, settings.get("chat_template")),
-        add_bos_token=settings.get("add_bos_token"),
+        add_bos_token=add_bos_token,
     )
 
 
@@ -67,12 +73,20 @@ def _chat_templates(folder: Path, setting: Any) -> dict[str, str]:
     if isinstance(setting, str):
         templates["default"] = setting
     elif isinstance(setting, list):
-        templates |= {entry["name"]: entry["template"] for entry in setting}
+        try:
+            templates |= {entry["name"]: entry["template"] for entry in setting}
+        except (KeyError, TypeError):
+            raise ModelLoadError(_BAD_TEMPLATE.format(folder / "tokenizer_config.json")) from None
+    elif setting is not None:
+        raise ModelLoadError(_BAD_TEMPLATE.format(folder / "tokenizer_config.json"))
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     files["default"] = folder / "chat_template.jinja"
     for name, path in files.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ModelLoadError(f"{path} is not UTF-8: {error}") from error
     return templates
 
 

@@ -64,7 +64,7 @@ def kept(x: NDArray[np.float32], params: SamplingParams, top_p: float) -> NDArra
 
 
 def may_choose(x: NDArray[np.float32], params: SamplingParams, position: int) -> set[int]:
-    """The tokens that a right sampler may choose: one, or the neighbours of a boundary that rounding may cross."""
+    """The tokens that a right sampler may choose: one, or those on both sides of an edge that rounding may cross."""
     if params.temperature < 1e-5 or params.top_k == 1:
         return {int(np.argmax(x))}
     u = uniform(params.seed, position)
