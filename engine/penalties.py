@@ -23,7 +23,8 @@ def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
 class SlotEntries:
     """For each slot a list of (token id, float32 value) on the device, its length on the host.
 
-    A slot's ids are distinct. Memory grows with the longest list seen: max_slots * length * 12 bytes.
+    An id may be listed twice, with one value. Memory grows with the longest list seen:
+    max_slots * length * 12 bytes.
     """
 
     def __init__(self, max_slots: int, device: torch.device) -> None:

@@ -67,7 +67,7 @@ class Sampled:
         )
         self._ready = None
         if tokens.is_cuda:
-            self._ready = torch.cuda.Event()
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
             self._ready.record()
 
     def read(self) -> Choices:

@@ -1,0 +1,65 @@
+"""Stop strings, found in text that comes in pieces."""
+
+from collections.abc import Iterable
+
+
+class StopFinder:
+    """Finds the first complete stop string in text that comes in pieces.
+
+    Of those complete at the same character the longest counts. Knuth, Morris and Pratt's matcher, one per
+    stop string: after each character it knows how much of its string the text ends with. The longest of
+    these is what may become a stop and is held back.
+    """
+
+    def __init__(self, stops: Iterable[str], include_stop: bool) -> None:
+        self._patterns = [(stop, _borders(stop)) for stop in dict.fromkeys(stops) if stop]
+        self._include_stop = include_stop
+        self._matched = [0] * len(self._patterns)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Take more text; returns what cannot become part of a stop string any more. Not after `found`."""
+        if not self._patterns:
+            return text
+        for place, char in enumerate(text):
+            length = self._step(char)
+            if length:
+                self.found = True
+                seen = self._held + text[: place + 1]
+                self._held = ""
+                return seen if self._include_stop else seen[:-length]
+        seen = self._held + text
+        keep = len(seen) - max(self._matched)
+        self._held = seen[keep:]
+        return seen[:keep]
+
+    def flush(self) -> str:
+        """The text ends here: what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _step(self, char: str) -> int:
+        """Advance by one character; the length of the longest stop string that it completes, else 0."""
+        longest = 0
+        for index, (stop, borders) in enumerate(self._patterns):
+            matched = self._matched[index]
+            while matched and stop[matched] != char:
+                matched = borders[matched]
+            matched += stop[matched] == char
+            self._matched[index] = matched
+            if matched == len(stop):
+                longest = max(longest, matched)
+        return longest
+
+
+def _borders(stop: str) -> list[int]:
+    """borders[n]: the length of the longest proper prefix of stop[:n] that is also its suffix."""
+    borders = [0, 0]
+    length = 0
+    for char in stop[1:]:
+        while length and stop[length] != char:
+            length = borders[length]
+        length += stop[length] == char
+        borders.append(length)
+    return borders

@@ -1,0 +1,272 @@
+"""Text to tokens, and tokens to text as they come.
+
+`Tokenizer` may be used from any number of threads; encoding and decoding release the GIL. `Detokenizer`
+belongs to one sequence.
+
+Why streaming is not `decode(all)[already_sent:]`: that costs more with every token, and text is not final
+when it is decoded. A character may lie in several tokens, and the first token of a text is treated apart
+(SentencePiece tokenizers drop its leading space). What holds instead, and is used here:
+
+- Byte-level tokenizers: the text is the tokens' bytes, one after the other, read as UTF-8. An incremental
+  UTF-8 decoder gives the same characters, U+FFFD for invalid bytes included.
+- Others: once a token is not a byte-fallback token, the text up to it is final. The text of the next few
+  tokens is what they add to the text of the few before them. (A run of byte-fallback tokens is valid or
+  invalid as a whole, so it stays back until it ends.)
+
+Concatenated, the pieces and the flush are what `Tokenizer.decode` makes of all ids at once.
+"""
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from personae.engine.bytelevel import BYTE_OF_CHAR
+from personae.engine.stops import StopFinder
+from personae.engine.tokenizer_files import read_tokenizer_files
+from personae.errors import RequestError
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` and what a model folder says beside it. Load it with `Tokenizer.load`.
+
+    `eos_ids` are generation_config's (or config's) and the tokenizer's own; `bos_id`, `pad_id` may be None.
+    `chat_templates` maps names to Jinja sources and `chat_template` is the one named "default", if any.
+    `vocab_size` is one more than the highest id.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        pad_id: int | None = None,
+        eos_ids: Sequence[int] = (),
+        chat_templates: dict[str, str] | None = None,
+        add_bos_token: bool | None = None,
+    ) -> None:
+        """`add_bos_token` overrides what tokenizer.json does with the BOS token; None leaves it alone."""
+        backend.no_truncation()  # some folders truncate or pad: both would change prompts silently
+        backend.no_padding()
+        self.backend = backend
+        self.bos_id = bos_id
+        self.pad_id = pad_id
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.chat_templates = chat_templates or {}
+        self.chat_template = self.chat_templates.get("default")
+        added = backend.get_added_tokens_decoder()
+        self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        decoders = _decoders(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
+        self.byte_level = "ByteLevel" in decoders and decoders <= {"ByteLevel", "Fuse"}
+        self._byte_fallback = "ByteFallback" in decoders
+        self._bytes: dict[int, bytes] = {}
+        self._anchor = next((id for id in range(self.vocab_size) if self._is_plain_word(id)), None)
+        starts_with_bos = backend.encode("").ids[:1] == [bos_id]
+        self._prepend_bos = add_bos_token is True and bos_id is not None and not starts_with_bos
+        self._drop_bos = add_bos_token is False and starts_with_bos
+
+    @staticmethod
+    def load(folder: Path) -> "Tokenizer":
+        """Read a model folder: tokenizer.json and, where they exist, tokenizer_config.json,
+        special_tokens_map.json, generation_config.json, config.json, chat_template.jinja,
+        additional_chat_templates/.
+
+        Raises ModelLoadError, naming the file, when one is missing or malformed.
+        """
+        files = read_tokenizer_files(folder)
+        return Tokenizer(
+            files.backend,
+            bos_id=files.bos_id,
+            pad_id=files.pad_id,
+            eos_ids=files.eos_ids,
+            chat_templates=files.chat_templates,
+            add_bos_token=files.add_bos_token,
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of `text`, with the tokens that the model wants around a prompt unless told not to.
+
+        Raises RequestError when `text` is not Unicode (a lone surrogate).
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` for many texts, on several cores."""
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise RequestError("the text holds a lone surrogate, which is no character") from None
+        if len(texts) == 1:
+            encodings = [self.backend.encode(texts[0], add_special_tokens=add_special_tokens)]
+        else:
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        lists: list[list[int]] = [encoding.ids for encoding in encodings]
+        if add_special_tokens and self._prepend_bos and self.bos_id is not None:
+            return [[self.bos_id, *ids] for ids in lists]
+        if add_special_tokens and self._drop_bos:
+            return [ids[1:] for ids in lists]
+        return lists
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that do not exist become nothing."""
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that this token adds to a running text; empty for an id that does not exist."""
+        known = self._bytes.get(id)
+        if known is None:
+            known = self._bytes[id] = self._find_bytes(id)
+        return known
+
+    def token_text(self, id: int) -> str:
+        """`token_bytes` as text, U+FFFD for a part of a character."""
+        return self.token_bytes(id).decode(errors="replace")
+
+    def is_byte(self, id: int) -> bool:
+        """Whether this is a byte-fallback token, such as <0xE2>: decoded together with its neighbours."""
+        return self._byte_fallback and _fallback_byte(self.backend.id_to_token(id)) is not None
+
+    def visible(self, ids: Iterable[int], skip_special_tokens: bool) -> list[int]:
+        """`ids` without those that `decode` skips."""
+        return [
+            id
+            for id in ids
+            if not (skip_special_tokens and id in self.special_ids)
+            and self.backend.id_to_token(id) is not None
+        ]
+
+    def _find_bytes(self, id: int) -> bytes:
+        token: str | None = self.backend.id_to_token(id)
+        if token is None:
+            return b""
+        if self.byte_level:
+            try:
+                return bytes([BYTE_OF_CHAR[char] for char in token])
+            except KeyError:  # an added token, written as it is
+                return token.encode()
+        byte = _fallback_byte(token) if self._byte_fallback else None
+        if byte is not None:
+            return bytes([byte])
+        if id in self._added_ids or self._anchor is None:
+            return token.encode()
+        # A decoder treats the first token apart (it drops a leading space), so let another one be the first.
+        before = self.decode([self._anchor], False)
+        return self.decode([self._anchor, id], False)[len(before) :].encode()
+
+    def _is_plain_word(self, id: int) -> bool:
+        token: str | None = self.backend.id_to_token(id)
+        return token is not None and id not in self._added_ids and token.isascii() and token.isalpha()
+
+
+def _decoders(decoder: dict[str, Any] | None) -> set[str]:
+    """The names of the steps in tokenizer.json's decoder."""
+    if decoder is None:
+        return set()
+    if decoder["type"] == "Sequence":
+        return set().union(*(_decoders(step) for step in decoder["decoders"]))
+    return {decoder["type"]}
+
+
+def _fallback_byte(token: str | None) -> int | None:
+    if token is None or len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+        return None
+    try:
+        return int(token[3:5], 16)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is ready to be sent, and whether a stop string ends it (then nothing follows)."""
+
+    text: str
+    stopped: bool
+
+
+class Detokenizer:
+    """The text of one sequence. `stop` strings end it; the one that is complete first, at its start.
+
+    `include_stop` keeps the stop string in the text. Of two that are complete at the same character the
+    longer one counts. The cost of a token does not depend on how many came before it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        stop: Iterable[str] = (),
+        include_stop: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._text = _ByteText(tokenizer) if tokenizer.byte_level else _WindowText(tokenizer)
+        self._stop = StopFinder(stop, include_stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._stop.found
+
+    def push(self, ids: Iterable[int]) -> Piece:
+        """Take the next tokens; returns the text that has become final. After a stop it is always empty."""
+        if self.stopped:
+            return Piece("", True)
+        text = self._text.push(self._tokenizer.visible(ids, self._skip_special_tokens))
+        return Piece(self._stop.push(text), self.stopped)
+
+    def flush(self) -> str:
+        """The sequence has ended: the text that was held back. It may still hold a stop string; see
+        `stopped`."""
+        if self.stopped:
+            return ""
+        return self._stop.push(self._text.flush()) + self._stop.flush()
+
+
+class _ByteText:
+    """Byte-level: an incremental UTF-8 decoder."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: list[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids)))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowText:
+    """Others: the last final tokens, whose text is known, and the tokens since then."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._final: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, ids: list[int]) -> str:
+        self._pending += ids
+        if not ids or self._tokenizer.is_byte(ids[-1]):
+            return ""
+        return self.flush()
+
+    def flush(self) -> str:
+        before = self._decode(self._final)
+        after = self._decode(self._final + self._pending)
+        # A text that has not begun has nothing to lean on: its first characters may still be dropped.
+        self._final = self._pending if after else self._final + self._pending
+        self._pending = []
+        return after[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -1,0 +1,455 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from personae.engine.logprobs import prompt_logprobs
+from personae.engine.params import SamplingParams
+from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Choices, Sampler
+from personae.engine.sequence import SequenceLog
+from slow_sampler import bitmask, changed_logits, kept, may_choose
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
+
+INF = float("inf")
+
+
+def sequence(
+    tokens: Sequence[int] = (0,), prompt_length: int | None = None, eos: Sequence[int] = (), **params: Any
+) -> SequenceLog:
+    fields = {"max_tokens": 1000, "seed": 0} | params
+    length = len(tokens) if prompt_length is None else prompt_length
+    return SequenceLog("s", tuple(tokens), length, SamplingParams(**fields), tuple(eos))
+
+
+def sample(
+    logits: torch.Tensor,
+    logs: Sequence[SequenceLog],
+    positions: Sequence[int] | None = None,
+    allowed: Sequence[np.ndarray | None] | None = None,
+) -> Choices:
+    """One step of a fresh sampler."""
+    sampler = Sampler(len(logs), logits.shape[1], "cpu")
+    for slot, log in enumerate(logs):
+        sampler.admit(slot, log)
+    mask = None if allowed is None else torch.from_numpy(bitmask(allowed, logits.shape[1]))
+    places = positions or [len(log.tokens) for log in logs]
+    return sampler.sample(logits.clone(), range(len(logs)), places, mask).read()
+
+
+def token(logits: Sequence[float], position: int = 1, **params: Any) -> int | None:
+    return sample(torch.tensor([list(logits)]), [sequence(**params)], [position]).tokens[0]
+
+
+def chosen(logits: Sequence[float], positions: int = 150, **params: Any) -> set[int | None]:
+    """Every token that comes up over many positions."""
+    sampler = Sampler(1, len(logits), "cpu")
+    sampler.admit(0, sequence(**params))
+    row = torch.tensor([list(logits)])
+    return {sampler.sample(row.clone(), [0], [at]).read().tokens[0] for at in range(1, positions)}
+
+
+finite = st.floats(-2, 2, width=32)
+
+
+@st.composite
+def requests(draw: st.DrawFn, vocab: int) -> SequenceLog:
+    tokens = draw(st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12))
+    ids = st.integers(0, vocab - 1)
+    params = SamplingParams(
+        max_tokens=1000,
+        seed=draw(st.integers(-(2**63), 2**64)),
+        temperature=draw(st.sampled_from([0.0, 1e-6, 0.3, 1.0, 1.0, 2.0])),
+        top_p=draw(st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0, 1.0])),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 50, 90, 10_000])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0])),
+        presence_penalty=draw(st.one_of(st.just(0.0), finite)),
+        frequency_penalty=draw(st.one_of(st.just(0.0), finite)),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.5, 1.3])),
+        logit_bias=draw(st.dictionaries(ids, st.floats(-100, 100, width=32), max_size=3)),
+        min_tokens=draw(st.integers(0, 14)),
+        stop_token_ids=tuple(draw(st.lists(ids, max_size=2))),
+        ignore_eos=draw(st.booleans()),
+    )
+    prompt_length = draw(st.integers(1, len(tokens)))
+    return SequenceLog("s", tuple(tokens), prompt_length, params, tuple(draw(st.lists(ids, max_size=2))))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_it_chooses_what_a_slow_sampler_chooses_over_several_steps(data: st.DataObject) -> None:
+    vocab = data.draw(st.sampled_from([5, 64, 65, 300, 1024]))
+    logs = data.draw(st.lists(requests(vocab), min_size=1, max_size=5))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rounding = data.draw(st.sampled_from([1, 4, 10_000]))  # coarse logits tie
+    sampler = Sampler(8, vocab, "cpu")
+    slots = random.permutation(8)[: len(logs)].tolist()
+    for slot, log in zip(slots, logs, strict=True):
+        sampler.admit(slot, log)
+    for _ in range(4):
+        logits = np.round(random.normal(0, 3, (len(logs), vocab)) * rounding).astype(np.float32) / rounding
+        allowed = [random.random(vocab) < 0.5 if random.random() < 0.4 else None for _ in logs]
+        mask = (
+            torch.from_numpy(bitmask(allowed, vocab)) if any(bits is not None for bits in allowed) else None
+        )
+        positions = [len(log.tokens) for log in logs]
+        choices = sampler.sample(torch.from_numpy(logits.astype(np.float32)), slots, positions, mask).read()
+        following = []
+        for row, log in enumerate(logs):
+            x = changed_logits(logits[row].astype(np.float32), log, allowed[row])
+            got = choices.tokens[row]
+            if x.max() == -INF:
+                assert choices.failures[row] == NOTHING_ALLOWED
+                return
+            assert got in may_choose(x, log.params, positions[row])
+            assert int(sampler.last_tokens[slots[row]]) == got
+            following.append(
+                SequenceLog("s", (*log.tokens, int(got or 0)), log.prompt_length, log.params, log.eos)
+            )
+        logs = following
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_row_alone_gets_the_token_that_it_gets_in_a_batch(data: st.DataObject) -> None:
+    vocab = data.draw(st.sampled_from([65, 1024, 5000]))
+    logs = data.draw(st.lists(requests(vocab), min_size=2, max_size=6))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = torch.from_numpy(random.normal(0, 3, (len(logs), vocab)).astype(np.float32))
+    allowed = [random.random(vocab) < 0.9 if random.random() < 0.3 else None for _ in logs]
+    together = sample(logits, logs, allowed=allowed)
+    for row, log in enumerate(logs):
+        alone = sample(logits[row : row + 1], [log], allowed=[allowed[row]])
+        assert alone.tokens[0] == together.tokens[row]
+
+
+@pytest.mark.parametrize("vocab", [65, 1000, 4096, 50257])
+@pytest.mark.parametrize("rows", [2, 3, 8])
+def test_a_rows_weights_and_sums_have_the_same_bits_alone_and_in_a_batch(vocab: int, rows: int) -> None:
+    from personae.engine import choice
+
+    torch.manual_seed(vocab + rows)
+    x = torch.randn(rows, vocab) * 3
+    temperatures = torch.full((rows, 1), 0.7)
+
+    def stages(x: torch.Tensor, temperature: torch.Tensor) -> list[torch.Tensor]:
+        weights = x.sub(choice.greatest(x)[0][:, None]).div_(temperature).exp_()
+        top_p = torch.full((len(x),), 0.9, dtype=torch.float64)
+        floor = choice.thresholds(weights, torch.zeros(len(x), dtype=torch.int64), top_p)
+        return [weights, choice._edges(weights), floor, torch.log_softmax(x, 1)]
+
+    together = stages(x, temperatures)
+    for row in range(rows):
+        one = slice(row, row + 1)
+        for alone, batch in zip(stages(x[one], temperatures[one]), together, strict=True):
+            assert torch.equal(alone[0], batch[row])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_preempted_sequence_goes_on_as_if_it_had_not_been(data: st.DataObject) -> None:
+    vocab = 80
+    log = data.draw(requests(vocab))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    steps = torch.from_numpy(random.normal(0, 2, (8, 1, vocab)).astype(np.float32))
+    cut = data.draw(st.integers(1, 7))
+
+    def run(preempt: bool) -> list[int | None]:
+        sampler = Sampler(2, vocab, "cpu")
+        sampler.admit(0, log)
+        slot, tokens = 0, list(log.tokens)
+        for step, logits in enumerate(steps):
+            if preempt and step == cut:
+                sampler.release(0)
+                sampler.admit(1, SequenceLog("s", tuple(tokens), log.prompt_length, log.params, log.eos))
+                slot = 1
+            tokens.append(sampler.sample(logits.clone(), [slot], [len(tokens)]).read().tokens[0] or 0)
+        return tokens
+
+    assert run(preempt=True) == run(preempt=False)
+
+
+def test_a_slot_used_again_remembers_nothing() -> None:
+    logits = torch.zeros(1, 70)
+    logits[0, :3] = torch.tensor([3.0, 2.5, 2.0])
+    first = sequence(
+        [0, 1], 1, temperature=0, logit_bias={1: -50.0}, presence_penalty=2, min_tokens=9, eos=[2]
+    )
+    sampler = Sampler(1, 70, "cpu")
+    sampler.admit(0, first)
+    sampler.sample(logits.clone(), [0], [2])
+    sampler.release(0)
+    sampler.admit(0, sequence([1, 2], temperature=0, frequency_penalty=0.1, logprobs=None))
+    choices = sampler.sample(logits.clone(), [0], [2]).read()
+    assert choices.tokens == [0]
+    assert choices.logprobs == {}
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 64, 65, 128, 1000])
+def test_greedy_is_argmax_and_the_lowest_id_wins_a_tie(vocab: int) -> None:
+    torch.manual_seed(vocab)
+    logits = torch.randint(-3, 4, (40, vocab)).float()
+    expected = [int(np.argmax(row)) for row in logits.numpy()]
+    assert sample(logits, [sequence(temperature=0)] * 40).tokens == expected
+    assert sample(logits, [sequence(temperature=1e-9)] * 40).tokens == expected
+    assert sample(logits, [sequence(top_k=1)] * 40).tokens == expected
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 1.7},
+        {"top_p": 0.8},
+        {"top_k": 5},
+        {"min_p": 0.2},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.05, "temperature": 0.8},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocab", [12, 130])
+def test_tokens_are_distributed_as_the_filtered_softmax_says(params: dict[str, Any], vocab: int) -> None:
+    chi_square, limit = goodness_of_fit(vocab, params, expected=params)
+    assert chi_square < limit
+
+
+def test_the_distribution_test_notices_a_temperature_ten_percent_off() -> None:
+    chi_square, limit = goodness_of_fit(130, {"temperature": 1.1}, expected={"temperature": 1.0})
+    assert chi_square > limit
+
+
+def goodness_of_fit(vocab: int, params: dict[str, Any], expected: dict[str, Any]) -> tuple[float, float]:
+    """Pearson's statistic over many seeds and positions, and what a right sampler exceeds once in 30,000."""
+    rows, steps = 64, 200
+    logits = torch.from_numpy(np.random.default_rng(vocab).normal(0, 1.5, vocab).astype(np.float32))
+    sampler = Sampler(rows, vocab, "cpu")
+    for slot in range(rows):
+        sampler.admit(slot, sequence(seed=slot, **params))
+    counts = torch.zeros(vocab, dtype=torch.int64)
+    for step in range(steps):
+        tokens = sampler.sample(logits.repeat(rows, 1), range(rows), [step] * rows).tokens
+        counts += torch.bincount(tokens, minlength=vocab)
+    law = sequence(**expected).params
+    wanted = kept(logits.numpy(), law, law.top_p) * rows * steps
+    assert counts[wanted == 0].sum() == 0
+    often = wanted >= 5
+    observed = np.append(counts.numpy()[often], counts.numpy()[~often].sum())
+    wanted = np.append(wanted[often], wanted[~often].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    freedom = len(wanted) - 1
+    tail = 2 / (9 * freedom)  # Wilson and Hilferty's approximation, four standard deviations out
+    return float(((observed - wanted) ** 2 / wanted).sum()), freedom * (1 - tail + 4 * tail**0.5) ** 3
+
+
+def test_seed_and_position_decide_the_token_and_nothing_else_does() -> None:
+    logits = [0.0] * 1000
+    run = [token(logits, at, seed=5) for at in range(40)]
+    assert run == [token(logits, at, seed=5) for at in range(40)]
+    assert len(set(run)) > 35
+    assert sum(a == b for a, b in zip(run, [token(logits, at, seed=6) for at in range(40)], strict=True)) < 3
+
+
+def test_top_k_keeps_the_k_largest_and_ties_with_the_last() -> None:
+    assert chosen([1.0, 0.9, 0.8, 0.7, 0.6], top_k=3) == {0, 1, 2}
+    assert chosen([1.0, 0.8, 0.8, 0.8, 0.6], top_k=2) == {0, 1, 2, 3}
+    assert chosen([0.0, 0.1, 0.2], top_k=3) == {0, 1, 2}
+    warped = TopKLogitsWarper(2)(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[1.0, 0.8, 0.8, 0.6]]))
+    assert chosen([1.0, 0.8, 0.8, 0.6], top_k=2) == set(warped[0].isfinite().nonzero().flatten().tolist())
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    logits = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
+    assert chosen(logits, top_p=0.39) == {0}
+    assert chosen(logits, top_p=0.41) == {0, 1}
+    assert chosen(logits, top_p=0.71) == {0, 1, 2}
+    assert chosen(logits, top_p=0.95) == {0, 1, 2, 3}
+    assert chosen(logits, top_p=0.0) == {0}
+
+
+def test_top_p_is_measured_against_what_top_k_left() -> None:
+    logits = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
+    assert chosen(logits, top_p=0.5) == {0, 1}
+    assert chosen(logits, top_p=0.5, top_k=2) == {0}
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
+def test_a_nucleus_of_thousands_of_tokens_is_exact(spread: float) -> None:
+    """Few candidates are not enough here: rows are sorted entirely, but for the last, which is peaked."""
+    vocab = 6000
+    random = np.random.default_rng(1)
+    logits = (random.normal(0, 1, (3, vocab)) * [[spread], [spread], [20.0]]).astype(np.float32)
+    logs = [sequence(top_p=0.9, seed=seed) for seed in range(3)]
+    for at in range(20):
+        tokens = sample(torch.from_numpy(logits), logs, [at] * 3).tokens
+        for row, log in enumerate(logs):
+            assert tokens[row] in may_choose(logits[row], log.params, at)
+
+
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest() -> None:
+    logits = np.log([0.5, 0.3, 0.15, 0.05]).tolist()
+    assert chosen(logits, min_p=0.35) == {0, 1}
+    assert chosen(logits, min_p=0.25) == {0, 1, 2}
+    assert chosen(logits, min_p=1.0) == {0}
+
+
+def test_a_low_temperature_prefers_the_likeliest_and_a_high_one_levels() -> None:
+    logits = [1.0, 0.0, 0.0, 0.0]
+    assert chosen(logits, temperature=0.05) == {0}
+    assert chosen(logits, temperature=50.0) == {0, 1, 2, 3}
+
+
+def test_presence_and_frequency_penalties_count_emitted_tokens_only() -> None:
+    logits = torch.tensor([[1.0, 0.9, 0.0]])
+    assert sample(logits, [sequence([0, 0], 2, temperature=0, presence_penalty=0.5)]).tokens == [0]
+    assert sample(logits, [sequence([2, 0], 1, temperature=0, presence_penalty=0.5)]).tokens == [1]
+    assert sample(logits, [sequence([2, 0], 1, temperature=0, frequency_penalty=0.05)]).tokens == [0]
+    assert sample(logits, [sequence([2, 0, 0, 0], 1, temperature=0, frequency_penalty=0.05)]).tokens == [1]
+    assert sample(logits, [sequence([1, 2], 1, temperature=0, frequency_penalty=-2)]).tokens == [2]
+
+
+def test_penalties_count_the_tokens_that_the_sampler_itself_chose() -> None:
+    sampler = Sampler(1, 3, "cpu")
+    sampler.admit(0, sequence([2], temperature=0, frequency_penalty=0.4))
+    row = torch.tensor([[1.0, 0.9, 0.0]])
+    tokens = [sampler.sample(row.clone(), [0], [1 + n]).read().tokens[0] for n in range(6)]
+    assert tokens == [0, 1, 0, 1, 0, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.1, 3.0), st.integers(0, 2**32))
+def test_repetition_penalty_is_that_of_transformers(penalty: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = torch.from_numpy(random.normal(0, 2, (1, 40)).astype(np.float32))
+    tokens = random.integers(0, 40, 12).tolist()
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
+    expected = processors(torch.tensor([tokens]), logits.clone())
+    changed = logits.clone()
+    sampler = Sampler(1, 40, "cpu")
+    sampler.admit(0, sequence(tokens, 5, temperature=0, repetition_penalty=penalty))
+    sampler.sample(changed, [0], [12])
+    torch.testing.assert_close(changed, expected)
+
+
+def test_logit_bias_is_added() -> None:
+    assert token([1.0, 0.0, 0.0], temperature=0, logit_bias={2: 1.5}) == 2
+    assert chosen([1.0, 1.0, 1.0], logit_bias={0: -100.0, 1: -100.0}) == {2}
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        token([1.0, 0.0], logit_bias={2: 1.0})
+
+
+def test_neither_eos_nor_stop_ids_come_before_min_tokens() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0]])
+    params: dict[str, Any] = {"temperature": 0, "min_tokens": 2, "stop_token_ids": (0,), "eos": [1]}
+    assert sample(logits, [sequence([2, 2], 1, **params)]).tokens == [2]
+    assert sample(logits, [sequence([2, 2, 2], 1, **params)]).tokens == [0]
+    assert sample(logits, [sequence([2, 2], 1, **params, ignore_eos=True)]).tokens == [1]
+
+
+def test_a_grammars_mask_comes_before_greedy_and_random_choice_and_other_rows_do_not_notice() -> None:
+    logits = torch.zeros(4, 70)
+    logits[:, 69] = 5
+    logits[:, 3] = 4
+    only = np.zeros(70, np.bool_)
+    only[[3, 40]] = True
+    logs = [sequence(temperature=0), sequence(temperature=0), sequence(top_p=0.5), sequence(top_p=0.5)]
+    choices = sample(logits, logs, allowed=[only, None, only, None])
+    assert choices.tokens == [3, 69, 3, 69]
+
+
+def test_a_row_without_an_allowed_token_or_with_logits_that_are_not_finite_fails_alone() -> None:
+    logits = torch.zeros(6, 70)
+    logits[:, 5] = 20
+    logits[1, 7] = float("nan")
+    logits[2, 8] = INF
+    logits[3, :] = -INF
+    logits[4, 69] = -INF
+    nothing = np.zeros(70, np.bool_)
+    for params in ({"temperature": 0}, {"top_p": 0.3}, {"top_k": 3}, {"temperature": 0, "logprobs": 2}):
+        logs = [sequence(**params)] * 6
+        choices = sample(logits, logs, allowed=[None, None, None, None, None, nothing])
+        assert choices.tokens == [5, None, None, None, 5, None]
+        assert choices.failures == {1: NOT_FINITE, 2: NOT_FINITE, 3: NOTHING_ALLOWED, 5: NOTHING_ALLOWED}
+        assert set(choices.logprobs) <= {0, 4}
+
+
+def test_a_failed_row_leaves_a_valid_token_for_the_step_that_is_already_under_way() -> None:
+    sampler = Sampler(2, 70, "cpu")
+    for slot in range(2):
+        sampler.admit(slot, sequence())
+    sampler.sample(torch.full((2, 70), float("nan")), [0, 1], [1, 1])
+    assert (sampler.last_tokens < 70).all()
+    assert (sampler.last_tokens >= 0).all()
+
+
+def test_a_nan_behind_the_mask_is_found_too() -> None:
+    logits = torch.zeros(1, 70)
+    logits[0, 9] = float("nan")
+    only = np.zeros(70, np.bool_)
+    only[3] = True
+    assert sample(logits, [sequence(temperature=0)], allowed=[only]).failures == {0: NOT_FINITE}
+
+
+def test_logprobs_are_those_of_the_raw_logits_and_only_rows_that_asked_have_them() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 200)
+    logs = [
+        sequence(logprobs=3, temperature=0, logit_bias={7: 100.0}),
+        sequence(),
+        sequence(logprobs=0, top_p=0.5),
+        sequence(logprobs=20, seed=3, temperature=1.5),
+    ]
+    choices = sample(logits, logs)
+    assert set(choices.logprobs) == {0, 2, 3}
+    assert choices.tokens[0] == 7
+    for row, entry in choices.logprobs.items():
+        expected = torch.log_softmax(logits[row], 0)
+        assert entry.token == choices.tokens[row]
+        assert entry.logprob == float(expected[entry.token])
+        assert entry.rank == 1 + int((logits[row] > logits[row, entry.token]).sum())
+        values, ids = expected.topk(logs[row].params.logprobs or 0)
+        assert list(entry.top) == list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def test_of_equal_logprobs_the_lower_id_comes_first_so_a_greedy_token_leads() -> None:
+    logits = torch.zeros(1, 300)
+    logits[0, 100:250] = 4
+    entry = sample(logits, [sequence(temperature=0, logprobs=5)]).logprobs[0]
+    assert entry.token == 100
+    assert entry.rank == 1
+    assert [id for id, _ in entry.top] == [100, 101, 102, 103, 104]
+
+
+def test_more_alternatives_than_tokens_are_all_tokens() -> None:
+    entry = sample(torch.tensor([[1.0, 2.0, 3.0]]), [sequence(temperature=0, logprobs=20)]).logprobs[0]
+    assert [id for id, _ in entry.top] == [2, 1, 0]
+
+
+def test_prompt_logprobs_are_log_softmax_at_the_targets() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(6, 90)
+    targets = torch.randint(0, 90, (6,))
+    entries = prompt_logprobs(logits, targets, 2)
+    expected = torch.log_softmax(logits, 1)
+    for row, entry in enumerate(entries):
+        assert entry.token == int(targets[row])
+        assert entry.logprob == float(expected[row, targets[row]])
+        assert entry.rank == 1 + int((logits[row] > logits[row, targets[row]]).sum())
+        assert [id for id, _ in entry.top] == expected[row].topk(2).indices.tolist()
+    assert prompt_logprobs(logits[:0], targets[:0], 2) == []
+
+
+def test_an_empty_step_chooses_nothing() -> None:
+    sampler = Sampler(2, 70, "cpu")
+    assert sampler.sample(torch.zeros(0, 70), [], []).read() == Choices([])
+
+
+def test_sampling_into_a_free_slot_is_a_bug() -> None:
+    sampler = Sampler(2, 70, "cpu")
+    with pytest.raises(AssertionError, match="free"):
+        sampler.sample(torch.zeros(1, 70), [1], [1])
+    sampler.admit(1, sequence())
+    with pytest.raises(AssertionError, match="taken"):
+        sampler.admit(1, sequence())
