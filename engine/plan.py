@@ -4,21 +4,21 @@ No token travels in a plan: the executor has each sequence's log since its admis
 after that lie on the device. So a plan can be made before the previous step's tokens are known (lookahead).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """A sequence takes a slot, with its log as it is now (emitted tokens included after a preemption)."""
 
     slot: int
     log: SequenceLog
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: positions `start` to `start + count - 1` are computed.
 
     The token at position p is `log.tokens[p]` where the admission's log has it, else the token that this slot
@@ -34,8 +34,7 @@ class Row:
     pages: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step: first `releases` (slots whose sequence ended), then `admissions`, page `copies` (source,
     destination), then one forward pass over `rows`, then sampling for the rows that ask for it."""
 
@@ -46,8 +45,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What a step brought, in the order of the plan's rows.
 
     `tokens` has one entry per row: the sampled id, or None where the row did not sample. `logprobs` and
@@ -57,9 +55,9 @@ class StepResult:
 
     step: int
     tokens: tuple[int | None, ...]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+    failures: dict[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
