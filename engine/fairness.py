@@ -1,7 +1,7 @@
 """Who goes next among those who wait.
 
-The scheduler keeps one queue per key, a key being (tenant, adapter), in order of arrival. A policy ranks the keys
-and nothing else; within a key, order of arrival holds.
+The scheduler keeps one queue per key, a key being (tenant, adapter), in order of arrival. A policy ranks
+the keys and nothing else; within a key, order of arrival holds.
 """
 
 from bisect import bisect_left, insort
@@ -63,16 +63,19 @@ class FirstComeFirstServed:
 
 
 class VirtualTokenCounters:
-    """The least served key goes next: VTC of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
+    """The least served key goes next: VTC of Sheng et al., "Fairness in Serving Large Language Models",
+    OSDI 2024.
 
-    Each key has a counter of weighted tokens: (`input_weight` * inputs + `output_weight` * outputs) / `weight(key)`.
-    Inputs count at admission, outputs as they come. A key that begins to wait is lifted to the smallest counter of
-    those that wait (or that of the last one that waited), so that idleness earns no credit. While two keys both
-    wait, the weighted service that they get differs by at most 2 * max(input_weight * longest input,
-    output_weight * tokens in a batch), both divided by the smaller of their weights.
+    Each key has a counter of weighted tokens: (`input_weight` * inputs + `output_weight` * outputs) /
+    `weight(key)`. Inputs count at admission, outputs as they come. A key that begins to wait is lifted to
+    the smallest counter of those that wait (or that of the last one that waited), so that idleness earns no
+    credit. While two keys both wait, the weighted service that they get differs by at most 2 *
+    max(input_weight * longest input, output_weight * tokens in a batch), both divided by the smaller of
+    their weights.
 
-    Inputs count without those that the prefix cache had, which cost nothing; so the bound holds all the more.
-    Counters at or below the smallest waiting one would be lifted anyway: those of keys that are gone are dropped.
+    Inputs count without those that the prefix cache had, which cost nothing; so the bound holds all the
+    more. Counters at or below the smallest waiting one would be lifted anyway: those of keys that are gone
+    are dropped.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ class LiveSequence:
     """Plain data; the scheduler moves it.
 
     Three counts tell how far it is: positions below `computed` are committed, positions below `planned` are
-    computed or in flight, and no position from `last` on is ever planned (the token that ends a sequence is not
-    computed). `known` tokens were in the log at admission: up to there it is prefill.
+    computed or in flight, and no position from `last` on is ever planned (the token that ends a sequence is
+    not computed). `known` tokens were in the log at admission: up to there it is prefill.
     """
 
     __slots__ = (
@@ -52,8 +52,8 @@ class LiveSequence:
         "slot",
         "stop_after",
         "stops",
-        "told",
         "tokens",
+        "told",
     )
 
     def __init__(self, log: SequenceLog, order: int, layout: MemoryLayout) -> None:
@@ -97,6 +97,13 @@ class LiveSequence:
         if len(self.tokens) == len(self.log.tokens):
             return self.log
         return msgspec.structs.replace(self.log, tokens=tuple(self.tokens))
+
+    def cached_once(self) -> int | None:
+        """Cached prompt tokens for the first delta, None after that."""
+        if self.told:
+            return None
+        self.told = True
+        return self.cached
 
     def ending(self) -> str | None:
         """The finish reason that the last token gives, None when it goes on."""

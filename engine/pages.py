@@ -1,7 +1,8 @@
 """Fixed-size pages of KV memory, counted.
 
-The pool knows page ids and how many holders each has; what lies in a page, and whether it may be evicted, others
-know (engine/prefix.py). The verbs come in pairs: `can_allocate` and `allocate`, `share` and `release`.
+The pool knows page ids and how many holders each has; what lies in a page, and whether it may be evicted,
+others know (engine/prefix.py). The verbs come in pairs: `can_allocate` and `allocate`, `share` and
+`release`.
 """
 
 from collections import Counter

@@ -36,7 +36,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step: first `releases` (slots whose sequence ended), then `admissions`, page `copies` (source,
-    destination), then one forward pass over `rows`, then sampling for the rows that ask for it."""
+    destination), then one forward pass over `rows`, then sampling for the rows that ask for it. A plan may
+    have no rows."""
 
     step: int
     rows: tuple[Row, ...]
@@ -49,8 +50,10 @@ class StepResult(msgspec.Struct, frozen=True):
     """What a step brought, in the order of the plan's rows.
 
     `tokens` has one entry per row: the sampled id, or None where the row did not sample. `logprobs` and
-    `prompt_logprobs` have entries (by row index) only for rows that asked. `failures` maps a row index to the
-    reason why its sequence cannot go on (its logits were not finite, its grammar refused every token).
+    `prompt_logprobs` have entries (by row index) only for rows that asked: the prompt tokens that follow
+    the row's positions, and before them None for the first token where the row starts at 0. `failures` maps
+    a row index to the reason why its sequence cannot go on (its logits were not finite, its grammar refused
+    every token).
     """
 
     step: int

@@ -1,15 +1,16 @@
 """Automatic prefix cache: pages of computed KV, found again by what they were computed from.
 
 A trie of full pages. A root stands for a tagged tuple of tenant salt and adapter digest, an edge for the
-`page_size` tokens of one page, compared token by token, never by hash alone. So one tenant cannot hit another's
-pages, nor one adapter another's, by construction.
+`page_size` tokens of one page, compared token by token, never by hash alone. So one tenant cannot hit
+another's pages, nor one adapter another's, by construction.
 
-A running sequence holds a `Lease`: the path of nodes that its own full pages correspond to. A node that is leased
-has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child always comes before
-its parent in order of last use, and the least recently used unleased node is always a leaf: eviction is one pop.
+A running sequence holds a `Lease`: the path of nodes that its own full pages correspond to. A node that is
+leased has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child always
+comes before its parent in order of last use, and the least recently used unleased node is always a leaf:
+eviction is one pop.
 
-Pages are shared by reference as long as they are full. A hit that ends inside a page is served by copying that
-page (copy-on-write): the caller gets the node to copy from, pinned until `unpin`.
+Pages are shared by reference as long as they are full. A hit that ends inside a page is served by copying
+that page (copy-on-write): the caller gets the node to copy from, pinned until `unpin`.
 """
 
 from collections import OrderedDict
@@ -61,7 +62,7 @@ class Node(Branch):
 
 
 class Hit(NamedTuple):
-    """What `match` found: `nodes` to share, then `partial` tokens inside `source`. `length` counts all tokens."""
+    """What `match` found: `nodes` to share, then `partial` tokens inside `source`; `length` tokens in all."""
 
     nodes: list[Node]
     source: Node | None
@@ -83,7 +84,7 @@ MISS = Hit([], None, 0, 0)
 
 
 class PrefixCache:
-    """The trie, and with it the memory: pages that nobody leases are given out again when the free ones end."""
+    """The trie, and with it the memory: pages that nobody leases are given out when no free ones are left."""
 
     __slots__ = ("_page_size", "_pool", "_roots", "_unleased")
 
@@ -157,7 +158,8 @@ class PrefixCache:
     def publish(self, lease: Lease, chunk: tuple[int, ...], page: int) -> None:
         """The lease's next page is full and computed: others may find it.
 
-        Where another sequence has published the same tokens first, its node stays and this page stays private.
+        Where another sequence has published the same tokens first, its node stays and this page stays
+        private.
         """
         here: Branch = lease.nodes[-1] if lease.nodes else lease.root
         node = here.children.get(chunk)

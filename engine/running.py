@@ -1,4 +1,4 @@
-"""What running sequences hold: slots, pages, their share of the prefix cache. Verbs in pairs: `seat` and `vacate`."""
+"""What running sequences hold: slots, pages, leases in the prefix cache; `seat` gives, `vacate` takes."""
 
 from bisect import insort
 from collections import Counter
@@ -16,8 +16,8 @@ _by_admission = attrgetter("admitted")
 class RunningTable:
     """The sequences that have a slot, in two lists, both in order of admission.
 
-    `prefilling` have a part of their log still to be planned; `decoding` have none. `releases` and `copies` gather
-    what the next plan must carry.
+    `prefilling` have a part of their log still to be planned; `decoding` have none. `releases` and `copies`
+    gather what the next plan must carry.
     """
 
     __slots__ = (
@@ -66,16 +66,14 @@ class RunningTable:
         return max((table[-1] for table in (self.decoding, self.prefilling) if table), key=_by_admission)
 
     def seat(self, sequence: LiveSequence) -> bool:
-        """Give it a slot and pages for its log, cached ones where there are; False when slots or memory are short.
+        """Give it a slot and pages for its log, cached ones where there are; False when slots or memory are
+        short.
 
         Each running sequence is left a page to grow into, or admission would soon be followed by preemption.
         """
         room = self._cache.available - len(self)
-        if (
-            not self._free_slots
-            or self._stuck is not None
-            and self._stuck[0] == sequence.order
-            and room <= self._stuck[1]
+        if not self._free_slots or (
+            self._stuck is not None and self._stuck[0] == sequence.order and room <= self._stuck[1]
         ):
             return False
         sequence.log = log = sequence.current_log()
@@ -105,13 +103,15 @@ class RunningTable:
         sequence.capacity = len(pages) * self._page_size
         sequence.known = len(log.tokens)
         sequence.planned = sequence.computed = cached
+        if not sequence.told:
+            sequence.cached = min(cached, log.prompt_length)
         sequence.publish_at = (len(lease.nodes) + 1) * self._page_size
         self._admissions += 1
         self.prefilling.append(sequence)
         return True
 
     def vacate(self, sequence: LiveSequence, *, keep: bool) -> None:
-        """Take back what `seat`, `grow` and `publish` gave. Without `keep` its pages are not left in the cache."""
+        """Take back what `seat`, `grow` and `publish` gave. Without `keep` its pages leave the cache, too."""
         assert sequence.slot is not None
         assert sequence.lease is not None
         (self.prefilling if sequence.planned < sequence.known else self.decoding).remove(sequence)
