@@ -4,21 +4,21 @@ No token travels in a plan: the executor has each sequence's log since its admis
 after that lie on the device. So a plan can be made before the previous step's tokens are known (lookahead).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """A sequence takes a slot, with its log as it is now (emitted tokens included after a preemption)."""
 
     slot: int
     log: SequenceLog
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: positions `start` to `start + count - 1` are computed.
 
     The token at position p is `log.tokens[p]` where the admission's log has it, else the token that this slot
@@ -34,10 +34,10 @@ class Row:
     pages: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step: first `releases` (slots whose sequence ended), then `admissions`, page `copies` (source,
-    destination), then one forward pass over `rows`, then sampling for the rows that ask for it."""
+    destination), then one forward pass over `rows`, then sampling for the rows that ask for it. A plan may
+    have no rows."""
 
     step: int
     rows: tuple[Row, ...]
@@ -46,20 +46,21 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What a step brought, in the order of the plan's rows.
 
     `tokens` has one entry per row: the sampled id, or None where the row did not sample. `logprobs` and
-    `prompt_logprobs` have entries (by row index) only for rows that asked. `failures` maps a row index to the
-    reason why its sequence cannot go on (its logits were not finite, its grammar refused every token).
+    `prompt_logprobs` have entries (by row index) only for rows that asked: the prompt tokens that follow
+    the row's positions, and before them None for the first token where the row starts at 0. `failures` maps
+    a row index to the reason why its sequence cannot go on (its logits were not finite, its grammar refused
+    every token).
     """
 
     step: int
     tokens: tuple[int | None, ...]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+    failures: dict[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True)

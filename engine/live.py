@@ -1,0 +1,113 @@
+"""A sequence that the scheduler has in hand: its log as it grows, and what it holds."""
+
+from enum import Enum, auto
+
+import msgspec
+
+from personae.engine.fairness import Key
+from personae.engine.plan import MemoryLayout
+from personae.engine.prefix import Lease, root_key
+from personae.engine.sequence import SequenceLog
+
+
+class Place(Enum):
+    """Where a sequence is. It is in exactly one place at any time."""
+
+    FOLLOWING = auto()  # waits for its leader's prompt
+    WAITING = auto()  # in the waiting room, may be admitted
+    RUNNING = auto()  # has a slot
+    RETURNING = auto()  # preempted, and rows of its last admission are still in flight
+    ENDED = auto()
+
+
+class LiveSequence:
+    """Plain data; the scheduler moves it.
+
+    Three counts tell how far it is: positions below `computed` are committed, positions below `planned` are
+    computed or in flight, and no position from `last` on is ever planned (the token that ends a sequence is
+    not computed). `known` tokens were in the log at admission: up to there it is prefill.
+    """
+
+    __slots__ = (
+        "admitted",
+        "cached",
+        "capacity",
+        "charged",
+        "computed",
+        "followers",
+        "id",
+        "key",
+        "known",
+        "last",
+        "lease",
+        "limit",
+        "log",
+        "order",
+        "pages",
+        "place",
+        "planned",
+        "prompt_logprobs_sent",
+        "publish_at",
+        "root",
+        "slot",
+        "stop_after",
+        "stops",
+        "tokens",
+        "told",
+    )
+
+    def __init__(self, log: SequenceLog, order: int, layout: MemoryLayout) -> None:
+        params = log.params
+        self.log = log
+        self.id = log.id
+        self.key: Key = (log.tenant, log.adapter)
+        self.root = root_key(log.salt, log.adapter)
+        self.order = order
+        self.place = Place.WAITING
+        self.tokens = list(log.tokens)
+        self.followers: list[LiveSequence] = []
+
+        self.limit = min(log.prompt_length + params.max_tokens, layout.max_model_len)
+        self.last = self.limit - 1
+        self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
+        self.stop_after = log.prompt_length + params.min_tokens
+
+        self.charged = False  # its input counts once, however often it is preempted
+        self.told = False  # its first delta is out
+        self.cached = 0
+        self.prompt_logprobs_sent = 0
+
+        self.slot: int | None = None
+        self.admitted = 0
+        self.lease: Lease | None = None
+        self.pages: list[int] = []
+        self.capacity = 0
+        self.known = 0
+        self.planned = 0
+        self.computed = 0
+        self.publish_at = 0
+
+    @property
+    def reads_cache(self) -> bool:
+        """Prompt logprobs need the logits of every position, so nothing may be skipped."""
+        return self.log.params.prompt_logprobs is None
+
+    def current_log(self) -> SequenceLog:
+        """The log with all tokens emitted so far."""
+        if len(self.tokens) == len(self.log.tokens):
+            return self.log
+        return msgspec.structs.replace(self.log, tokens=tuple(self.tokens))
+
+    def cached_once(self) -> int | None:
+        """Cached prompt tokens for the first delta, None after that."""
+        if self.told:
+            return None
+        self.told = True
+        return self.cached
+
+    def ending(self) -> str | None:
+        """The finish reason that the last token gives, None when it goes on."""
+        count = len(self.tokens)
+        if count > self.stop_after and self.tokens[-1] in self.stops:
+            return "stop"
+        return "length" if count >= self.limit else None

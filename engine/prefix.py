@@ -1,0 +1,269 @@
+"""Automatic prefix cache: pages of computed KV, found again by what they were computed from.
+
+A trie of full pages. A root stands for a tagged tuple of tenant salt and adapter digest, an edge for the
+`page_size` tokens of one page, compared token by token, never by hash alone. So one tenant cannot hit
+another's pages, nor one adapter another's, by construction.
+
+A running sequence holds a `Lease`: the path of nodes that its own full pages correspond to. A node that is
+leased has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child always
+comes before its parent in order of last use, and the least recently used unleased node is always a leaf:
+eviction is one pop.
+
+Pages are shared by reference as long as they are full. A hit that ends inside a page is served by copying
+that page (copy-on-write): the caller gets the node to copy from, pinned until `unpin`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from personae.engine.pages import PagePool
+
+RootKey = tuple[str, bytes] | tuple[str, bytes, str]
+_SCAN = 16  # children looked at for a hit inside a page, youngest first
+
+
+def root_key(salt: bytes, adapter: str | None) -> RootKey:
+    """The tagged key that separates tenants and adapters; the base model has a tag of its own."""
+    return ("base", salt) if adapter is None else ("adapter", salt, adapter)
+
+
+class Branch:
+    """A place where pages may follow. `leases` counts the running sequences whose path comes through here."""
+
+    __slots__ = ("children", "leases")
+
+    def __init__(self) -> None:
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.leases = 0
+
+
+class Root(Branch):
+    """Where one (salt, adapter) begins."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: RootKey) -> None:
+        super().__init__()
+        self.key = key
+
+
+class Node(Branch):
+    """One full page of KV: `chunk` are its tokens, `page` holds it; what comes before it is `parent`."""
+
+    __slots__ = ("chunk", "page", "parent")
+
+    def __init__(self, chunk: tuple[int, ...], page: int, parent: Branch) -> None:
+        super().__init__()
+        self.chunk = chunk
+        self.page = page
+        self.parent = parent
+
+
+class Hit(NamedTuple):
+    """What `match` found: `nodes` to share, then `partial` tokens inside `source`; `length` tokens in all."""
+
+    nodes: list[Node]
+    source: Node | None
+    partial: int
+    length: int
+
+
+class Lease:
+    """What one running sequence holds in the cache. `nodes[i]` has the tokens of its page i."""
+
+    __slots__ = ("nodes", "root")
+
+    def __init__(self, root: Root, nodes: list[Node]) -> None:
+        self.root = root
+        self.nodes = nodes
+
+
+MISS = Hit([], None, 0, 0)
+
+
+class PrefixCache:
+    """The trie, and with it the memory: pages that nobody leases are given out when no free ones are left."""
+
+    __slots__ = ("_page_size", "_pool", "_roots", "_unleased")
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._roots: dict[RootKey, Root] = {}
+        self._unleased: OrderedDict[Node, None] = OrderedDict()  # least recently used first
+
+    @property
+    def available(self) -> int:
+        """Pages that can be allocated: the free ones and those that only the cache holds."""
+        return self._pool.free + len(self._unleased)
+
+    def can_allocate(self, count: int) -> bool:
+        """Whether `count` pages are free or can be freed by eviction."""
+        return count <= self.available
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages, evicting the least recently used ones if need be. Ask `can_allocate` first."""
+        while not self._pool.can_allocate(count):
+            assert self._unleased, f"{count} pages wanted, {self._pool.free} free, nothing left to evict"
+            node, _ = self._unleased.popitem(last=False)
+            self._drop(node)
+        return self._pool.allocate(count)
+
+    def match(self, key: RootKey, tokens: tuple[int, ...]) -> Hit:
+        """The longest computed prefix of `tokens`, one token short of all: that one's logits are needed."""
+        root = self._roots.get(key)
+        if root is None:
+            return MISS
+        size, limit = self._page_size, len(tokens) - 1
+        here: Branch = root
+        nodes: list[Node] = []
+        length = 0
+        while length + size <= limit:
+            node = here.children.get(tokens[length : length + size])
+            if node is None:
+                break
+            nodes.append(node)
+            here = node
+            length += size
+        source, partial = self._match_inside(here, tokens, length, limit)
+        return Hit(nodes, source, partial, length + partial)
+
+    def lease(self, key: RootKey, hit: Hit, *, copy: bool) -> Lease:
+        """Hold the hit's nodes and a reference to each of their pages; with `copy`, pin its source, too."""
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = Root(key)
+        root.leases += 1
+        for node in hit.nodes:
+            self.pin(node)
+            self._pool.share(node.page)
+        if copy and hit.source is not None:
+            self.pin(hit.source)
+        return Lease(root, list(hit.nodes))
+
+    def pin(self, node: Node) -> None:
+        """Keep the node from eviction. Its parent must be leased."""
+        if not node.leases:
+            del self._unleased[node]
+        node.leases += 1
+
+    def unpin(self, node: Node) -> None:
+        """Undo `pin`: the node is now the most recently used."""
+        node.leases -= 1
+        if not node.leases:
+            self._unleased[node] = None
+
+    def publish(self, lease: Lease, chunk: tuple[int, ...], page: int) -> None:
+        """The lease's next page is full and computed: others may find it.
+
+        Where another sequence has published the same tokens first, its node stays and this page stays
+        private.
+        """
+        here: Branch = lease.nodes[-1] if lease.nodes else lease.root
+        node = here.children.get(chunk)
+        if node is None:
+            node = here.children[chunk] = Node(chunk, page, here)
+            node.leases = 1
+            self._pool.share(page)
+        else:
+            self.pin(node)
+        lease.nodes.append(node)
+
+    def release(self, lease: Lease, pages: list[int], *, keep: bool = True) -> None:
+        """Give back a lease and the references to `pages`.
+
+        Without `keep`, nodes that only this lease held are dropped: their KV is not to be trusted.
+        """
+        for node in reversed(lease.nodes):
+            node.leases -= 1
+            if node.leases:
+                continue
+            if keep or node.children:
+                self._unleased[node] = None
+            else:
+                self._drop(node)
+        lease.root.leases -= 1
+        self._drop_if_bare(lease.root)
+        for page in reversed(pages):
+            self._pool.release(page)
+
+    def holds(self, page: int) -> bool:
+        """Whether the page is in the cache; walks the trie, for checks only."""
+        return any(node.page == page for node in self._nodes())
+
+    def check_integrity(self, leases: list[Lease], pages: list[int]) -> None:
+        """Compare with the truth: all leases in force, and a page once for each reference a sequence holds.
+
+        Raises AssertionError that says which page or node is wrong.
+        """
+        used: dict[int, int] = {}
+        for lease in leases:
+            for branch in (lease.root, *lease.nodes):
+                used[id(branch)] = used.get(id(branch), 0) + 1
+        cached = list(self._nodes())
+        for key, root in self._roots.items():
+            expected = used.pop(id(root), 0)
+            assert root.leases == expected, f"root {key}: {root.leases} leases, {expected} holders"
+            assert root.children or expected, f"root {key} outlives its pages"
+        for node in cached:
+            expected = used.pop(id(node), 0)
+            assert node.leases == expected, f"page {node.page}: {node.leases} leases, {expected} holders"
+            assert (node in self._unleased) == (not expected), (
+                f"page {node.page} with {expected} leases: evictable?"
+            )
+        assert not used, f"{len(used)} leased nodes are not in the cache"
+        assert len(self._unleased) <= len(cached), "an evictable node is not in the cache"
+        seen: set[Node] = set()
+        for node in self._unleased:
+            assert seen.issuperset(node.children.values()), (
+                f"page {node.page} would go before what follows it"
+            )
+            seen.add(node)
+        self._pool.check_integrity([*pages, *(node.page for node in cached)])
+
+    def _match_inside(
+        self, here: Branch, tokens: tuple[int, ...], start: int, limit: int
+    ) -> tuple[Node | None, int]:
+        """The child that agrees longest with the tokens from `start` to `limit`, and how far."""
+        wanted = tokens[start : min(start + self._page_size, limit)]
+        if not wanted:
+            return None, 0
+        whole = here.children.get(tokens[start : start + self._page_size])
+        if whole is not None:
+            return whole, len(wanted)
+        best, longest = None, 0
+        for node in islice(reversed(here.children.values()), _SCAN):
+            common = _common(node.chunk, wanted)
+            if common > longest:
+                best, longest = node, common
+        return best, longest
+
+    def _drop(self, node: Node) -> None:
+        parent = node.parent
+        del parent.children[node.chunk]
+        self._pool.release(node.page)
+        if isinstance(parent, Root):
+            self._drop_if_bare(parent)
+
+    def _drop_if_bare(self, root: Root) -> None:
+        if not root.leases and not root.children:
+            del self._roots[root.key]
+
+    def _nodes(self) -> Iterator[Node]:
+        open_branches: list[Branch] = list(self._roots.values())
+        while open_branches:
+            for node in open_branches.pop().children.values():
+                yield node
+                open_branches.append(node)
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many leading tokens agree."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

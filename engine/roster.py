@@ -1,0 +1,178 @@
+"""Where every sequence is, and the only ways from one place to another."""
+
+from collections import Counter
+
+from personae.engine.fairness import FairnessPolicy, Key
+from personae.engine.live import LiveSequence, Place
+from personae.engine.plan import MemoryLayout
+from personae.engine.running import RunningTable
+from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.waiting import WaitingRoom
+
+
+class Roster:
+    """All sequences that have not ended, each in exactly one place (see `Place`).
+
+    `news` are endings that no step's result brings; whoever tells them clears them.
+    """
+
+    __slots__ = (
+        "_alive",
+        "_arrivals",
+        "_layout",
+        "_policy",
+        "news",
+        "preemptions",
+        "prefix_hits",
+        "prefix_queries",
+        "returning",
+        "running",
+        "sequences",
+        "waiting",
+    )
+
+    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy) -> None:
+        self._layout = layout
+        self._policy = policy
+        self._alive: Counter[Key] = Counter()
+        self._arrivals = 0
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.sequences: dict[str, LiveSequence] = {}
+        self.running = RunningTable(layout)
+        self.waiting = WaitingRoom(policy)
+        self.returning: dict[LiveSequence, int] = {}  # to the last step that has a row of it
+        self.news: dict[str, Delta] = {}
+
+    def enter(self, log: SequenceLog) -> None:
+        """A sequence arrives: it follows its leader, or waits. Raises ValueError when its id is taken."""
+        if log.id in self.sequences or log.id in self.news:
+            raise ValueError(f"sequence {log.id!r} is already here")
+        leader = None if log.after is None else self.sequences.get(log.after)
+        sequence = LiveSequence(log, self._arrivals, self._layout)
+        self._arrivals += 1
+        self.sequences[log.id] = sequence
+        self._alive[sequence.key] += 1
+        if leader is not None and leader.computed < leader.log.prompt_length:
+            sequence.place = Place.FOLLOWING
+            leader.followers.append(sequence)
+        else:
+            self._wait(sequence)
+
+    def admit(self) -> LiveSequence | None:
+        """Seat whose turn it is; None when nobody waits or there is no seat.
+
+        Nobody is passed over: a long prompt that does not fit yet holds back those behind it, not the
+        reverse. Input is charged once, at the first admission, without what the prefix cache had.
+        """
+        sequence = self.waiting.peek()
+        if sequence is None or not self.running.seat(sequence):
+            return None
+        self.waiting.remove(sequence)
+        if not sequence.charged:
+            sequence.charged = True
+            self._policy.charge(sequence.key, sequence.known - sequence.computed, 0)
+            if sequence.reads_cache:
+                self.prefix_queries += sequence.known
+                self.prefix_hits += sequence.computed
+        return sequence
+
+    def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
+        """From its slot back to the head of its queue, once `last_step`, if any, has been committed."""
+        self.preemptions += 1
+        self.running.vacate(sequence, keep=True)
+        if last_step is None:
+            self._wait(sequence)
+        else:
+            sequence.place = Place.RETURNING
+            self.returning[sequence] = last_step
+
+    def committed(self, step: int) -> None:
+        """Preempted sequences that have no row after `step` may be admitted again."""
+        for sequence in [s for s, last_step in self.returning.items() if last_step <= step]:
+            del self.returning[sequence]
+            self._wait(sequence)
+
+    def release_followers(self, leader: LiveSequence) -> None:
+        """Its prompt is computed, or it is gone: those that follow it need not wait for it."""
+        followers, leader.followers = leader.followers, []
+        for sequence in followers:
+            self._wait(sequence)
+
+    def end(self, sequence: LiveSequence, *, keep: bool = True) -> None:
+        """The one way out. Without `keep`, what it computed is not left in the prefix cache."""
+        match sequence.place:
+            case Place.RUNNING:
+                self.running.vacate(sequence, keep=keep)
+            case Place.WAITING:
+                self.waiting.remove(sequence)
+            case Place.RETURNING:
+                del self.returning[sequence]
+            case Place.FOLLOWING:
+                assert sequence.log.after is not None
+                self.sequences[sequence.log.after].followers.remove(sequence)
+            case Place.ENDED:
+                raise AssertionError(f"sequence {sequence.id} ends twice")
+        sequence.place = Place.ENDED
+        del self.sequences[sequence.id]
+        self.release_followers(sequence)
+        self._alive[sequence.key] -= 1
+        if not self._alive[sequence.key]:
+            del self._alive[sequence.key]
+            self._policy.forget(sequence.key)
+
+    def fail(self, sequence: LiveSequence, reason: str | None = None) -> None:
+        """End with an error that no result brings. The usual reason is that it has outgrown the memory."""
+        memory = self._layout.num_pages * self._layout.page_size
+        error = reason or (
+            f"a sequence of {len(sequence.tokens)} tokens cannot go on: "
+            f"the context has {self._layout.max_model_len} tokens and KV memory {memory}"
+        )
+        cached = sequence.cached_once()
+        self.end(sequence)
+        self.news[sequence.id] = Delta(sequence.id, finish="error", error=error, cached=cached)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
+        places: dict[LiveSequence, Place] = dict.fromkeys(self.running, Place.RUNNING)
+        listed = len(places)
+        for sequences, place in (
+            (self.waiting, Place.WAITING),
+            (self.returning, Place.RETURNING),
+            ([f for s in self.sequences.values() for f in s.followers], Place.FOLLOWING),
+        ):
+            for sequence in sequences:
+                places[sequence] = place
+                listed += 1
+        assert listed == len(places) == len(self.sequences), (
+            f"{len(self.sequences)} sequences, {len(places)} of them in {listed} places"
+        )
+        for s, place in places.items():
+            assert self.sequences.get(s.id) is s, f"sequence {s.id} outlives its end"
+            assert s.place is place, f"sequence {s.id} is {s.place.name} and stands among the {place.name}"
+            if place is not Place.RUNNING:
+                assert s.slot is None, f"sequence {s.id} has slot {s.slot} while {place.name}"
+                assert not s.pages, f"sequence {s.id} holds pages {s.pages} while {place.name}"
+                assert s.lease is None, f"sequence {s.id} holds a lease while {place.name}"
+        assert self._alive == Counter(s.key for s in places), "a key outlives its sequences, or the reverse"
+        self.running.check_integrity()
+        pages = self.running.pages_used
+        assert places or not pages, f"idle, and {pages} pages are neither free nor cached"
+
+    def _wait(self, sequence: LiveSequence) -> None:
+        """Into the waiting room, unless there is nothing to wait for."""
+        sequence.place = Place.WAITING
+        self.waiting.push(sequence)
+        prompt_length, layout = sequence.log.prompt_length, self._layout
+        if not 0 < prompt_length <= len(sequence.tokens):
+            self.fail(sequence, "the prompt is empty")
+        elif prompt_length >= layout.max_model_len:
+            self.fail(sequence)
+        elif len(sequence.tokens) > prompt_length and (finish := sequence.ending()) is not None:
+            # A log that came back complete: the delta that ended it was lost with an earlier engine.
+            stop = sequence.tokens[-1] if finish == "stop" else None
+            self.end(sequence)
+            self.news[sequence.id] = Delta(sequence.id, finish=finish, stop_token=stop, cached=0)
+        elif len(sequence.tokens) > layout.num_pages * layout.page_size:
+            self.fail(sequence)

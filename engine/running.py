@@ -1,0 +1,185 @@
+"""What running sequences hold: slots, pages, leases in the prefix cache; `seat` gives, `vacate` takes."""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+from operator import attrgetter
+
+from personae.engine.live import LiveSequence, Place
+from personae.engine.pages import PagePool
+from personae.engine.plan import MemoryLayout
+from personae.engine.prefix import MISS, Node, PrefixCache
+
+_by_admission = attrgetter("admitted")
+
+
+class RunningTable:
+    """The sequences that have a slot, in two lists, both in order of admission.
+
+    `prefilling` have a part of their log still to be planned; `decoding` have none. `releases` and `copies`
+    gather what the next plan must carry.
+    """
+
+    __slots__ = (
+        "_admissions",
+        "_cache",
+        "_free_slots",
+        "_page_size",
+        "_pool",
+        "_sources",
+        "_stuck",
+        "copies",
+        "decoding",
+        "prefilling",
+        "releases",
+    )
+
+    def __init__(self, layout: MemoryLayout) -> None:
+        self._page_size = layout.page_size
+        self._pool = PagePool(layout.num_pages)
+        self._cache = PrefixCache(self._pool, layout.page_size)
+        self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
+        self._admissions = 0
+        self._stuck: tuple[int, int] | None = (
+            None  # (order, room) of the sequence that was refused a seat last
+        )
+        self._sources: list[Node] = []
+        self.prefilling: list[LiveSequence] = []
+        self.decoding: list[LiveSequence] = []
+        self.releases: list[int] = []
+        self.copies: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.decoding) + len(self.prefilling)
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        yield from self.decoding
+        yield from self.prefilling
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that running sequences hold; cached ones that nobody reads do not count."""
+        return self._pool.size - self._cache.available
+
+    def last_admitted(self) -> LiveSequence:
+        """The first to go when memory is short."""
+        return max((table[-1] for table in (self.decoding, self.prefilling) if table), key=_by_admission)
+
+    def seat(self, sequence: LiveSequence) -> bool:
+        """Give it a slot and pages for its log, cached ones where there are; False when slots or memory are
+        short.
+
+        Each running sequence is left a page to grow into, or admission would soon be followed by preemption.
+        """
+        room = self._cache.available - len(self)
+        if not self._free_slots or (
+            self._stuck is not None and self._stuck[0] == sequence.order and room <= self._stuck[1]
+        ):
+            return False
+        sequence.log = log = sequence.current_log()
+        cache, margin = self._cache, len(self)
+        hit = cache.match(sequence.root, log.tokens) if sequence.reads_cache else MISS
+        fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
+        lease = cache.lease(sequence.root, hit, copy=True)
+        source, cached = hit.source, hit.length
+        if source is not None and not cache.can_allocate(fresh + margin):
+            cache.unpin(source)  # the page that would be copied is needed itself
+            source, cached = None, cached - hit.partial
+        pages = [node.page for node in hit.nodes]
+        if not cache.can_allocate(fresh + margin):
+            cache.release(lease, pages)
+            self._stuck = (sequence.order, room)
+            return False
+        self._stuck = None
+        pages += cache.allocate(fresh)
+        if source is not None:
+            self._sources.append(source)
+            self.copies.append((source.page, pages[len(hit.nodes)]))
+        sequence.place = Place.RUNNING
+        sequence.slot = self._free_slots.pop()
+        sequence.admitted = self._admissions
+        sequence.lease = lease
+        sequence.pages = pages
+        sequence.capacity = len(pages) * self._page_size
+        sequence.known = len(log.tokens)
+        sequence.planned = sequence.computed = cached
+        if not sequence.told:
+            sequence.cached = min(cached, log.prompt_length)
+        sequence.publish_at = (len(lease.nodes) + 1) * self._page_size
+        self._admissions += 1
+        self.prefilling.append(sequence)
+        return True
+
+    def vacate(self, sequence: LiveSequence, *, keep: bool) -> None:
+        """Take back what `seat`, `grow` and `publish` gave. Without `keep` its pages leave the cache, too."""
+        assert sequence.slot is not None
+        assert sequence.lease is not None
+        (self.prefilling if sequence.planned < sequence.known else self.decoding).remove(sequence)
+        self.releases.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        self._cache.release(sequence.lease, sequence.pages, keep=keep)
+        sequence.slot = sequence.lease = None
+        sequence.pages = []
+        sequence.planned = sequence.computed = sequence.capacity = 0
+
+    def can_grow(self) -> bool:
+        """Whether there is a page to be had."""
+        return self._cache.can_allocate(1)
+
+    def grow(self, sequence: LiveSequence) -> tuple[int]:
+        """One more page. Ask `can_grow` first."""
+        (page,) = self._cache.allocate(1)
+        sequence.pages.append(page)
+        sequence.capacity += self._page_size
+        return (page,)
+
+    def begin_decoding(self, sequence: LiveSequence) -> None:
+        """All of its log has been planned."""
+        self.prefilling.remove(sequence)
+        insort(self.decoding, sequence, key=_by_admission)
+
+    def publish(self, sequence: LiveSequence) -> None:
+        """Let others find its full pages that are computed."""
+        lease, size = sequence.lease, self._page_size
+        assert lease is not None
+        while sequence.computed >= sequence.publish_at:
+            end = sequence.publish_at
+            chunk = tuple(sequence.tokens[end - size : end])
+            self._cache.publish(lease, chunk, sequence.pages[len(lease.nodes)])
+            sequence.publish_at = end + size
+
+    def clear_changes(self) -> None:
+        """The plan has been made: `releases` and `copies` start anew, and pages copied from may go again."""
+        self.releases.clear()
+        self.copies.clear()
+        for node in self._sources:
+            self._cache.unpin(node)
+        self._sources.clear()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError that names the slot, page or sequence where the books disagree."""
+        for table in (self.decoding, self.prefilling):
+            admitted = [sequence.admitted for sequence in table]
+            assert admitted == sorted(set(admitted)), f"not in order of admission: {admitted}"
+        slots = Counter([*self._free_slots, *(s.slot for s in self)])
+        for slot, owners in slots.items():
+            assert owners == 1, f"slot {slot} is owned {owners} times"
+        leases = []
+        for s in self:
+            assert s.place is Place.RUNNING, f"sequence {s.id} has a slot and is {s.place.name}"
+            assert s.lease is not None, f"sequence {s.id} runs without a lease"
+            assert s.capacity == len(s.pages) * self._page_size, f"sequence {s.id}: capacity {s.capacity}"
+            assert s.computed <= s.planned <= min(s.last, s.capacity), (
+                f"sequence {s.id}: {s.computed} computed, {s.planned} planned, "
+                f"ends before {s.last}, pages for {s.capacity}"
+            )
+            assert (s.planned < s.known) == (s in self.prefilling), f"sequence {s.id} is in the wrong list"
+            assert len(set(s.pages)) == len(s.pages), f"sequence {s.id} has a page twice: {s.pages}"
+            published = [token for node in s.lease.nodes for token in node.chunk]
+            assert len(published) <= s.computed, f"sequence {s.id} has published what is not computed"
+            assert published == s.tokens[: len(published)], f"sequence {s.id} holds pages of other tokens"
+            leases.append(s.lease)
+        held = [page for sequence in self for page in sequence.pages]
+        for page, holders in Counter(held).items():
+            assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
+        self._cache.check_integrity(leases, held)

@@ -1,0 +1,342 @@
+"""Who computes what in the next step. Pure decisions: no tensor, no clock, nothing awaited.
+
+One token budget for everything. Each plan gives rows to decoding sequences first, one token each, then to
+prompts that have begun, in chunks, then to sequences that the fairness policy admits. A sequence gets all
+pages for its log when it is admitted, so only decode rows can find the memory full. Then the sequence
+admitted last drops its pages and waits again with its log; what it had computed stays in the prefix cache
+for as long as there is room.
+
+Why lookahead is safe
+---------------------
+`plan` may be called again before earlier plans are committed, any number of times. The executor runs plans
+strictly in order; at the start of a plan it applies the releases, then admissions, then copies; then come
+the rows. So "earlier" and "later" below mean the order of plans, whenever their results are read.
+
+*A row whose input is not known yet.* A decode row says "position p", and the token there is what this slot
+sampled in the plan before. Whether that token ends the sequence by its place is known without seeing it: no
+row is planned whose token would lie beyond `max_tokens` or `max_model_len`. What only the token itself can
+tell is a stop.
+
+*A sequence that ends while it has rows in flight* (a stop token, a failure, a cancel). It is ENDED at once
+and its pages and slot are free at once, although plans F1..Fk in flight still write to them. Whoever gets
+such a page gets it in a plan G made now, after all F. Each F has run before G starts. So the late writes
+land before anything of G: before G's copies, and before its rows, and a row reads no position that its own
+sequence, or the prefix it shares, has not written since. The slot is the same story: G carries the release,
+in front of any admission to that slot, and every row of the old sequence lies in some F. Results of F for
+an ENDED sequence are discarded.
+
+*Pages in the prefix cache are never written.* A page is published by the commit of the step that filled it,
+with tokens that are all committed. A running sequence writes at `planned` or above, and published pages lie
+below `computed`, at or below `planned`. Rows that are discarded are no exception: they lie at or above
+`computed`, hence in pages that were not published. So what a later plan shares or copies is what it looked
+like at publication, unless it was evicted; and evicted pages are out of the trie before they are given
+away.
+
+*Copies of one plan do not depend on each other.* A source stays pinned until the plan is made, so it is not
+among the pages that the same plan gives out; and destinations are private pages, never sources. Any order
+will do.
+
+*Preemption keeps what is in flight.* The tokens of rows in flight are right, although the pages are gone:
+they are committed as usual and join the log. Only then (RETURNING becomes WAITING) may the sequence be
+admitted again, so that the admission's log is complete and no row of an old admission is ever taken for one
+of the new. Victims have no row in the plan at hand: decode rows are planned in order of admission and the
+last admitted goes first.
+
+*It always goes on.* The sequence admitted first is never a victim of another. It fails only when it is
+alone, needs a page, nothing can be evicted and its last token is known, so the outcome does not depend on
+the depth of lookahead. With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every
+prompt that has begun.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from personae.engine.fairness import FairnessPolicy
+from personae.engine.live import LiveSequence, Place
+from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
+from personae.engine.roster import Roster
+from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+
+_Chunks = list[tuple[LiveSequence, Row]]
+
+
+class _Flight(NamedTuple):
+    """A plan whose result is not here yet: whose its rows are, decode rows first, then chunks."""
+
+    step: int
+    decoding: list[LiveSequence]
+    chunks: _Chunks
+
+
+class Scheduler:
+    """Takes logs, makes plans, turns results into deltas.
+
+    Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`.
+    Raises ValueError when the layout cannot work.
+    """
+
+    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy) -> None:
+        if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
+            raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
+        if layout.max_batch_tokens < layout.max_seqs:
+            raise ValueError(
+                f"max_batch_tokens ({layout.max_batch_tokens}) must be at least max_seqs ({layout.max_seqs}), "
+                "so that no running sequence is left out of a step"
+            )
+        self.layout = layout
+        self._policy = policy
+        self._roster = Roster(layout, policy)
+        self._running = self._roster.running
+        self._flights: deque[_Flight] = deque()
+        self._next_step = 0
+
+    def add(self, log: SequenceLog) -> None:
+        """Take a sequence in. One that cannot be served at all ends with the next commit.
+
+        Raises ValueError when a sequence of this id is already here.
+        """
+        self._roster.enter(log)
+
+    def cancel(self, id: str) -> bool:
+        """End a sequence now, in whatever state. Nothing more of it is delivered. False if it has ended."""
+        if self._roster.news.pop(id, None) is not None:
+            return True
+        sequence = self._roster.sequences.get(id)
+        if sequence is None:
+            return False
+        self._roster.end(sequence)
+        return True
+
+    def plan(self) -> StepPlan | None:
+        """The next step, None when there is nothing to do before another commit.
+
+        A plan without rows is made when nothing is in flight and a commit is needed to tell an ending; it
+        wants a result like any other. Releases alone make no plan: they ride with the next one.
+        """
+        rows: list[Row] = []
+        chunks: _Chunks = []
+        admissions: list[Admission] = []
+        table, roster = self._running, self._roster
+        preemptions = roster.preemptions
+        decoding = self._plan_decodes(rows)
+        budget = self.layout.max_batch_tokens - len(rows)
+        for sequence in table.prefilling.copy():
+            if not budget:
+                break
+            budget -= self._plan_chunk(sequence, budget, (), rows, chunks)
+        if roster.preemptions == preemptions:
+            while budget and (admitted := roster.admit()) is not None:
+                assert admitted.slot is not None
+                admissions.append(Admission(admitted.slot, admitted.log))
+                budget -= self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
+        if not rows and (self._flights or not roster.news):
+            return None
+        step = self._next_step
+        plan = StepPlan(step, tuple(rows), tuple(admissions), tuple(table.releases), tuple(table.copies))
+        self._flights.append(_Flight(step, decoding, chunks))
+        self._next_step = step + 1
+        table.clear_changes()
+        return plan
+
+    def commit(self, result: StepResult) -> tuple[Delta, ...]:
+        """Take the result of the oldest plan in flight; one delta for each sequence that has news.
+
+        Raises ValueError for a result out of order or of the wrong size.
+        """
+        if not self._flights or self._flights[0].step != result.step:
+            raise ValueError(f"the result of step {result.step} is out of order")
+        _, decoding, chunks = self._flights[0]
+        if len(result.tokens) != len(decoding) + len(chunks):
+            raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
+        self._flights.popleft()
+        news = self._roster.news
+        deltas = list(news.values())
+        news.clear()
+        if result.failures or result.logprobs:
+            for index, sequence in enumerate(decoding):
+                self._settle(sequence, index, None, result, deltas)
+        else:
+            self._settle_plain(decoding, result.tokens, deltas)
+        for index, (sequence, row) in enumerate(chunks, len(decoding)):
+            self._settle(sequence, index, row, result, deltas)
+        if self._roster.returning:
+            self._roster.committed(result.step)
+        return tuple(deltas)
+
+    # Planning
+
+    def _plan_decodes(self, rows: list[Row]) -> list[LiveSequence]:
+        """A row for each decoding sequence, oldest first."""
+        planned: list[LiveSequence] = []
+        for (
+            sequence
+        ) in self._running.decoding:  # only ever shortened at or behind the place where the loop stands
+            position = sequence.planned
+            if position >= sequence.last:
+                continue  # the token that ends it is in flight
+            pages: tuple[int, ...] = ()
+            if position >= sequence.capacity:
+                if not self._make_room(sequence):
+                    continue
+                pages = self._running.grow(sequence)
+            assert sequence.slot is not None
+            rows.append(Row(sequence.slot, position, 1, True, pages))
+            planned.append(sequence)
+            sequence.planned = position + 1
+        return planned
+
+    def _make_room(self, sequence: LiveSequence) -> bool:
+        """See to it that a running sequence can have a page, at the cost of those admitted after it."""
+        table = self._running
+        while not table.can_grow():
+            victim = table.last_admitted()
+            if len(table) > 1:
+                self._roster.preempt(victim, self._flights[-1].step if self._flights else None)
+            elif sequence.planned == sequence.computed:
+                self._roster.fail(sequence)
+            else:
+                return False  # its last token is in flight, and may end it
+            if victim is sequence:
+                return False
+        return True
+
+    def _plan_chunk(
+        self, sequence: LiveSequence, budget: int, pages: tuple[int, ...], rows: list[Row], chunks: _Chunks
+    ) -> int:
+        """As much of its log as the budget allows; the last chunk samples. Returns the tokens spent."""
+        assert sequence.slot is not None
+        count = min(budget, sequence.known - sequence.planned)
+        samples = sequence.planned + count == sequence.known
+        row = Row(sequence.slot, sequence.planned, count, samples, pages)
+        rows.append(row)
+        chunks.append((sequence, row))
+        sequence.planned += count
+        if samples:
+            self._running.begin_decoding(sequence)
+        return count
+
+    # Committing
+
+    def _settle_plain(
+        self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
+    ) -> None:
+        """What `_settle` does, for decode rows without failures and logprobs: the usual case, and hot."""
+        charge, running, ended = self._policy.charge, Place.RUNNING, Place.ENDED
+        for sequence, token in zip(decoding, tokens, strict=False):
+            place = sequence.place
+            if place is ended:
+                continue
+            if place is running:
+                sequence.computed += 1
+                if sequence.computed >= sequence.publish_at:
+                    self._running.publish(sequence)
+            if token is None:
+                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
+            known = sequence.tokens
+            known.append(token)
+            charge(sequence.key, 0, 1)
+            if token in sequence.stops or len(known) >= sequence.limit:
+                deltas.append(self._tell(sequence, token))
+            else:
+                deltas.append(Delta(sequence.id, (token,)))
+
+    def _settle(
+        self, sequence: LiveSequence, index: int, row: Row | None, result: StepResult, deltas: list[Delta]
+    ) -> None:
+        """Bring one row's result home. `row` is given for chunks; a decode row is one position."""
+        if sequence.place is Place.ENDED:
+            return  # discarded
+        failure = result.failures.get(index)
+        if failure is not None:
+            cached = sequence.cached_once()
+            self._roster.end(sequence, keep=False)
+            deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached))
+            return
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if row is not None and index in result.prompt_logprobs:
+            first = row.start + 1 if row.start else 0  # the prompt token that the entries begin with
+            # After a preemption the prompt is computed again; what was told is not told twice.
+            prompt_logprobs = result.prompt_logprobs[index][max(sequence.prompt_logprobs_sent - first, 0) :]
+            sequence.prompt_logprobs_sent += len(prompt_logprobs)
+        if sequence.place is Place.RUNNING:
+            sequence.computed += 1 if row is None else row.count
+            self._running.publish(sequence)
+            if sequence.computed >= sequence.log.prompt_length:
+                self._roster.release_followers(sequence)
+        if row is None or row.samples:
+            token = result.tokens[index]
+            if token is None:
+                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
+            sequence.tokens.append(token)
+            self._policy.charge(sequence.key, 0, 1)
+            logprobs = result.logprobs.get(index)
+            deltas.append(
+                self._tell(sequence, token, () if logprobs is None else (logprobs,), prompt_logprobs)
+            )
+        elif prompt_logprobs:
+            deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
+
+    def _tell(
+        self,
+        sequence: LiveSequence,
+        token: int,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
+    ) -> Delta:
+        """The delta of a token just committed; ends the sequence if it was the last."""
+        finish, cached = sequence.ending(), sequence.cached_once()
+        if finish is not None:
+            self._roster.end(sequence)
+        stop = token if finish == "stop" else None
+        return Delta(sequence.id, (token,), logprobs, prompt_logprobs, finish, stop, None, cached)
+
+    # What it looks like from outside
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none, for whatever reason."""
+        return len(self._roster.sequences) - len(self._running)
+
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results have not been committed."""
+        return len(self._flights)
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that running sequences hold; cached ones that nobody reads do not count."""
+        return self._running.pages_used
+
+    @property
+    def prefix_queries(self) -> int:
+        """Tokens looked up in the prefix cache, first admissions only."""
+        return self._roster.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """Tokens found there."""
+        return self._roster.prefix_hits
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running sequence had to drop its pages."""
+        return self._roster.preemptions
+
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """Digests of the adapters of running sequences, and of waiting ones."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for sequence in self._roster.sequences.values():
+            if sequence.log.adapter is not None:
+                (waiting if sequence.slot is None else running).add(sequence.log.adapter)
+        return running, waiting
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
+        self._roster.check_integrity()
+        assert not self._roster.returning or self._flights, "a preempted sequence waits for no result"

@@ -1,0 +1,53 @@
+"""Where sequences wait for a slot: one queue per (tenant, adapter), in order of arrival."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from personae.engine.fairness import FairnessPolicy, Key
+from personae.engine.live import LiveSequence
+
+_by_order = attrgetter("order")
+
+
+class WaitingRoom:
+    """Every sequence in here may be admitted at once; the policy says whose turn it is.
+
+    A preempted sequence keeps its arrival number, so it comes back to the head of its queue.
+    """
+
+    __slots__ = ("_policy", "_queues")
+
+    def __init__(self, policy: FairnessPolicy) -> None:
+        self._policy = policy
+        self._queues: dict[Key, list[LiveSequence]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        for queue in self._queues.values():
+            yield from queue
+
+    def push(self, sequence: LiveSequence) -> None:
+        """Queue it by its arrival number."""
+        queue = self._queues.setdefault(sequence.key, [])
+        insort(queue, sequence, key=_by_order)
+        if queue[0] is sequence:
+            self._policy.offer(sequence.key, sequence.order)
+
+    def peek(self) -> LiveSequence | None:
+        """Whose turn it is; None when nobody waits."""
+        return self._queues[self._policy.choose()][0] if self._queues else None
+
+    def remove(self, sequence: LiveSequence) -> None:
+        """Take it out, wherever in its queue it stands."""
+        queue = self._queues[sequence.key]
+        index = bisect_left(queue, sequence.order, key=_by_order)
+        assert queue[index] is sequence, f"sequence {sequence.id} is not in its queue"
+        del queue[index]
+        if not queue:
+            del self._queues[sequence.key]
+            self._policy.withdraw(sequence.key)
+        elif index == 0:
+            self._policy.offer(sequence.key, queue[0].order)
