@@ -33,7 +33,7 @@ class Compiler(Actor[Message]):
         try:
             grammar = await to_thread.run_sync(self._grammars.compile, message.spec)
         except GrammarError as error:
-            self._scheduler.tell(Compiled(message.spec, error=error.message))
+            self._scheduler.tell(Compiled(message.spec, error=error))
         else:
             self._grammars.put(message.spec, grammar)
             self._scheduler.tell(Compiled(message.spec, grammar))

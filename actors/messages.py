@@ -11,6 +11,7 @@ from personae.actors.inbox import Inbox
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
+from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -111,12 +112,13 @@ class StepDone(Message, frozen=True):
 class Refused(Message, frozen=True):
     """*Wire.* From the scheduler or a queue: these sequences ended before their first step.
 
-    `kind` names the class of `personae.errors` that the client raises.
+    `kind` names the class of `personae.errors` that the client raises, `param` the field that is wrong.
     """
 
     ids: tuple[str, ...]
     kind: str
     message: str
+    param: str | None = None
 
 
 class BackStarted(Message, frozen=True):
@@ -166,7 +168,7 @@ class Compiled(Message, frozen=True):
 
     spec: GrammarSpec
     grammar: CompiledGrammar | None = None
-    error: str | None = None
+    error: GrammarError | None = None
 
 
 class Sampled(Message, frozen=True):

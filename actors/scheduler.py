@@ -91,14 +91,15 @@ class SchedulerActor(Actor[Message]):
 
     def _compiled(self, compiled: Compiled) -> None:
         logs = self._compiling.pop(compiled.spec, {})
-        if compiled.grammar is None:
+        if compiled.grammar is not None:
+            for log in logs.values():
+                self._grammars[log.id] = compiled.grammar
+                self._scheduler.add(log)
+        elif logs:
+            assert compiled.error is not None
             self._known.difference_update(logs)
-            if logs:
-                self._streamer.tell(Refused(tuple(logs), "GrammarError", compiled.error or "not compiled"))
-            return
-        for log in logs.values():
-            self._grammars[log.id] = compiled.grammar
-            self._scheduler.add(log)
+            error = compiled.error
+            self._streamer.tell(Refused(tuple(logs), type(error).__name__, error.message, error.param))
 
     def _cancel(self, id: str) -> list[Delta]:
         if id not in self._known:

@@ -12,6 +12,7 @@
         └── queue/...      one per adapter, made on first use
 """
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from personae.actors.compiler import Compiler
 from personae.actors.executor import Executor
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
+from personae.actors.kit.child import Report, log_incident
 from personae.actors.kit.mailbox import Ref
-from personae.actors.kit.supervisor import Report, Supervisor, log_incident
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import Message, Submission, Withdraw
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.streamer import Latest, Streamer
@@ -121,22 +123,29 @@ class LocalClient:
 
 
 class LocalStream:
-    """The deltas of one submission."""
+    """The deltas of one submission. An iterator and no generator: breaking out of the loop leaves nothing
+    open."""
 
     def __init__(self, inbox: Inbox, live: set[str], ingress: Ref[Message]) -> None:
         self._inbox = inbox
         self._live = live
         self._ingress = ingress
+        self._arrived: deque[Delta] = deque()
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        """Iterate until every sequence has ended."""
+    def __aiter__(self) -> "LocalStream":
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta of a sequence that is still wanted; ends when every sequence has ended."""
         while self._live:
-            for delta in await self._inbox.get():
-                if delta.id not in self._live:
-                    continue
+            if not self._arrived:
+                self._arrived.extend(await self._inbox.get())
+            delta = self._arrived.popleft()
+            if delta.id in self._live:
                 if delta.finish is not None:
                     self._live.discard(delta.id)
-                yield delta
+                return delta
+        raise StopAsyncIteration
 
     def stop(self, id: str) -> None:
         """End one sequence now; nothing more of it is delivered."""

@@ -107,7 +107,7 @@ class Streamer(Actor[Message]):
         for id in refused.ids:
             live = self._live.pop(id, None)
             if live is not None and live.inbox is not None:
-                live.inbox.fail(error(refused.message))
+                live.inbox.fail(error(refused.message, param=refused.param))
         self._ingress.tell(Progress((), refused.ids))
 
 

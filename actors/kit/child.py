@@ -30,8 +30,8 @@ log = logging.getLogger("personae.actors")
 
 
 def log_incident(incident: Incident) -> None:
-    """The default hook: the `personae.actors` logger."""
-    level = logging.WARNING if incident.error is None else logging.ERROR
+    """The default hook: the `personae.actors` logger. What is no exception is what stopping looks like."""
+    level = logging.DEBUG if incident.error is None else logging.ERROR
     log.log(
         level,
         "%s %s (restarts: %d)",

@@ -192,7 +192,7 @@ class _ThreadLife(Generic[M]):
         try:
             to.tell(message)
         except ActorStopped as error:
-            self.cell._report("posted to a stopped actor", error)
+            self.cell._report(f"posted to a stopped actor ({error.message})", None)
         except Overloaded as error:
             self.error = error
             self.over = True

@@ -478,7 +478,7 @@ async def test_no_actor_outlives_its_tree_in_memory() -> None:
         await doer.ask(whoami)
     del top
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if isinstance(thing, Doer)]
+    assert not [thing for thing in gc.get_objects() if type(thing) is Doer]
 
 
 async def test_an_actor_without_receive_says_so() -> None:

@@ -1,0 +1,52 @@
+"""What stops a start-up, and the sizes that are chosen."""
+
+from pathlib import Path
+
+import pytest
+from tiny_adapters import make_adapter_folder
+from tiny_models import model_folder
+
+from personae.actors.assembly import PAGE_SIZE, EngineOptions, assemble
+from personae.errors import AdapterError, LoadError
+
+
+def test_model_and_adapter_may_not_share_a_name(tmp_path: Path) -> None:
+    base = model_folder("qwen3")
+    make_adapter_folder(tmp_path / "same", base, rank=2)
+    with pytest.raises(LoadError, match="both called 'same'"):
+        assemble(EngineOptions(base, (tmp_path,), device="cpu", served_model_name="same"))
+
+
+def test_two_adapters_may_not_share_a_name(tmp_path: Path) -> None:
+    base = model_folder("qwen3")
+    for root in "ab":
+        make_adapter_folder(tmp_path / root / "poet", base, rank=2)
+    with pytest.raises(LoadError, match="Two adapters are called 'poet'"):
+        assemble(EngineOptions(base, (tmp_path / "a", tmp_path / "b"), device="cpu"))
+
+
+def test_an_adapter_of_another_base_stops_the_start_with_the_tensor_named(tmp_path: Path) -> None:
+    make_adapter_folder(tmp_path / "stranger", model_folder("llama", hidden_size=32), rank=2)
+    with pytest.raises(AdapterError, match="lora_A"):
+        assemble(EngineOptions(model_folder("qwen3"), (tmp_path,), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"adapters": (Path("nowhere"),)}, "no such folder"),
+        ({"max_model_len": 4096}, "more than the model's own 1024"),
+        ({"kv_memory": 2**17, "max_model_len": 1024}, "--kv-memory holds"),
+        ({"device": "cuda"}, "No CUDA device"),
+    ],
+)
+def test_sizes_and_places_that_cannot_be_are_refused(changes, match, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(LoadError, match=match):
+        assemble(EngineOptions(model_folder("qwen3"), **{"device": "cpu", **changes}))
+
+
+def test_a_context_is_cut_to_what_the_memory_holds_when_nobody_asked_for_one() -> None:
+    assembly = assemble(EngineOptions(model_folder("qwen3"), device="cpu", dtype="float32", kv_memory=2**20))
+    layout = assembly.script.layout
+    assert layout.max_model_len == layout.num_pages * PAGE_SIZE < 1024

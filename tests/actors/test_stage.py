@@ -1,0 +1,202 @@
+"""The whole company on one stage, with a tiny model: real threads, real tensors, the wall clock."""
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import anyio
+import jsonschema
+import pytest
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import VOCAB, model_folder
+from troupe import Played
+from virtual_clock import real_clock
+
+from msgspec.structs import replace as changed
+
+from personae.actors.assembly import Assembly, EngineOptions, assemble
+from personae.actors.client import EngineClient
+from personae.actors.kit.child import Incident
+from personae.actors.stage import Script, open_stage
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.engine.step import StepEngine
+from personae.errors import GrammarError, Overloaded
+from personae.grammar.spec import GrammarSpec
+
+pytestmark = real_clock
+NAMES = [*list(ZOO)[:4], None]
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["bug", "wish"]}, "urgent": {"type": "boolean"}},
+    "required": ["kind", "urgent"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+    base = model_folder("qwen3")
+    root = tmp_path_factory.mktemp("adapters")
+    for name in NAMES[:-1]:
+        make_adapter_folder(root / name, base, **ZOO[name])
+    options = EngineOptions(
+        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
+    )
+    return assemble(options)
+
+
+def log(script: Script, id: str, name: str | None, length: int = 20, **changes: object) -> SequenceLog:
+    tokens = tuple(random.Random(id).choices(range(4, VOCAB), k=length))
+    params = {"max_tokens": 12, "seed": 5, "temperature": 0.8, **changes}
+    adapter = None if name is None else script.models[name].adapter
+    return SequenceLog(id, tokens, length, SamplingParams(**params), adapter=adapter, eos=(2,))
+
+
+async def play(client: EngineClient, logs: Sequence[SequenceLog]) -> dict[str, Played]:
+    played: dict[str, Played] = defaultdict(Played)
+    async with client.stream(logs) as stream:
+        async for delta in stream:
+            one = played[delta.id]
+            assert one.finish is None, "a delta after the end"
+            one.tokens += delta.tokens
+            one.prompt_logprobs += delta.prompt_logprobs
+            one.finish, one.error = delta.finish, delta.error
+    assert all(one.finish is not None for one in played.values())
+    return dict(played)
+
+
+async def everything(client: EngineClient, logs: Sequence[SequenceLog]) -> dict[str, list[int]]:
+    """Each log in a stream of its own, all at the same time."""
+    tokens: dict[str, list[int]] = {}
+
+    async def one(log: SequenceLog) -> None:
+        tokens.update((id, played.tokens) for id, played in (await play(client, [log])).items())
+
+    async with anyio.create_task_group() as tasks:
+        for log in logs:
+            tasks.start_soon(one, log)
+    return tokens
+
+
+def everyone(script: Script) -> list[SequenceLog]:
+    return [log(script, f"{name}-{i}", name, length=5 + 9 * i) for name in NAMES for i in range(5)]
+
+
+async def test_many_streams_of_many_adapters_bring_what_each_brings_alone(assembly) -> None:
+    script = assembly.script
+    async with open_stage(script) as client:
+        together = await everything(client, everyone(script))
+        alone = {}
+        for one in everyone(script):
+            alone.update(await everything(client, [one]))
+        assert together == alone
+        stats = client.stats()
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_leaving_a_stream_frees_its_slots_and_pages(assembly) -> None:
+    script = assembly.script
+    async with open_stage(script) as client:
+        logs = [log(script, f"long-{i}", NAMES[i % 5], max_tokens=400) for i in range(12)]
+        async with client.stream(logs) as stream:
+            async for _ in stream:
+                break
+        await play(client, [log(script, "after", None)])
+        stats = client.stats()
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_a_stopped_sequence_brings_nothing_more_and_its_siblings_go_on(assembly) -> None:
+    script = assembly.script
+    async with open_stage(script) as client:
+        logs = [log(script, f"{i}", None, max_tokens=30) for i in range(3)]
+        seen: dict[str, int] = defaultdict(int)
+        async with client.stream(logs) as stream:
+            async for delta in stream:
+                assert not (delta.id == "1" and seen["1"]), "a delta after stop()"
+                seen[delta.id] += len(delta.tokens)
+                if delta.id == "1":
+                    stream.stop("1")
+        assert seen["0"] == seen["2"] == 30
+
+
+async def test_a_full_house_refuses_and_takes_again_when_there_is_room(assembly) -> None:
+    script = replace(assembly.script, max_live=4)
+    async with open_stage(script) as client:
+        async with client.stream([log(script, f"{i}", None, max_tokens=200) for i in range(3)]):
+            with pytest.raises(Overloaded, match="holds 3 of at most 4"):
+                await play(client, [log(script, f"{i}", None) for i in "ab"])
+        assert (await play(client, [log(script, "later", None)]))["later"].finish == "length"
+
+
+async def test_answers_bound_to_a_schema_validate_beside_free_ones(assembly) -> None:
+    script = assembly.script
+    spec = GrammarSpec("json_schema", json.dumps(SCHEMA))
+    async with open_stage(script) as client:
+        logs = [log(script, f"free-{i}", NAMES[i]) for i in range(5)]
+        bound = [log(script, f"bound-{i}", NAMES[i], max_tokens=300) for i in range(5)]
+        free_alone = await everything(client, logs)
+        tokens = await everything(client, [*logs, *(changed(one, grammar=spec) for one in bound)])
+        for i in range(5):
+            text = client.tokenizer.decode(tokens[f"bound-{i}"])
+            jsonschema.validate(json.loads(text), SCHEMA)
+            assert tokens[f"free-{i}"] == free_alone[f"free-{i}"]
+
+
+async def test_a_malformed_grammar_is_raised_at_its_sender_and_the_next_one_works(assembly) -> None:
+    script = assembly.script
+    async with open_stage(script) as client:
+        bad = changed(log(script, "bad", None), grammar=GrammarSpec("json_schema", '{"type": "thing"}'))
+        with pytest.raises(GrammarError):
+            await play(client, [bad])
+        good = changed(
+            log(script, "good", None, max_tokens=300), grammar=GrammarSpec("json_schema", json.dumps(SCHEMA))
+        )
+        assert (await play(client, [good]))["good"].finish == "stop"
+
+
+class CrashingEngine(StepEngine):
+    """Raises at the given steps of its life, once a life."""
+
+    crash_at: int
+
+    def forward(self, plan, grammars):  # type: ignore[no-untyped-def]  # as in StepEngine
+        self.crash_at -= 1
+        if self.crash_at == 0:
+            raise RuntimeError("injected: the device is gone")
+        return super().forward(plan, grammars)
+
+
+async def test_streams_go_on_token_for_token_when_the_executor_crashes(assembly) -> None:
+    script = assembly.script
+    crashes = [3, 8, 15]
+    incidents: list[Incident] = []
+
+    def build() -> StepEngine:
+        engine = script.build_step_engine()
+        engine.__class__ = CrashingEngine
+        engine.crash_at = crashes.pop(0) if crashes else 0
+        return engine
+
+    spec = GrammarSpec("json_schema", json.dumps(SCHEMA))
+    logs = [
+        *everyone(script),
+        changed(log(script, "bound", NAMES[0], max_tokens=300), grammar=spec),
+        log(script, "echo", NAMES[1], length=90, prompt_logprobs=1),
+    ]
+    async with open_stage(script) as client:
+        calm = await everything(client, logs)
+        (echo,) = (await play(client, [logs[-1]])).values()
+    async with open_stage(replace(script, build_step_engine=build), incidents.append) as client:
+        assert await everything(client, logs[:-1]) == {id: calm[id] for id in calm if id != "echo"}
+        crashes.append(2)
+    assert not crashes[:-1]
+    assert len([i for i in incidents if "injected" in str(i.error)]) == 3
+    crashes[:] = [2]
+    async with open_stage(replace(script, build_step_engine=build), incidents.append) as client:
+        (again,) = (await play(client, [logs[-1]])).values()
+        assert not crashes
+        assert again == echo
