@@ -65,13 +65,20 @@ class Node(Protocol):
 
 @dataclass(slots=True)
 class Life:
-    """One run of a child. `settled`: it has started, or ended. `expected`: its supervisor asked for the
-    end."""
+    """One run of a child. `settled`: it has started, or ended without that. `expected`: its end was asked
+    for.
+    """
 
     settled: Event = field(default_factory=Event)
     ended: Event = field(default_factory=Event)
+    started: bool = False
     error: Exception | None = None
     expected: bool = False
+
+    def ready(self) -> None:
+        """It has started."""
+        self.started = True
+        self.settled.set()
 
 
 @dataclass(slots=True, eq=False)

@@ -225,7 +225,7 @@ class Supervisor:
     async def _run_as_root(self, life: Life, body: CancelScope) -> None:
         with CancelScope(shield=True):
             try:
-                await self.run(life.settled.set)
+                await self.run(life.ready)
             except PersonaeError as error:
                 life.error = error
                 self._incident(self.path, "gave up", error)
@@ -360,14 +360,14 @@ class Supervisor:
     async def _start(self, child: Child) -> Exception | None:
         life = self._launch(child)
         await life.settled.wait()
-        if life.ended.is_set() and life.error is not None:
-            life.expected = True  # handled here, by the caller
-            return life.error
-        return None
+        if life.started or life.error is None:
+            return None  # what became of it since is for _child_ended
+        life.expected = True
+        return life.error
 
     async def _run_child(self, child: Child, life: Life) -> None:
         try:
-            await child.node.run(life.settled.set)
+            await child.node.run(life.ready)
         except Exception as error:
             life.error = alone(error)
             self._incident(child.node.path, "crashed", life.error)

@@ -126,14 +126,13 @@ async def test_a_send_fails_when_the_actor_stops_before_there_was_room() -> None
         except ActorStopped as error:
             failed.append(error)
 
-    async with anyio.create_task_group() as tasks:
-        async with Supervisor("top") as top:
-            doer = top.spawn("doer", Doer, capacity=1, stop_timeout=1)
-            doer.tell(hang)
-            await anyio.sleep(1)
-            doer.tell(crash)
-            tasks.start_soon(send, doer)
-            await anyio.sleep(1)
+    async with anyio.create_task_group() as tasks, Supervisor("top") as top:
+        doer = top.spawn("doer", Doer, capacity=1, stop_timeout=1)
+        doer.tell(hang)
+        await anyio.sleep(1)
+        doer.tell(crash)
+        tasks.start_soon(send, doer)
+        await anyio.sleep(1)
     assert len(failed) == 1
 
 
