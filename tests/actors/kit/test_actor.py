@@ -154,6 +154,30 @@ async def test_an_ask_past_its_deadline_fails_and_the_actor_is_not_disturbed() -
         assert finished == [before]
 
 
+async def test_an_ask_whose_deadline_has_passed_already_tells_the_actor_nothing() -> None:
+    seen: list[object] = []
+    async with Supervisor("top") as top:
+        doer = top.spawn("doer", Doer)
+        with pytest.raises(DeadlineExceeded):
+            await doer.ask(lambda reply: note(seen, 1), deadline=anyio.current_time())
+        await doer.ask(whoami)
+    assert seen == []
+
+
+async def test_an_ask_that_is_cancelled_leaves_the_actor_undisturbed() -> None:
+    finished: list[object] = []
+
+    async def slow(actor: Doer) -> None:
+        await anyio.sleep(10)
+        finished.append(actor)
+
+    async with Supervisor("top") as top:
+        doer = top.spawn("doer", Doer)
+        with anyio.move_on_after(1):
+            await doer.ask(lambda reply: slow)
+        assert await doer.ask(whoami) in finished
+
+
 async def test_a_late_answer_is_dropped() -> None:
     async with Supervisor("top") as top:
         doer = top.spawn("doer", Doer)
