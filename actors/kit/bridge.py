@@ -6,10 +6,11 @@ launches the next step. Both loops have a one-way door for that (`call_soon_thre
 this module is where their names are known and nowhere else.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
+
+from anyio.lowlevel import current_token
 
 Args = TypeVarTuple("Args")
 
@@ -30,15 +31,12 @@ class Loop:
 
     @classmethod
     def current(cls) -> "Loop":
-        """The loop that runs the caller. Raises RuntimeError outside of one."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            import trio
-
-            token = trio.lowlevel.current_trio_token()
-            return cls(trio.current_time, token.run_sync_soon)
-        return cls(loop.time, loop.call_soon_threadsafe)
+        """The loop that runs the caller's task. Raises RuntimeError outside of one."""
+        token = current_token()
+        native: Any = token.native_token
+        if hasattr(native, "call_soon_threadsafe"):  # an asyncio loop, uvloop's included
+            return cls(native.time, native.call_soon_threadsafe)
+        return cls(token.backend_class.current_time, native.run_sync_soon)  # a TrioToken
 
     def here(self) -> bool:
         """Whether the caller is on the loop's own thread."""

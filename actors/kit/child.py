@@ -1,6 +1,7 @@
 """What a supervisor writes down: its children, their lives, and the incidents that it reports."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -65,13 +66,20 @@ class Node(Protocol):
 
 @dataclass(slots=True)
 class Life:
-    """One run of a child. `settled`: it has started, or ended. `expected`: its supervisor asked for the
-    end."""
+    """One run of a child. `settled`: it has started, or ended without that. `expected`: its end was asked
+    for.
+    """
 
     settled: Event = field(default_factory=Event)
     ended: Event = field(default_factory=Event)
+    started: bool = False
     error: Exception | None = None
     expected: bool = False
+
+    def ready(self) -> None:
+        """It has started."""
+        self.started = True
+        self.settled.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -90,3 +98,21 @@ class Child:
     restarts: int = 0
     leaving: bool = False
     gone: Event = field(default_factory=Event)
+
+
+class Intensity:
+    """How many restarts a supervisor may still do: at most `most` in any `within` seconds."""
+
+    def __init__(self, most: int, within: float) -> None:
+        self._most = most
+        self._within = within
+        self._times: deque[float] = deque()
+
+    def allows(self, now: float) -> bool:
+        """Whether one more restart is allowed now; if so, it is counted. `now` in seconds."""
+        while self._times and self._times[0] <= now - self._within:
+            self._times.popleft()
+        if len(self._times) >= self._most:
+            return False
+        self._times.append(now)
+        return True

@@ -264,10 +264,12 @@ class Ref(Generic[M_contra]):
         """Put `message(reply)` in the mailbox and wait for the answer.
 
         `deadline` is absolute, on `anyio.current_time`'s clock. Raises Overloaded or ActorStopped as `tell`,
-        ActorCrashed when the actor dies or restarts with the message in hand, DeadlineExceeded, and whatever
-        the actor answers with `reply.fail`. Two actors that ask each other wait for ever: inside the tree
-        prefer `tell`, ask at its edges.
+        ActorCrashed when the actor dies or restarts with the message in hand, DeadlineExceeded (without
+        having told anything when it has passed already), and whatever the actor answers with `reply.fail`.
+        Two actors that ask each other wait for ever: inside the tree prefer `tell`, ask at its edges.
         """
+        if deadline is not None and deadline <= self._mailbox.loop.time():
+            raise DeadlineExceeded(f"the deadline had passed before {self.path} was asked")
         mailbox: Mailbox[object] = self._mailbox  # type: ignore[assignment]  # a Reply only ever discards itself there
         reply: Reply[T] = Reply(mailbox)
         self._mailbox.put(message(reply), reply)  # type: ignore[arg-type]  # the mailbox never reads the value

@@ -43,7 +43,7 @@ from anyio.abc import TaskGroup
 
 from personae.actors.kit.actor import Actor, BaseCell, Cell, alone
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.child import Child, Incident, Life, Report, Restart, log, log_incident
+from personae.actors.kit.child import Child, Incident, Intensity, Life, Report, Restart, log, log_incident
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.thread import ThreadActor, ThreadCell
 from personae.errors import PersonaeError
@@ -86,7 +86,7 @@ class Supervisor:
         self.children: list[Child] = []
         self._report = report
         self._loop = Loop.current()
-        self._restarts: deque[float] = deque()
+        self._intensity = Intensity(max_restarts, within)
         self._todo: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
         self._bell = Event()
         self._final = False
@@ -105,11 +105,14 @@ class Supervisor:
         restart: Restart = "permanent",
         stop_timeout: float = 5.0,
     ) -> Ref[M]:
-        """Add an actor. It starts now if the supervisor runs, else with it; its mailbox (`capacity` messages)
-        is open at once.
+        """Add an actor; its mailbox of `capacity` messages is open at once. `factory` makes it, for each
+        life.
 
-        `factory` makes a fresh actor for each life. `stop_timeout` seconds are given to the message in hand
-        when it is stopped, and as many again to `stopped()`. Raises ValueError when the name is taken.
+        It starts with the supervisor, after those added before it. When the supervisor runs already, it
+        starts now, beside whatever else happens: a failed start is then a death, and it lives as long as this
+        run of the supervisor. `stop_timeout` seconds are given to the message in hand when it is stopped, and
+        as many to `stopped()`. Raises ValueError when the name is taken, ActorStopped when the tree has
+        ended.
         """
         path = self._free_path(name)
         cell = Cell(path, factory, capacity, self._loop, partial(self._incident, path))
@@ -124,8 +127,8 @@ class Supervisor:
         restart: Restart = "permanent",
         stop_timeout: float = 5.0,
     ) -> Ref[M]:
-        """Add an actor that lives on a thread of its own. As `spawn`; a thread that is not done in time is
-        reported and left."""
+        """Add an actor with a thread of its own, as `spawn`. A thread not done in `stop_timeout` is left
+        behind."""
         path = self._free_path(name)
         cell = ThreadCell(path, factory, capacity, self._loop, partial(self._incident, path))
         return self._add_cell(cell, restart, stop_timeout)
@@ -151,9 +154,8 @@ class Supervisor:
         return child
 
     async def remove(self, child: "Ref[M] | Supervisor") -> None:
-        """Stop a child for good and wait until it is gone. Not for an actor to call on itself (`self.stop()`
-        is).
-        """
+        """Stop a child for good; returns when it is gone. Not for an actor to call on itself:
+        `self.stop()`."""
         for note in self.children:
             if note.node.path == child.path:
                 note.leaving = True
@@ -225,7 +227,7 @@ class Supervisor:
     async def _run_as_root(self, life: Life, body: CancelScope) -> None:
         with CancelScope(shield=True):
             try:
-                await self.run(life.settled.set)
+                await self.run(life.ready)
             except PersonaeError as error:
                 life.error = error
                 self._incident(self.path, "gave up", error)
@@ -243,7 +245,7 @@ class Supervisor:
     async def run(self, ready: Callable[[], None]) -> None:
         """Start the children and watch over them until `stop`. Raises RestartsExhausted or StartFailed."""
         failure: PersonaeError | None = None
-        self._restarts.clear()
+        self._intensity = Intensity(self.max_restarts, self.within)
         self._todo.clear()
         async with create_task_group() as self._tasks:
             with self._work:
@@ -264,8 +266,7 @@ class Supervisor:
         self._work.cancel()
 
     def cancel(self) -> None:
-        """Do nothing more than `stop`: every part of the way down has its time limit."""
-        self.stop()
+        """Nothing more than `stop`: every part of the way down has its time limit."""
 
     def close(self) -> None:
         """Close every cell below: no message reaches them any more."""
@@ -302,17 +303,13 @@ class Supervisor:
             return None
         error = life.error
         while True:
-            now = self._loop.time()
-            while self._restarts and self._restarts[0] <= now - self.within:
-                self._restarts.popleft()
-            if len(self._restarts) >= self.max_restarts:
+            if not self._intensity.allows(self._loop.time()):
                 failure = RestartsExhausted(
                     f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s, "
                     f"the last death was {child.node.path}'s"
                 )
                 failure.__cause__ = error
                 return failure
-            self._restarts.append(now)
             fallen = await self._restart(self._affected(child))
             if fallen is None:
                 return None
@@ -325,8 +322,8 @@ class Supervisor:
         return self.children[first:]
 
     async def _restart(self, group: list[Child]) -> tuple[Child, Exception] | None:
-        """Stop those of the group that live and start them all afresh. Returns the child that would not
-        start, if any."""
+        """Stop those of the group that live, start them all afresh. Returns the child that would not
+        start."""
         await self._stop_all(group)
         for child in group:
             if child.restart == "temporary":
@@ -360,14 +357,14 @@ class Supervisor:
     async def _start(self, child: Child) -> Exception | None:
         life = self._launch(child)
         await life.settled.wait()
-        if life.ended.is_set() and life.error is not None:
-            life.expected = True  # handled here, by the caller
-            return life.error
-        return None
+        if life.started or life.error is None:
+            return None  # what became of it since is for _child_ended
+        life.expected = True
+        return life.error
 
     async def _run_child(self, child: Child, life: Life) -> None:
         try:
-            await child.node.run(life.settled.set)
+            await child.node.run(life.ready)
         except Exception as error:
             life.error = alone(error)
             self._incident(child.node.path, "crashed", life.error)

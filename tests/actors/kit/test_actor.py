@@ -1,4 +1,5 @@
 import gc
+import weakref
 
 import anyio
 import msgspec
@@ -126,14 +127,13 @@ async def test_a_send_fails_when_the_actor_stops_before_there_was_room() -> None
         except ActorStopped as error:
             failed.append(error)
 
-    async with anyio.create_task_group() as tasks:
-        async with Supervisor("top") as top:
-            doer = top.spawn("doer", Doer, capacity=1, stop_timeout=1)
-            doer.tell(hang)
-            await anyio.sleep(1)
-            doer.tell(crash)
-            tasks.start_soon(send, doer)
-            await anyio.sleep(1)
+    async with anyio.create_task_group() as tasks, Supervisor("top") as top:
+        doer = top.spawn("doer", Doer, capacity=1, stop_timeout=1)
+        doer.tell(hang)
+        await anyio.sleep(1)
+        doer.tell(crash)
+        tasks.start_soon(send, doer)
+        await anyio.sleep(1)
     assert len(failed) == 1
 
 
@@ -153,6 +153,30 @@ async def test_an_ask_past_its_deadline_fails_and_the_actor_is_not_disturbed() -
         assert anyio.current_time() - started == pytest.approx(5)
         assert await doer.ask(whoami) is before
         assert finished == [before]
+
+
+async def test_an_ask_whose_deadline_has_passed_already_tells_the_actor_nothing() -> None:
+    seen: list[object] = []
+    async with Supervisor("top") as top:
+        doer = top.spawn("doer", Doer)
+        with pytest.raises(DeadlineExceeded):
+            await doer.ask(lambda reply: note(seen, 1), deadline=anyio.current_time())
+        await doer.ask(whoami)
+    assert seen == []
+
+
+async def test_an_ask_that_is_cancelled_leaves_the_actor_undisturbed() -> None:
+    finished: list[object] = []
+
+    async def slow(actor: Doer) -> None:
+        await anyio.sleep(10)
+        finished.append(actor)
+
+    async with Supervisor("top") as top:
+        doer = top.spawn("doer", Doer)
+        with anyio.move_on_after(1):
+            await doer.ask(lambda reply: slow)
+        assert await doer.ask(whoami) in finished
 
 
 async def test_a_late_answer_is_dropped() -> None:
@@ -472,13 +496,20 @@ async def test_a_tell_from_another_thread_is_refused() -> None:
 
 
 async def test_no_actor_outlives_its_tree_in_memory() -> None:
+    made: list[weakref.ref[Doer]] = []
+
+    def factory() -> Doer:
+        doer = Doer()
+        made.append(weakref.ref(doer))
+        return doer
+
     async with Supervisor("top", report=lambda incident: None) as top:
-        doer = top.spawn("doer", Doer)
-        doer.tell(crash)
-        await doer.ask(whoami)
-    del top
+        ref = top.spawn("doer", factory)
+        ref.tell(crash)
+        ref.tell(lambda actor: None)
+        await anyio.sleep(1)
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Doer]
+    assert [doer() for doer in made] == [None, None]
 
 
 async def test_an_actor_without_receive_says_so() -> None:
