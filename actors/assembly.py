@@ -85,7 +85,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     if base in named:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     vocabulary = Vocabulary.from_tokenizer_json(
-        (options.model / "tokenizer.json").read_bytes(), config.vocab_size, defaults.eos
+        (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )
     adapters = {adapter.digest: adapter for adapter in named.values()}
     capacity = sum(_pages(adapter) for adapter in adapters.values()) * RANK_PAGE + SPARE_RANKS

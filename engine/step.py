@@ -79,7 +79,7 @@ class StepEngine:
         if forward is None:
             return Launched(plan, None, [], [], None, {})
         rows = forward.packed.sampled_rows
-        matchers = [self._live_matcher(plan.rows[i].slot) for i in rows]
+        matchers = [self._matchers.get(plan.rows[i].slot) for i in rows]
         sampled = bitmask = None
         if any(matchers):
             bitmask = self._bitmasks.acquire()
@@ -104,7 +104,9 @@ class StepEngine:
             logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
             for row, matcher, token in zip(launched.rows, launched.matchers, read.tokens, strict=True):
                 tokens[row] = token
-                if token is not None and matcher is not None and not matcher.accept(token):
+                if token is None or matcher is None or matcher.terminated:
+                    continue  # terminated: the answer is complete, only stop tokens follow
+                if not matcher.accept(token):
                     failures[row] = f"the grammar does not allow the sampled token {token}"
         if launched.bitmask is not None:
             self._bitmasks.release(launched.bitmask)
@@ -128,11 +130,6 @@ class StepEngine:
         """The adapter may be evicted; nothing if it is not held."""
         if self.runner.adapters.pins(digest):
             self.runner.adapters.unpin(digest)
-
-    def _live_matcher(self, slot: int) -> Matcher | None:
-        """The slot's matcher, unless its answer is complete (its row is then computed once more in vain)."""
-        matcher = self._matchers.get(slot)
-        return None if matcher is None or matcher.terminated else matcher
 
     def _prompt_logprobs(
         self, plan: StepPlan, forward: Forward

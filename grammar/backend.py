@@ -15,7 +15,7 @@ class Matcher(Protocol):
     """The state of one sequence's answer within a grammar. Not thread-safe; one owner at a time."""
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
-        """Write the tokens allowed next to `bitmask[row]`."""
+        """Write the tokens allowed next to `bitmask[row]`; once terminated, the stop tokens."""
 
     def accept(self, token: int) -> bool:
         """Advance by one token. False (and no change of state) if the grammar does not allow it."""

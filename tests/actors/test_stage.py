@@ -52,7 +52,7 @@ def log(script: Script, id: str, name: str | None, length: int = 20, **changes: 
     tokens = tuple(random.Random(id).choices(range(4, VOCAB), k=length))
     params = {"max_tokens": 12, "seed": 5, "temperature": 0.8, **changes}
     adapter = None if name is None else script.models[name].adapter
-    return SequenceLog(id, tokens, length, SamplingParams(**params), adapter=adapter, eos=(2,))
+    return SequenceLog(id, tokens, length, SamplingParams(**params), adapter=adapter, eos=(0, 2))
 
 
 async def play(client: EngineClient, logs: Sequence[SequenceLog]) -> dict[str, Played]:

@@ -308,7 +308,9 @@ async def test_a_post_to_a_stopped_actor_is_reported_and_harms_nobody() -> None:
         await top.remove(gone)
         doer.tell(lambda actor: actor.post(gone, lambda actor: None))
         assert await doer.ask(whoami) is first
-    assert [(i.path, i.what) for i in incidents] == [("top/doer", "posted to a stopped actor")]
+    assert [(i.path, i.what) for i in incidents] == [
+        ("top/doer", "posted to a stopped actor (top/gone has stopped)")
+    ]
 
 
 async def test_a_thread_may_answer_with_an_error() -> None:
