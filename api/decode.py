@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from personae.api.schema import Body
-from personae.errors import RequestError, UnsupportedParameter
+from personae.errors import Cancelled, RequestError, UnsupportedParameter
 
 T = TypeVar("T", bound=Body)
 
@@ -32,7 +32,11 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
             param="content-type",
             code="unsupported_media_type",
         )
-    return decode(await request.body(), type, max_depth)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise Cancelled("The client went away before its request was complete.") from None
+    return decode(body, type, max_depth)
 
 
 def decode(body: bytes, type: type[T], max_depth: int) -> T:

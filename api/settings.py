@@ -21,6 +21,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
 
     `max_n` bounds `n`, `max_sequences` bounds prompts times `n` of one request, `max_logprobs` bounds every
     kind of logprobs. `max_json_depth` bounds the nesting of free-form JSON (schemas, template arguments).
+    A request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
+    answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
     `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics` shows it.
     """
 
@@ -34,5 +36,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 32 * 2**10
     max_headers: int = 100
+    header_seconds: float = 15.0
     body_seconds: float = 30.0
+    stall_seconds: float = 60.0
     max_adapters: int | None = None
