@@ -12,7 +12,7 @@ from personae.api.options import DeviceChoice, DtypeChoice, ServeOptions, parse_
 from personae.errors import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 app = typer.Typer(
     help="Serves many LoRA adapters of one base model from one engine.",
@@ -43,14 +43,17 @@ def serve(
     ] = None,
     adapters: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Each sub-folder is an adapter, served under its name. Can be repeated."),
+        typer.Option(
+            metavar="DIR", help="Each sub-folder is an adapter, served under its name. Can be repeated."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     device: Annotated[DeviceChoice, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DtypeChoice, typer.Option(help="The precision of weights and cache.")] = "auto",
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sequence, prompt and answer; at most the model's own.")
+        int | None,
+        typer.Option(min=1, help="Tokens of a sequence, prompt and answer; at most the model's own."),
     ] = None,
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
     max_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences computed in one step.")] = None,
@@ -85,7 +88,9 @@ def serve(
 @app.command()
 def chat(
     url: Annotated[str, typer.Option(help="Where the server runs.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Which model or adapter to talk to; else the first.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Which model or adapter to talk to; else the first.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="Instructions for the model.")] = None,
 ) -> None:
     """Talk to a running server. Ctrl-C stops an answer; /model, /system, /reset and /exit are commands."""

@@ -40,7 +40,7 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
 
 
 def decode(body: bytes, type: type[T], max_depth: int) -> T:
-    """Parse and check `body`. Raises RequestError; UnsupportedParameter for a field that `type` does not have."""
+    """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks."""
     try:
         value = msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
@@ -77,7 +77,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    """Whether `value` nests dicts, lists or structs deeper than `depth`; level by level, without recursion."""
+    """Whether `value` nests dicts, lists or structs deeper than `depth`; by levels, not by recursion."""
     level: list[Any] = [value]
     for _ in range(depth + 1):
         level = [child for parent in level for child in _children(parent)]

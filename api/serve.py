@@ -1,6 +1,5 @@
 """`personae serve`, after its options are read: open the engine, serve it, close it."""
 
-import asyncio
 import logging
 import socket
 
@@ -13,6 +12,7 @@ from personae.api.generation import TENANT
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.server import Server, bind, url
+from personae.api.settings import ApiSettings
 
 
 def run(options: ServeOptions, host: str, port: int) -> None:
@@ -46,9 +46,10 @@ async def _serve(options: ServeOptions, listener: socket.socket) -> None:
             base = next(iter(models))
 
             def on_ready() -> None:
-                print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)
+                print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
-            app = create_app(client, opened.settings)
-            await Server(app, opened.settings, on_ready=on_ready).serve(sockets=[listener])
+            settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+            app = create_app(client, settings)
+            await Server(app, settings, on_ready=on_ready).serve(sockets=[listener])
     finally:
         progress.stop()

@@ -46,14 +46,19 @@ def url(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; calls `on_ready` once it listens, and stops on SIGINT or SIGTERM by finishing what runs.
+    """uvicorn's server; calls `on_ready` once it listens; on SIGINT or SIGTERM finishes what runs and stops.
 
-    A second signal stops at once. Signals are not raised again after the server has stopped, so that the engine
-    around it is closed in order.
+    A second signal stops at once. Signals are not raised again after the server has stopped, so that the
+    engine around it is closed in order.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ApiSettings, *, drain_seconds: int = 30, on_ready: Callable[[], None] = lambda: None
+        self,
+        app: ASGIApp,
+        settings: ApiSettings,
+        *,
+        drain_seconds: int = 30,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(

@@ -2,23 +2,13 @@
 
 import msgspec
 
-
-class GenerationDefaults(msgspec.Struct, frozen=True):
-    """Sampling parameters from the model's `generation_config.json`, used where a request gives none.
-
-    None means that the model has no opinion; then OpenAI's default holds (temperature 1, top_p 1, the rest off).
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+from personae.engine.config import GenerationDefaults
 
 
 class ApiSettings(msgspec.Struct, frozen=True):
     """The limits of the HTTP side. Sizes are bytes, times are seconds.
 
+    `defaults` are the model's own sampling parameters, for requests that give none.
     `max_n` bounds `n`, `max_sequences` bounds prompts times `n` of one request, `max_logprobs` bounds every
     kind of logprobs. `max_json_depth` bounds the nesting of free-form JSON (schemas, template arguments).
     A request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
