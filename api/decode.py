@@ -59,7 +59,7 @@ def _named(message: str) -> RequestError:
     """The error for one of msgspec's validation messages."""
     path = ""
     if at := _AT.search(message):
-        message, path = message[: at.start()], at["path"]
+        message, path = message[: at.start()], at["path"].replace("[...]", "")
     if unknown := _UNKNOWN.match(message):
         name = _join(path, unknown["name"][:_SHOWN])
         return UnsupportedParameter(

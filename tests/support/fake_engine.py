@@ -107,6 +107,7 @@ class FakeStream:
 
     def __init__(self, engine: FakeEngine, logs: Sequence[SequenceLog]) -> None:
         self._engine = engine
+        self._turn = -1
         self.states = {log.id: _Script(engine, log) for log in logs}
 
     def stop(self, id: str) -> None:
@@ -118,22 +119,24 @@ class FakeStream:
         self.states.pop(id, None)
         self._engine.live.discard(id)
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> Delta:
         await anyio.lowlevel.checkpoint()
         if self._engine.refuse_late is not None:
             raise self._engine.refuse_late
-        while self.states:
-            for id in list(self.states):
-                if id not in self.states:
-                    continue
-                delta = self.states[id].step()
-                if delta is None:
-                    await anyio.sleep_forever()
-                    raise AssertionError("unreachable")
-                if delta.finish is not None:
-                    self._end(id)
-                yield delta
-            await anyio.lowlevel.checkpoint()
+        if not self.states:
+            raise StopAsyncIteration
+        self._turn += 1
+        id = list(self.states)[self._turn % len(self.states)]
+        delta = self.states[id].step()
+        if delta is None:
+            await anyio.sleep_forever()
+            raise AssertionError("unreachable")
+        if delta.finish is not None:
+            self._end(id)
+        return delta
 
 
 class _Script:
