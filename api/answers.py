@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+
 class CachedTokens(msgspec.Struct):
     """How much of the prompt was in the prefix cache."""
 
@@ -131,7 +132,7 @@ class ChatChunk(msgspec.Struct):
 
 
 class TextChoice(msgspec.Struct):
-    """One of `n` completions of one of the prompts; or a chunk of it, then `finish_reason` is null until the end."""
+    """One of `n` completions of one of the prompts, or a chunk of it (`finish_reason` null until the end)."""
 
     index: int
     text: str

@@ -77,7 +77,9 @@ async def _admit(door: Door, body: ChatRequest) -> tuple[Job, "_Form"]:
         prompt_logprobs=logprob_count("prompt_logprobs", body.prompt_logprobs, settings),
     )
     opening = _echo(body)
-    choices = [Choice(index, client.tokenizer, style, opening=opening) for index in range(count)]
+    choices = [
+        Choice(index, client.tokenizer, style, prompt=prompt, opening=opening) for index in range(count)
+    ]
     job = Job.begin(door, "chatcmpl", model)
     job.add(prompt, params, grammar, choices)
     return job, _Form(job, body, prompt)
@@ -98,7 +100,8 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, str]:
         return body.max_tokens, "max_tokens"
     if body.max_tokens not in (None, body.max_completion_tokens):
         raise RequestError(
-            "`max_tokens` is the older name of `max_completion_tokens`; they must not differ.", param="max_tokens"
+            "`max_tokens` is the older name of `max_completion_tokens`; they must not differ.",
+            param="max_tokens",
         )
     return body.max_completion_tokens, "max_completion_tokens"
 
@@ -164,7 +167,9 @@ class _Form:
 
     def _choice(self, part: Part) -> ChatChoice:
         assert part.finish is not None, "a gathered choice has ended"
-        choice = ChatChoice(part.index, ChatMessage(part.text), self._logprobs(part), part.finish, part.stop_reason)
+        choice = ChatChoice(
+            part.index, ChatMessage(part.text), self._logprobs(part), part.finish, part.stop_reason
+        )
         if self._body.return_token_ids:
             choice.token_ids = part.tokens
         return choice

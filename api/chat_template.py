@@ -1,8 +1,8 @@
 """Chat templates: from messages to the prompt's text.
 
-The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`; what
-they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They run in
-Jinja's immutable sandbox and see plain JSON data only. A template is never taken from a client.
+The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`;
+what they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They
+run in Jinja's immutable sandbox and see plain JSON data only. A template is never taken from a client.
 """
 
 import json
@@ -19,8 +19,8 @@ from personae.api.schema import AssistantMessage, Content, Message, RefusalPart,
 from personae.errors import ModelLoadError, RequestError, UnsupportedParameter
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names under which clients send an earlier answer's reasoning; templates read the first or the second."""
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""Names under which clients send an earlier answer's reasoning; templates read the first or the second."""
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
 
@@ -60,12 +60,14 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
-                "`continue_final_message` needs `add_generation_prompt` to be false.", param="continue_final_message"
+                "`continue_final_message` needs `add_generation_prompt` to be false.",
+                param="continue_final_message",
             )
         extra = dict(kwargs or {})
         for name in sorted(extra.keys() & (_RESERVED | self._special_tokens.keys())):
             raise RequestError(
-                f"`{name}` cannot be set through `chat_template_kwargs`.", param=f"chat_template_kwargs.{name}"
+                f"`{name}` cannot be set through `chat_template_kwargs`.",
+                param=f"chat_template_kwargs.{name}",
             )
         chat = plain_messages(messages)
         if not self._knows_developer:
@@ -83,7 +85,9 @@ class ChatTemplate:
                 **extra,
             )
         except Exception as error:  # a template is a program: on odd messages it can fail in any way
-            raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
+            raise RequestError(
+                f"The chat template refuses these messages: {error}", param="messages"
+            ) from error
         return prompt if final is None else _cut(prompt, final)
 
     @staticmethod
@@ -125,7 +129,8 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
         plain["thinking"] = message.thinking if message.thinking is not None else reasoning[0]
     if message.tool_calls:
         plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}].function") for index, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{where}.tool_calls[{index}].function")
+            for index, call in enumerate(message.tool_calls)
         ]
     elif "content" not in plain:
         raise RequestError(f"`{where}.content` is required.", param=f"{where}.content")
@@ -144,7 +149,8 @@ def _text(content: Content, where: str) -> str:
         else:
             kind = part.__struct_config__.tag
             raise UnsupportedParameter(
-                f"`{where}[{index}]` is of type {kind}; this model reads text only.", param=f"{where}[{index}].type"
+                f"`{where}[{index}]` is of type {kind}; this model reads text only.",
+                param=f"{where}[{index}].type",
             )
     return "\n".join(texts)
 
@@ -156,7 +162,10 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise RequestError(f"`{where}.arguments` must be a JSON object as text.", param=f"{where}.arguments")
-    plain: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    plain: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
     return plain if call.id is None else {"id": call.id} | plain
 
 
@@ -179,7 +188,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as text; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -191,7 +202,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the model's own text for training; here it is only its body."""
+    """`{% generation %}…{% endgeneration %}` marks the model's own text for training; here, only its body."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2's own declaration
 

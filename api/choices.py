@@ -57,8 +57,8 @@ class TextStyle:
 class Choice:
     """Follows one sequence. `opening` is text that comes before the answer (an echo).
 
-    With `prompt`, an echoed prompt's tokens have entries too. Without `answers` (an echo of `max_tokens` 0)
-    the one token that the engine had to make is dropped.
+    `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers`
+    (an echo of `max_tokens` 0) the one token that the engine had to make is dropped.
     """
 
     def __init__(
@@ -67,26 +67,36 @@ class Choice:
         tokenizer: Tokenizer,
         style: TextStyle,
         *,
+        prompt: Sequence[int],
         opening: str = "",
-        prompt: Sequence[int] = (),
+        echoed: bool = False,
         offsets: bool = False,
         answers: bool = True,
     ) -> None:
         self.index = index
         self.ended = False
         self._opening = opening
-        self._prompt = prompt
+        self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
         self._answers = answers
         self._include_stop = style.include_stop
+        self._eos = tokenizer.eos_ids
         skip = style.skip_special_tokens
         self._text = Detokenizer(
-            tokenizer, skip_special_tokens=skip, stop=style.stop, include_stop=style.include_stop
+            tokenizer,
+            skip_special_tokens=skip,
+            stop=style.stop,
+            include_stop=style.include_stop,
+            after=prompt,
         )
-        self._places = _Places(tokenizer, skip) if offsets else None
+        self._places = None
+        if offsets:
+            self._places = _Places(
+                Detokenizer(tokenizer, skip_special_tokens=skip, after=() if echoed else prompt)
+            )
 
     def take(self, delta: Delta) -> Part:
-        """What `delta` adds. Sets `ended` with the last part, which a stop string may bring before the engine."""
+        """What `delta` adds. Sets `ended` with the last part; a stop string may bring it before the engine."""
         part = Part(self.index, text=self._opening, cached=delta.cached or 0)
         self._opening = ""
         part.prompt_logprobs += delta.prompt_logprobs
@@ -99,7 +109,14 @@ class Choice:
         if delta.finish is not None and not self.ended:
             self.ended = True
             part.text += self._text.flush()
-            part.finish = delta.finish if self._answers else "length"
+            part.stop_reason = self._text.stopped_by
+            if part.stop_reason is not None:
+                part.finish = "stop"
+            elif self._answers:
+                part.finish = delta.finish
+                part.stop_reason = None if delta.stop_token in self._eos else delta.stop_token
+            else:
+                part.finish = "length"
         return part
 
     def _take_tokens(self, delta: Delta, part: Part) -> None:
@@ -112,9 +129,9 @@ class Choice:
                 return
             piece = self._text.push((token,))
             part.text += piece.text
-            if piece.stopped is not None:
+            if piece.stopped:
                 self.ended = True
-                part.finish, part.stop_reason = "stop", piece.stopped
+                part.finish, part.stop_reason = "stop", self._text.stopped_by
                 return
 
     def _place(self, token: int) -> int:
@@ -124,8 +141,8 @@ class Choice:
 class _Places:
     """Counts at which character of the text each token begins, held-back characters not counted."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._text = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    def __init__(self, text: Detokenizer) -> None:
+        self._text = text
         self._at = 0
 
     def next(self, token: int) -> int:

@@ -72,15 +72,21 @@ async def _admit(door: Door, body: CompletionRequest) -> tuple[Job, "_Form"]:
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
-            body, limits=client, settings=settings, max_tokens=length, logprobs=logprobs, prompt_logprobs=of_prompt
+            body,
+            limits=client,
+            settings=settings,
+            max_tokens=length,
+            logprobs=logprobs,
+            prompt_logprobs=of_prompt,
         )
         choices = [
             Choice(
                 place * count + index,
                 client.tokenizer,
                 style,
+                prompt=prompt.tokens,
                 opening=prompt.text,
-                prompt=prompt.tokens if body.echo and logprobs is not None else (),
+                echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
             )
@@ -111,7 +117,9 @@ def _texts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
             return [*same]
     if len(ids) == len(prompt):
         return [ids]
-    raise RequestError("`prompt` must be text, token ids, a list of texts or a list of lists.", param="prompt")
+    raise RequestError(
+        "`prompt` must be text, token ids, a list of texts or a list of lists.", param="prompt"
+    )
 
 
 async def _encode(door: Door, body: CompletionRequest, prompt: str | list[int], index: int) -> _Prompt:
@@ -129,7 +137,8 @@ async def _encode(door: Door, body: CompletionRequest, prompt: str | list[int], 
             if not 0 <= token < client.vocab_size:
                 field = f"{name}[{place}]"
                 raise RequestError(
-                    f"`{field}` is no token of this model; ids are from 0 to {client.vocab_size - 1}.", param=field
+                    f"`{field}` is no token of this model; ids are from 0 to {client.vocab_size - 1}.",
+                    param=field,
                 )
         skip = body.skip_special_tokens is not False
         text = client.tokenizer.decode(tokens, skip) if body.echo else ""

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from personae.api.schema import Body
-from personae.errors import RequestError, UnsupportedParameter
+from personae.errors import Cancelled, RequestError, UnsupportedParameter
 
 T = TypeVar("T", bound=Body)
 
@@ -32,11 +32,15 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
             param="content-type",
             code="unsupported_media_type",
         )
-    return decode(await request.body(), type, max_depth)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise Cancelled("The client went away before its request was complete.") from None
+    return decode(body, type, max_depth)
 
 
 def decode(body: bytes, type: type[T], max_depth: int) -> T:
-    """Parse and check `body`. Raises RequestError; UnsupportedParameter for a field that `type` does not have."""
+    """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks."""
     try:
         value = msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
@@ -55,7 +59,7 @@ def _named(message: str) -> RequestError:
     """The error for one of msgspec's validation messages."""
     path = ""
     if at := _AT.search(message):
-        message, path = message[: at.start()], at["path"]
+        message, path = message[: at.start()], at["path"].replace("[...]", "")
     if unknown := _UNKNOWN.match(message):
         name = _join(path, unknown["name"][:_SHOWN])
         return UnsupportedParameter(
@@ -73,7 +77,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    """Whether `value` nests dicts, lists or structs deeper than `depth`; level by level, without recursion."""
+    """Whether `value` nests dicts, lists or structs deeper than `depth`; by levels, not by recursion."""
     level: list[Any] = [value]
     for _ in range(depth + 1):
         level = [child for parent in level for child in _children(parent)]

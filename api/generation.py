@@ -72,7 +72,8 @@ class Door:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         if self.template is None:
             raise RequestError(
-                "This model has no chat template; use /v1/completions with a prompt of your own.", param="messages"
+                "This model has no chat template; use /v1/completions with a prompt of your own.",
+                param="messages",
             )
         continues = bool(continue_final_message)
         prompt = self.template.render(
@@ -165,10 +166,12 @@ class Job:
                 if choice.ended:
                     continue
                 if delta.finish == "error":
-                    failure = RequestFailed(f"The request could not be finished: {delta.error or 'engine error'}.")
+                    failure = RequestFailed(
+                        f"The request could not be finished: {delta.error or 'engine error'}."
+                    )
                     break
                 part = choice.take(delta)
-                if choice.ended:
+                if part.finish is not None:
                     live -= 1
                     if delta.finish is None:
                         stream.stop(delta.id)

@@ -1,4 +1,4 @@
-"""Logprobs in the three forms that clients know: chat's, the older one of completions, and vLLM's for prompts."""
+"""Logprobs in the forms that clients know: chat's, completions' older one, and vLLM's for prompts."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,9 @@ def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> ChatLogprob
     """`choices[].logprobs` of chat completions."""
 
     def top(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(tokenizer.token_text(token), max(logprob, _LEAST), list(tokenizer.token_bytes(token)))
+        return TopLogprob(
+            tokenizer.token_text(token), max(logprob, _LEAST), list(tokenizer.token_bytes(token))
+        )
 
     content = []
     for token, logprobs, _ in entries:
@@ -41,7 +43,7 @@ def text_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> TextLogprob
     """
     answer = TextLogprobs([], [], [], [])
     for token, logprobs, offset in entries:
-        text = tokenizer.token_text(token)
+        text = _spelled(tokenizer, token)
         answer.text_offset.append(offset)
         answer.tokens.append(text)
         if logprobs is None:
@@ -51,16 +53,23 @@ def text_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> TextLogprob
         logprob = max(logprobs.logprob, _LEAST)
         top: dict[str, float] = {}
         for candidate, value in logprobs.top:
-            top.setdefault(tokenizer.token_text(candidate), max(value, _LEAST))
+            top.setdefault(_spelled(tokenizer, candidate), max(value, _LEAST))
         top.setdefault(text, logprob)
         answer.token_logprobs.append(logprob)
         answer.top_logprobs.append(top)
     return answer
 
 
-def prompt_logprobs(
-    entries: Iterable[TokenLogprobs | None], tokenizer: Tokenizer
-) -> PromptLogprobs:
+def _spelled(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text; a part of a character as OpenAI writes it, `bytes:\\xe2\\x82`."""
+    raw = tokenizer.token_bytes(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def prompt_logprobs(entries: Iterable[TokenLogprobs | None], tokenizer: Tokenizer) -> PromptLogprobs:
     """`prompt_logprobs` as vLLM has it: for each place the likeliest tokens and the prompt's own."""
     return [None if entry is None else _candidates(entry, tokenizer) for entry in entries]
 

@@ -1,7 +1,7 @@
 """`/metrics`: what the server does, for Prometheus.
 
-Names that begin with `vllm:` mean what they mean in vLLM, so that its dashboards and load balancers work here;
-our own begin with `personae:`. What the engine counts is read from it at each scrape.
+Names that begin with `vllm:` mean what they mean in vLLM, so that its dashboards and load balancers work
+here; our own begin with `personae:`. What the engine counts is read from it at each scrape.
 """
 
 import time
@@ -15,8 +15,47 @@ from prometheus_client.registry import Collector
 from personae.actors.client import EngineClient, EngineStats
 from personae.api.choices import Part
 
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_PER_TOKEN = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    10,
+)
 _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _LABELS = ("model_name",)
 
@@ -27,7 +66,9 @@ class Metrics:
     def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(client, model_name, max_adapters))
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS)
+        self.prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
+        )
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens emitted.", *_LABELS)
         self.success = self._counter(
             "vllm:request_success", "Sequences ended, by reason.", *_LABELS, "finished_reason"
@@ -39,7 +80,9 @@ class Metrics:
             "vllm:inter_token_latency_seconds", "Between a sequence's tokens, as they come.", _PER_TOKEN
         )
         self.per_token = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token after a sequence's first.", _PER_TOKEN
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time per token after a sequence's first.",
+            _PER_TOKEN,
         )
         self.request = self._histogram(
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its sequence's end.", _REQUEST
@@ -61,7 +104,7 @@ class Metrics:
 
 @dataclass(slots=True)
 class SequenceClock:
-    """Times one sequence and counts what it brought. `arrived` is `time.perf_counter()` at the request's start."""
+    """Times one sequence and counts what it brought. `arrived` is its request's start by `time.perf_counter`."""
 
     metrics: Metrics
     model: str
@@ -119,14 +162,14 @@ class _EngineCollector(Collector):
         ):
             yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
         for name, text, value in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
-            ("vllm:num_preemptions", "Sequences whose pages were taken to be computed again.", stats.preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits),
+            ("vllm:num_preemptions", "Sequences put off for want of pages.", stats.preemptions),
             ("personae:steps", "Steps run.", stats.steps),
             ("personae:step_seconds", "Time in steps.", stats.step_seconds),
-            ("personae:host_gap_seconds", "Time between steps in which the device had nothing to do.",
+            ("personae:host_gap_seconds", "Time between steps in which the device was idle.",
              stats.host_gap_seconds),
-        ):  # fmt: skip
+        ):
             yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
         yield self._adapters(stats)
         depths = GaugeMetricFamily("personae:mailbox_depth", "Messages waiting, by actor.", labels=("actor",))
@@ -145,5 +188,7 @@ class _EngineCollector(Collector):
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )
         most = "" if self._max_adapters is None else str(self._max_adapters)
-        info.add_metric((most, ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)), time.time())
+        info.add_metric(
+            (most, ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)), time.time()
+        )
         return info

@@ -1,4 +1,4 @@
-"""The gate before every route: request ids, limits on headers and body, and the answer to what nobody caught."""
+"""The gate before every route: request ids, limits on headers and body, an answer to what nobody caught."""
 
 import re
 import uuid
@@ -24,6 +24,7 @@ class Gate:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; whatever happens, there is an answer with an id."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,7 +81,8 @@ class Gate:
                     message = await receive()
             except TimeoutError:
                 raise RequestTimeout(
-                    f"The request's body did not arrive within {settings.body_seconds:g} seconds.", param="body"
+                    f"The request's body did not arrive within {settings.body_seconds:g} seconds.",
+                    param="body",
                 ) from None
             left -= len(message.get("body", b""))
             complete = not message.get("more_body", False)
@@ -91,11 +93,13 @@ class Gate:
         return limited
 
     def _too_large(self) -> PersonaeError:
-        return PayloadTooLarge(f"The body is over the limit of {self._settings.max_body_bytes} bytes.", param="body")
+        return PayloadTooLarge(
+            f"The body is over the limit of {self._settings.max_body_bytes} bytes.", param="body"
+        )
 
 
 class _Broken(Exception):
-    """An answer broke off after its status line; the server closes the connection, so that the client notices."""
+    """An answer broke off after its status line; the server closes the connection, so the client notices."""
 
 
 def _request_id(given: bytes) -> str:

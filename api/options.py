@@ -1,10 +1,15 @@
 """What `personae serve` is asked for, as plain data."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from personae.actors.client import EngineClient
+    from personae.engine.config import GenerationDefaults
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
@@ -17,8 +22,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
     `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
-    `adapters` is an adapter. `kv_memory` is in bytes, the other sizes are in tokens or sequences. `seed` seeds
-    what is random at start-up (the weights of a random model), not the requests.
+    `adapters` is an adapter. `kv_memory` is in bytes, the other sizes are in tokens or sequences. `seed`
+    seeds what is random at start-up (the weights of a random model), not the requests.
     """
 
     model: Path | None = None
@@ -31,6 +36,18 @@ class ServeOptions(msgspec.Struct, frozen=True):
     kv_memory: int | None = None
     served_model_name: str | None = None
     seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open engine, and what the API wants to know of the model besides.
+
+    `max_adapters` is how many adapters fit in memory at once; None if nobody knows.
+    """
+
+    client: "EngineClient"
+    defaults: "GenerationDefaults"
+    max_adapters: int | None = None
 
 
 def parse_size(text: str) -> int:

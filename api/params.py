@@ -1,4 +1,4 @@
-"""From request fields to sampling parameters: every range is checked here, against the model that will answer."""
+"""From request fields to sampling parameters: every range is checked here, against the model that answers."""
 
 import secrets
 from typing import Protocol, TypeVar
@@ -44,7 +44,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """The parameters of a request's first sequence. Raises RequestError naming the field that is out of range."""
+    """The parameters of a request's first sequence. Raises RequestError naming the field out of range."""
     vocab = limits.vocab_size
     defaults = settings.defaults
     temperature = _between("temperature", _pick(request.temperature, defaults.temperature, 1.0), 0.0, 2.0)
@@ -100,13 +100,12 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
         raise _out_of_range(param, "at least 1", asked)
     if prompt >= limit:
         raise ContextLengthExceeded(
-            f"The prompt has {prompt} tokens; with at least one for the answer, this model's context of {limit} "
-            f"tokens is too short.",
+            f"The prompt has {prompt} tokens; this model's context has {limit}, one of them for the answer.",
             param=prompt_param,
         )
     if asked is not None and prompt + asked > limit:
         raise ContextLengthExceeded(
-            f"The prompt has {prompt} tokens and `{param}` asks for {asked} more; this model's context has {limit}.",
+            f"The prompt has {prompt} tokens and `{param}` asks for {asked} more; the context has {limit}.",
             param=param,
         )
     return asked if asked is not None else limit - prompt
@@ -194,7 +193,8 @@ def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
     for token, value in bias.items():
         if not 0 <= token < vocab:
             raise RequestError(
-                f"`logit_bias` names a token that does not exist; ids are from 0 to {vocab - 1}.", param="logit_bias"
+                f"`logit_bias` names a token that does not exist; ids are from 0 to {vocab - 1}.",
+                param="logit_bias",
             )
         _between("logit_bias", value, -100.0, 100.0)
     return bias

@@ -15,7 +15,9 @@ from personae.errors import Overloaded, RequestError
 
 
 def _model(card: ModelCard, door: Door) -> Model:
-    return Model(card.name, card.created, door.client.max_model_len, card.parent, root=card.parent or card.name)
+    return Model(
+        card.name, card.created, door.client.max_model_len, card.parent, root=card.parent or card.name
+    )
 
 
 async def list_models(request: Request) -> Response:

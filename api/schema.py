@@ -1,8 +1,8 @@
 """The wire types of requests, field by field as OpenAI has them, with vLLM's spelling for the rest.
 
-A field that is not here is refused by name. A field of OpenAI's that is not served is here with the values that
-ask for nothing (`UNSERVED`); any other value is refused by name too. Ranges are checked in params.py, since
-they depend on the model.
+A field that is not here is refused by name. A field of OpenAI's that is not served is here with the values
+that ask for nothing (`unserved`); any other value is refused by name too. Ranges are checked in params.py,
+since they depend on the model.
 """
 
 from collections.abc import Mapping

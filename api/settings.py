@@ -2,25 +2,17 @@
 
 import msgspec
 
-
-class GenerationDefaults(msgspec.Struct, frozen=True):
-    """Sampling parameters from the model's `generation_config.json`, used where a request gives none.
-
-    None means that the model has no opinion; then OpenAI's default holds (temperature 1, top_p 1, the rest off).
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+from personae.engine.config import GenerationDefaults
 
 
 class ApiSettings(msgspec.Struct, frozen=True):
     """The limits of the HTTP side. Sizes are bytes, times are seconds.
 
+    `defaults` are the model's own sampling parameters, for requests that give none.
     `max_n` bounds `n`, `max_sequences` bounds prompts times `n` of one request, `max_logprobs` bounds every
     kind of logprobs. `max_json_depth` bounds the nesting of free-form JSON (schemas, template arguments).
+    A request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
+    answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
     `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics` shows it.
     """
 
@@ -34,5 +26,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 32 * 2**10
     max_headers: int = 100
+    header_seconds: float = 15.0
     body_seconds: float = 30.0
+    stall_seconds: float = 60.0
     max_adapters: int | None = None

@@ -1,8 +1,8 @@
 """Server-sent events: parts go out as they come, and a slow reader gets fewer, larger ones.
 
-Two tasks share an outbox that holds at most one part per choice. One follows the engine and never waits for the
-client; the other encodes what has gathered and waits until the connection takes it. So a slow client costs
-memory for its own text only, stop strings are found at once, and nobody else waits.
+Two tasks share an outbox that holds at most one part per choice. One follows the engine and never waits for
+the client; the other encodes what has gathered and waits until the connection takes it. So a slow client
+costs memory for its own text only, stop strings are found at once, and nobody else waits.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -42,9 +42,9 @@ class Chunks(Protocol):
 class EventStream:
     """An answer that runs `work` and sends what it puts into its sink; a response in Starlette's sense.
 
-    The status line goes out with the first event, so that a request that is refused late (its grammar does not
-    compile, the engine is full) still gets its own status. An error after that is sent as an event and ends the
-    stream without `[DONE]`.
+    The status line goes out with the first event, so that a request that is refused late (its grammar does
+    not compile, the engine is full) still gets its own status. An error after that is sent as an event and
+    ends the stream without `[DONE]`.
     """
 
     background = None
@@ -55,6 +55,7 @@ class EventStream:
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
         with suppress(Cancelled):  # nobody is left to tell
             await unless_disconnected(receive, lambda: self._serve(send))
 
@@ -118,7 +119,7 @@ class _Outbox:
         self._changed.set()
 
     async def take(self) -> list[Part] | None:
-        """All that is waiting, as soon as there is something; None when there is nothing and never will be."""
+        """All that waits, as soon as there is something; None when there is nothing and never will be."""
         await self._changed.wait()
         if not self._parts and self._closed:
             return None

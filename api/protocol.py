@@ -1,0 +1,135 @@
+"""The HTTP/1.1 protocol of uvicorn, with bounds where it has none.
+
+uvicorn's httptools protocol reads a request's head without end and without haste, and waits for ever for a
+client that does not read its answer. Here a head has a size and a time, and a stalled reader a time; after
+that the connection is closed and whatever the request held is freed.
+"""
+
+import asyncio
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from personae.api.errors import error_answer
+from personae.api.settings import ApiSettings
+from personae.errors import PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. `settings` is filled in by a subclass that `guarded` makes for a server."""
+
+    settings: ApiSettings = ApiSettings()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes: int | None = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """A client connected; its first request's head is due."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._cancel_head_timer()
+        self._cancel_stall_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came in. Refuses a head that grows over the limit before it is complete."""
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        limit = self.settings.max_header_bytes
+        if self._head_bytes is not None and self._head_bytes > limit and not self.transport.is_closing():
+            error = PayloadTooLarge(f"The request's headers have more than {limit} bytes.", param="headers")
+            error.status = 431
+            self._refuse(error)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header is complete. Trailers, which come after the body, are dropped."""
+        if self._head_bytes is not None:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; the body has its own limits, in the middleware."""
+        self._head_bytes = None
+        self._cancel_head_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is complete; what comes next is another one's head."""
+        super().on_message_complete()
+        self._head_bytes = 0
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than we write; it has a while to catch up."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self.settings.stall_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._cancel_stall_timer()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came was not HTTP."""
+        self._refuse(RequestError(msg, code="invalid_http"))
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.settings.header_seconds, self._head_overdue)
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.transport.is_closing() or answering:
+            return
+        if not self._head_bytes:
+            self.transport.close()
+            return
+        self._refuse(
+            RequestTimeout(
+                f"The request's headers did not arrive within {self.settings.header_seconds:g} seconds.",
+                param="headers",
+            )
+        )
+
+    def _refuse(self, error: PersonaeError) -> None:
+        """Answer without the application, and close."""
+        body = msgspec.json.encode(error_answer(error))
+        status = HTTPStatus(error.status)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n"
+            f"x-request-id: {uuid.uuid4().hex}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+def guarded(settings: ApiSettings) -> type[GuardedProtocol]:
+    """The protocol class for a server with these limits; uvicorn makes one instance per connection."""
+    return type("GuardedProtocol", (GuardedProtocol,), {"settings": settings})

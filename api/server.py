@@ -1,0 +1,104 @@
+"""Runs the app under uvicorn, with uvloop and httptools, and stops it gracefully."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from personae.api.protocol import guarded
+from personae.api.settings import ApiSettings
+from personae.errors import LoadError
+
+_KEEP_ALIVE = 65
+"""Seconds; more than load balancers keep idle connections, so that they close first."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address but not listening yet: connections are refused until the server runs.
+
+    Port 0 takes any free one. Raises LoadError when the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise LoadError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from None
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """The address at which a bound socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; calls `on_ready` once it listens; on SIGINT or SIGTERM finishes what runs and stops.
+
+    A second signal stops at once. Signals are not raised again after the server has stopped, so that the
+    engine around it is closed in order.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ApiSettings,
+        *,
+        drain_seconds: int = 30,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=guarded(settings),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE,
+                timeout_graceful_shutdown=drain_seconds,
+            )
+        )
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Take SIGINT and SIGTERM while serving, where signals can be taken: in the main thread."""
+        loop = asyncio.get_running_loop()
+        taken = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, self.stop)
+            except (ValueError, RuntimeError, NotImplementedError):
+                break
+            taken.append(number)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+    def stop(self, *_: Any) -> None:
+        """Finish what runs and stop; when called again, stop at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True

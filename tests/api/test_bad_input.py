@@ -1,0 +1,236 @@
+"""Every wrong request gets a 4xx that names the field, and the engine hears nothing of it."""
+
+from typing import Any
+
+import asgi
+import pytest
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from personae.api.app import create_app
+
+pytestmark = pytest.mark.anyio
+
+USER = {"role": "user", "content": "hi"}
+DEEP: Any = {}
+for _ in range(70):
+    DEEP = {"a": DEEP}
+
+
+def schema(value: Any, **extra: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": value, **extra}}
+
+
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [USER, {"role": "robot", "content": "hi"}]}, "messages[1].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}]},
+        "messages[0].content[1].type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages[0].audio"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ({"messages": [USER] * 5000}, "messages"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"max_tokens": 100_000}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "12"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "7"}, "seed"),
+    ({"logit_bias": {"300": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"logit_bias": {str(id): 1 for id in range(2000)}}, "logit_bias"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": "x" * 2000}, "stop"),
+    ({"stop_token_ids": [1, 300]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [1] * 2000}, "stop_token_ids"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"model": "nobody"}, "model"),
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": schema("no schema")}, "response_format.json_schema.schema"),
+    ({"response_format": schema(False)}, "response_format.json_schema.schema"),
+    ({"response_format": schema({}, name="")}, "response_format.json_schema.name"),
+    ({"response_format": schema({}, strictly=True)}, "response_format.json_schema.strictly"),
+    ({"response_format": schema(DEEP)}, "response_format"),
+    ({"chat_template_kwargs": DEEP}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"echo": True}, "echo"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"store": True}, "store"),
+    ({"store": 0}, "store"),
+    ({"service_tier": "priority"}, "service_tier"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"best_of": 2}, "best_of"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"use_beam_search": True}, "use_beam_search"),
+]
+
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [1, 300]}, "prompt[1]"),
+    ({"prompt": [[1], [2, -1]]}, "prompt[1][1]"),
+    ({"prompt": {"text": "a"}}, "prompt"),
+    ({"prompt": [1.5]}, "prompt[0]"),
+    ({"prompt": "x" * 512}, "prompt"),
+    ({"prompt": [1] * 600}, "prompt"),
+    ({"prompt": ["a", "x" * 512]}, "prompt[1]"),
+    ({"prompt": ["a"] * 100, "n": 10}, "prompt"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 512}, "max_tokens"),
+    ({"n": 17}, "n"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"best_of": 3, "n": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"messages": [USER]}, "messages"),
+    ({"foo": 1}, "foo"),
+]
+
+BODIES = [
+    (b"", None),
+    (b"{", None),
+    (b"[]", None),
+    (b"null", None),
+    (b'{"model": "base", "messages": [}', None),
+    (b'{"model": "base", "temperature": NaN}', None),
+    (b'{"model": "base", "user": "\xff"}', None),
+    (b'{"model": "base", "user": "\\ud800"}', None),
+    (b'{"model": "base", "temperature": 1e999}', "temperature"),
+    (b'{"model": "base", "seed": ' + b"9" * 5000 + b"}", "seed"),
+    (b'{"model": "base", "tools": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+    (b'{"messages": []}', "model"),
+]
+
+
+async def refused(app: Starlette, path: str, **kwargs: Any) -> dict[str, Any]:
+    async with asgi.client(app) as client:
+        response = await client.post(path, **kwargs)
+    assert 400 <= response.status_code < 500, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+@pytest.mark.parametrize(("change", "param"), CHAT, ids=str)
+async def test_chat_refuses(change: dict[str, Any], param: str, app: Starlette, engine: FakeEngine) -> None:
+    body = {"model": "base", "messages": [USER], **change}
+    assert (await refused(app, "/v1/chat/completions", json=body))["param"] == param
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(("change", "param"), COMPLETIONS, ids=str)
+async def test_completions_refuse(
+    change: dict[str, Any], param: str, app: Starlette, engine: FakeEngine
+) -> None:
+    body = {"model": "base", "prompt": "hi", **change}
+    assert (await refused(app, "/v1/completions", json=body))["param"] == param
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(("body", "param"), BODIES, ids=range(len(BODIES)))
+async def test_a_body_that_is_no_request_is_refused(body: bytes, param: str | None, app: Starlette) -> None:
+    headers = {"content-type": "application/json"}
+    error = await refused(app, "/v1/chat/completions", content=body, headers=headers)
+    assert error["param"] == param
+
+
+async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> None:
+    body = {"model": "base", "prompt": "hi"}
+    assert (await refused(app, "/v1/completions", json={**body, "foo": 1}))["code"] == "unknown_parameter"
+    assert (await refused(app, "/v1/completions", json={**body, "suffix": "x"}))["code"] == (
+        "unsupported_parameter"
+    )
+    assert (await refused(app, "/v1/completions", json={**body, "n": 99}))["code"] == "out_of_range"
+    assert (await refused(app, "/v1/completions", json={**body, "prompt": "x" * 512}))["code"] == (
+        "context_length_exceeded"
+    )
+
+
+async def test_an_unknown_model_is_a_404(app: Starlette) -> None:
+    async with asgi.client(app) as client:
+        response = await client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_body_that_is_not_sent_as_json_is_refused(app: Starlette) -> None:
+    for headers in ({}, {"content-type": "text/plain"}):
+        error = await refused(app, "/v1/completions", content=b'{"model":"base","prompt":"x"}', headers=headers)
+        assert error["param"] == "content-type"
+
+
+async def test_the_caps_can_be_set(engine: FakeEngine) -> None:
+    from personae.api.settings import ApiSettings
+
+    app = create_app(engine, ApiSettings(max_n=2, max_logprobs=1))
+    body = {"model": "base", "prompt": "hi"}
+    assert (await refused(app, "/v1/completions", json={**body, "n": 3}))["param"] == "n"
+    assert (await refused(app, "/v1/completions", json={**body, "logprobs": 2}))["param"] == "logprobs"

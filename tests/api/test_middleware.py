@@ -1,0 +1,176 @@
+"""The gate: ids, limits, and what happens when nobody caught an error."""
+
+import json
+import logging
+
+import anyio
+import asgi
+import pytest
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from personae.api.app import create_app
+from personae.api.settings import ApiSettings
+
+pytestmark = pytest.mark.anyio
+
+ASK = {"model": "base", "prompt": "hi"}
+
+
+async def test_every_answer_has_a_request_id(app: Starlette) -> None:
+    async with asgi.client(app) as client:
+        answers = [await client.get(path) for path in ("/health", "/nope", "/v1/models/x")]
+        answers.append(await client.post("/v1/completions", json={}))
+        answers.append(await client.get("/v1/completions"))
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert [answer.status_code for answer in answers] == [200, 404, 404, 400, 405]
+    assert len(set(ids)) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("abc-1.2:3_4", True), ("", False), ("a b", False), ("<x>", False), ("a" * 200, False)]
+)
+async def test_the_clients_own_id_is_kept_if_it_is_sane(given: str, kept: bool, app: Starlette) -> None:
+    async with asgi.client(app) as client:
+        response = await client.get("/health", headers={"x-request-id": given})
+    assert (response.headers["x-request-id"] == given) is kept
+
+
+async def test_unknown_routes_and_methods_have_the_shape_of_errors(app: Starlette) -> None:
+    async with asgi.client(app) as client:
+        nowhere = await client.post("/v1/nope", json={})
+        wrong = await client.put("/v1/completions", json={})
+        slash = await client.get("/health/")
+    assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_url")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+    assert slash.status_code == 404
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_announced_length(engine: FakeEngine) -> None:
+    app = create_app(engine, ApiSettings(max_body_bytes=100))
+    visit = await asgi.Visit("/v1/completions", headers=[(b"content-length", b"101")]).run(app)
+    assert (visit.status, visit.error["code"]) == (413, "payload_too_large")
+    assert visit.headers["connection"] == "close"
+
+
+async def test_a_body_over_the_limit_is_refused_without_a_length(engine: FakeEngine) -> None:
+    app = create_app(engine, ApiSettings(max_body_bytes=100))
+    visit = asgi.Visit("/v1/completions")
+    for _ in range(3):
+        visit.say(b" " * 50, more=True)
+    await visit.run(app)
+    assert (visit.status, visit.error["param"]) == (413, "body")
+
+
+async def test_a_body_at_the_limit_is_served(engine: FakeEngine) -> None:
+    body = json.dumps(ASK).encode()
+    app = create_app(engine, ApiSettings(max_body_bytes=len(body)))
+    visit = asgi.Visit("/v1/completions")
+    visit.say(body[:7], more=True)
+    visit.say(body[7:], more=False)
+    await visit.run(app)
+    assert visit.status == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(engine: FakeEngine) -> None:
+    app = create_app(engine, ApiSettings(body_seconds=0))
+    visit = asgi.Visit("/v1/completions")
+    await visit.run(app)
+    assert (visit.status, visit.error["code"]) == (408, "request_timeout")
+    assert visit.headers["connection"] == "close"
+
+
+async def test_a_client_that_leaves_before_its_body_is_complete_disturbs_nobody(
+    app: Starlette, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    visit = asgi.Visit("/v1/completions")
+    visit.say(b"{", more=True)
+    visit.leave()
+    await visit.run(app)
+    assert engine.submitted == []
+    assert caplog.records == []
+
+
+async def test_too_many_headers_are_refused(app: Starlette) -> None:
+    flood = [(b"x-%d" % number, b"y") for number in range(200)]
+    visit = await asgi.Visit("/v1/completions", ASK, headers=flood).run(app)
+    assert (visit.status, visit.error["param"]) == (431, "headers")
+    visit = await asgi.Visit("/v1/completions", ASK, headers=[(b"x", b"y" * 40_000)]).run(app)
+    assert visit.status == 431
+
+
+async def test_an_unexpected_error_is_a_500_that_shows_nothing(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.refuse = ZeroDivisionError("the secret")
+    app = create_app(engine)
+    with caplog.at_level(logging.ERROR):
+        for extra in ({}, {"stream": True}):
+            visit = await asgi.Visit("/v1/completions", ASK | extra).run(app)
+            assert visit.status == 500
+            assert visit.error == {
+                "message": "The server could not finish this request.",
+                "type": "server_error",
+                "param": None,
+                "code": "internal_error",
+            }
+            assert visit.headers["x-request-id"] in caplog.text
+    assert "the secret" in caplog.text
+
+
+async def test_an_unexpected_error_within_a_stream_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(FakeEngine(answer="abc"))
+    choices = iter([1, 2])
+
+    def break_off(*_: object) -> None:
+        if next(choices) == 2:
+            raise ZeroDivisionError("the secret")
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr("personae.api.metrics.SequenceClock.saw", break_off)
+        visit = await asgi.Visit("/v1/completions", ASK | {"stream": True}).run(app)
+    assert visit.events()[-1]["error"]["code"] == "internal_error"
+    assert b"secret" not in b"".join(visit.chunks)
+    assert "the secret" in caplog.text
+
+
+async def test_a_client_that_leaves_cancels_its_sequences(engine: FakeEngine) -> None:
+    engine.hold_after = 3
+    app = create_app(engine)
+    for stream in (False, True):
+        visit = asgi.Visit("/v1/completions", ASK | {"n": 2, "stream": stream})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(visit.run, app)
+            await anyio.wait_all_tasks_blocked()
+            assert len(engine.live) == 2
+            visit.leave()
+        assert engine.live == set()
+    assert len(engine.cancelled) == 4
+
+
+async def test_nobody_waits_for_a_slow_reader_and_it_gets_larger_events(engine: FakeEngine) -> None:
+    app = create_app(engine)
+    slow = asgi.Visit("/v1/completions", ASK | {"stream": True})
+    slow.may_send = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow.run, app)
+        await anyio.wait_all_tasks_blocked()
+        assert engine.live == set(), "the engine is done though nothing was read"
+        quick = await asgi.Visit("/v1/completions", ASK | {"stream": True}).run(app)
+        slow.may_send.set()
+    texts = [chunk["choices"][0]["text"] for chunk in slow.events()[:-1]]
+    assert "".join(texts) == "Hello, world!"
+    assert len(texts) <= 2 < len(quick.events())
+
+
+async def test_a_stop_string_is_found_though_the_reader_sleeps(engine: FakeEngine) -> None:
+    app = create_app(engine)
+    visit = asgi.Visit("/v1/completions", ASK | {"stream": True, "stop": "wor", "ignore_eos": True})
+    visit.may_send = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(visit.run, app)
+        await anyio.wait_all_tasks_blocked()
+        assert engine.stopped == [engine.submitted[0].id]
+        visit.may_send.set()
+    assert "".join(chunk["choices"][0]["text"] for chunk in visit.events()[:-1]) == "Hello, "

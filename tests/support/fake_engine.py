@@ -1,0 +1,184 @@
+"""An engine without a model: it answers by script, byte by byte, and remembers what was done to it."""
+
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from personae.actors.client import EngineStats, ModelCard
+from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+from personae.engine.tokens import Tokenizer
+
+BOS, START, END = "<s>", "<|im_start|>", "<|im_end|>"
+BOS_ID, START_ID, END_ID = 256, 257, 258
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
+    """One token per byte, and three special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([BOS, START, END])
+    return Tokenizer(
+        backend,
+        bos_id=BOS_ID,
+        eos_ids=(END_ID,),
+        chat_templates={} if chat_template is None else {"default": chat_template},
+        special_tokens={"bos_token": BOS, "eos_token": END},
+    )
+
+
+def logprobs_of(token: int, top: int) -> TokenLogprobs:
+    """Made up, but the same each time: the likelier, the lower the id's last digit."""
+    logprob = -0.1 - token % 10
+    others = [((token + step) % 256, logprob - step) for step in range(1, top)]
+    return TokenLogprobs(token, logprob, 1, tuple([(token, logprob), *others][:top]))
+
+
+@dataclass
+class FakeEngine:
+    """Implements EngineClient. `answer` is what every request is told, or a function of its log.
+
+    After `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is raised
+    on entering a stream, `refuse_late` from its iteration. `burst` tokens come in one delta.
+    """
+
+    answer: str | Callable[[SequenceLog], str] = "Hello, world!"
+    tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
+    max_model_len: int = 512
+    vocab_size: int = 300
+    burst: int = 1
+    hold_after: int | None = None
+    fail_after: int | None = None
+    refuse: Exception | None = None
+    refuse_late: Exception | None = None
+    figures: EngineStats = field(default_factory=EngineStats)
+    submitted: list[SequenceLog] = field(default_factory=list)
+    live: set[str] = field(default_factory=set)
+    stopped: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def models(self, tenant: str) -> dict[str, ModelCard]:
+        """The base and one adapter."""
+        return {
+            "base": ModelCard("base", None, 1_700_000_000),
+            "team/pirate": ModelCard("team/pirate", "d" * 64, 1_700_000_001, "base", 8),
+        }
+
+    def salt(self, tenant: str) -> bytes:
+        """Of one tenant only."""
+        return tenant.encode()
+
+    def stats(self) -> EngineStats:
+        """What the test planted."""
+        return self.figures
+
+    @asynccontextmanager
+    async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["FakeStream"]:
+        """Runs in the caller's task: nothing happens between two deltas unless someone waits for the next."""
+        await anyio.lowlevel.checkpoint()
+        if self.refuse is not None:
+            raise self.refuse
+        self.submitted += logs
+        stream = FakeStream(self, logs)
+        self.live |= stream.states.keys()
+        try:
+            yield stream
+        finally:
+            for id in stream.states:
+                self.cancelled.append(id)
+                self.live.discard(id)
+            self.left.set()
+
+
+class FakeStream:
+    """The sequences of one submission that still run."""
+
+    def __init__(self, engine: FakeEngine, logs: Sequence[SequenceLog]) -> None:
+        self._engine = engine
+        self._turn = -1
+        self.states = {log.id: _Script(engine, log) for log in logs}
+
+    def stop(self, id: str) -> None:
+        """End one now."""
+        self._engine.stopped.append(id)
+        self._end(id)
+
+    def _end(self, id: str) -> None:
+        self.states.pop(id, None)
+        self._engine.live.discard(id)
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> Delta:
+        await anyio.lowlevel.checkpoint()
+        if self._engine.refuse_late is not None:
+            raise self._engine.refuse_late
+        if not self.states:
+            raise StopAsyncIteration
+        self._turn += 1
+        id = list(self.states)[self._turn % len(self.states)]
+        delta = self.states[id].step()
+        if delta is None:
+            await anyio.sleep_forever()
+            raise AssertionError("unreachable")
+        if delta.finish is not None:
+            self._end(id)
+        return delta
+
+
+class _Script:
+    """One sequence: what it will say and how far it is."""
+
+    def __init__(self, engine: FakeEngine, log: SequenceLog) -> None:
+        self._engine = engine
+        self._log = log
+        text = engine.answer(log) if callable(engine.answer) else engine.answer
+        self._planned = [*engine.tokenizer.encode(text, False), *log.eos]
+        self._emitted = 0
+        self._prompt_done = False
+
+    def step(self) -> Delta | None:
+        """The next delta; None to hang."""
+        engine, log, params = self._engine, self._log, self._log.params
+        if not self._prompt_done:
+            self._prompt_done = True
+            if params.prompt_logprobs is not None:
+                return Delta(log.id, prompt_logprobs=self._prompt_logprobs(params.prompt_logprobs), cached=0)
+            return Delta(log.id, cached=log.prompt_length // 2)
+        tokens: list[int] = []
+        finish: str | None = None
+        stop_token: int | None = None
+        while finish is None and len(tokens) < engine.burst:
+            if self._emitted == engine.fail_after:
+                return Delta(log.id, tuple(tokens), finish="error", error="planted")
+            if self._emitted == engine.hold_after:
+                return Delta(log.id, tuple(tokens)) if tokens else None
+            token = self._planned[self._emitted % len(self._planned)]
+            self._emitted += 1
+            tokens.append(token)
+            ends = (token in log.eos and not params.ignore_eos) or token in params.stop_token_ids
+            if ends and self._emitted > params.min_tokens:
+                finish, stop_token = "stop", token
+            elif self._emitted == params.max_tokens:
+                finish = "length"
+        logprobs = ()
+        if params.logprobs is not None:
+            logprobs = tuple(logprobs_of(token, params.logprobs) for token in tokens)
+        return Delta(log.id, tuple(tokens), logprobs, finish=finish, stop_token=stop_token)
+
+    def _prompt_logprobs(self, top: int) -> tuple[TokenLogprobs | None, ...]:
+        prompt = self._log.tokens[: self._log.prompt_length]
+        return (None, *(logprobs_of(token, top) for token in prompt[1:]))

@@ -1,0 +1,30 @@
+"""The real server on a loopback port, in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from personae.api.server import Server, bind, url
+from personae.api.settings import ApiSettings
+
+
+@contextmanager
+def serving(app: ASGIApp, settings: ApiSettings | None = None, **kwargs: Any) -> Iterator[str]:
+    """Serve `app` while the block runs; gives its URL."""
+    listening = threading.Event()
+    listener = bind("127.0.0.1", 0)
+    server = Server(app, settings or ApiSettings(), on_ready=listening.set, **kwargs)
+    address = url(listener)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    try:
+        assert listening.wait(10), "the server did not start"
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive(), "the server did not stop"
