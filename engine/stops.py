@@ -16,19 +16,18 @@ class StopFinder:
         self._include_stop = include_stop
         self._matched = [0] * len(self._patterns)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """Take more text; returns what cannot become part of a stop string any more. Not after `found`."""
         if not self._patterns:
             return text
         for place, char in enumerate(text):
-            length = self._step(char)
-            if length:
-                self.found = True
+            self.found = self._step(char)
+            if self.found is not None:
                 seen = self._held + text[: place + 1]
                 self._held = ""
-                return seen if self._include_stop else seen[:-length]
+                return seen if self._include_stop else seen[: -len(self.found)]
         seen = self._held + text
         keep = len(seen) - max(self._matched)
         self._held = seen[keep:]
@@ -39,9 +38,9 @@ class StopFinder:
         held, self._held = self._held, ""
         return held
 
-    def _step(self, char: str) -> int:
-        """Advance by one character; the length of the longest stop string that it completes, else 0."""
-        longest = 0
+    def _step(self, char: str) -> str | None:
+        """Advance by one character; the longest stop string that it completes."""
+        longest = ""
         for index, (stop, borders) in enumerate(self._patterns):
             matched = self._matched[index]
             while matched and stop[matched] != char:
@@ -49,8 +48,8 @@ class StopFinder:
             matched += stop[matched] == char
             self._matched[index] = matched
             if matched == len(stop):
-                longest = max(longest, matched)
-        return longest
+                longest = max(longest, stop, key=len)
+        return longest or None
 
 
 def _borders(stop: str) -> list[int]:

@@ -9,7 +9,6 @@ import tokenizers
 
 from personae.errors import ModelLoadError
 
-
 _BAD_TEMPLATE = "{}: chat_template must be a string or a list of objects with name and template"
 
 
@@ -21,13 +20,13 @@ class TokenizerFiles:
     bos_id: int | None
     pad_id: int | None
     eos_ids: tuple[int, ...]
+    special_tokens: dict[str, str]
     chat_templates: dict[str, str]
     add_bos_token: bool | None
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Read tokenizer.json and what lies beside it. Raises ModelLoadError, naming the file that is at
-    fault."""
+    """Read tokenizer.json and what lies beside it. Raises ModelLoadError, naming the file at fault."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelLoadError(
@@ -38,13 +37,19 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     except Exception as error:  # the library raises nothing narrower
         raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
-    settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    settings = _read_json(folder / "special_tokens_map.json")
+    config = _read_json(folder / "tokenizer_config.json")
+    settings |= {name: value for name, value in config.items() if value is not None}
     generation = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
 
-    def token_id(name: str) -> int | None:
-        token = settings.get(name)
+    special_tokens: dict[str, str] = {}
+    for name, token in settings.items():
         content = token.get("content") if isinstance(token, dict) else token
-        id: int | None = backend.token_to_id(content) if isinstance(content, str) else None
+        if name.endswith("_token") and isinstance(content, str):
+            special_tokens[name] = content
+
+    def token_id(name: str) -> int | None:
+        id: int | None = backend.token_to_id(special_tokens[name]) if name in special_tokens else None
         return id if id is not None else next(iter(_ids(generation.get(f"{name}_id"))), None)
 
     eos = token_id("eos_token")
@@ -56,6 +61,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         bos_id=token_id("bos_token"),
         pad_id=token_id("pad_token"),
         eos_ids=(*_ids(generation.get("eos_token_id")), *(() if eos is None else (eos,))),
+        special_tokens=special_tokens,
         chat_templates=_chat_templates(folder, settings.get("chat_template")),
         add_bos_token=add_bos_token,
     )

@@ -35,6 +35,7 @@ class Tokenizer:
     """A `tokenizers.Tokenizer` and what a model folder says beside it. Load it with `Tokenizer.load`.
 
     `eos_ids` are generation_config's (or config's) and the tokenizer's own; `bos_id`, `pad_id` may be None.
+    `special_tokens` maps the names that templates use, such as "bos_token", to the tokens' texts.
     `chat_templates` maps names to Jinja sources and `chat_template` is the one named "default", if any.
     `vocab_size` is one more than the highest id.
     """
@@ -46,6 +47,7 @@ class Tokenizer:
         bos_id: int | None = None,
         pad_id: int | None = None,
         eos_ids: Sequence[int] = (),
+        special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
         add_bos_token: bool | None = None,
     ) -> None:
@@ -56,6 +58,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.pad_id = pad_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
         self.chat_template = self.chat_templates.get("default")
         added = backend.get_added_tokens_decoder()
@@ -85,6 +88,7 @@ class Tokenizer:
             bos_id=files.bos_id,
             pad_id=files.pad_id,
             eos_ids=files.eos_ids,
+            special_tokens=files.special_tokens,
             chat_templates=files.chat_templates,
             add_bos_token=files.add_bos_token,
         )
@@ -186,10 +190,10 @@ def _fallback_byte(token: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is ready to be sent, and whether a stop string ends it (then nothing follows)."""
+    """Text that is ready to be sent, and the stop string that ends it, if one does: then nothing follows."""
 
     text: str
-    stopped: bool
+    stopped: str | None
 
 
 class Detokenizer:
@@ -213,21 +217,21 @@ class Detokenizer:
         self._stop = StopFinder(stop, include_stop)
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
         return self._stop.found
 
     def push(self, ids: Iterable[int]) -> Piece:
         """Take the next tokens; returns the text that has become final. After a stop it is always empty."""
-        if self.stopped:
-            return Piece("", True)
+        if self.stopped is not None:
+            return Piece("", self.stopped)
         text = self._text.push(self._tokenizer.visible(ids, self._skip_special_tokens))
         return Piece(self._stop.push(text), self.stopped)
 
     def flush(self) -> str:
         """The sequence has ended: the text that was held back. It may still hold a stop string; see
         `stopped`."""
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         return self._stop.push(self._text.flush()) + self._stop.flush()
 

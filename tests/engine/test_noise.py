@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from personae.engine.noise import stream, uniforms
 from slow_sampler import uniform
+
+from personae.engine.noise import stream, uniforms
 
 
 def draws(seed: int, count: int, start: int = 0) -> np.ndarray:

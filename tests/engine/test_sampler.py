@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_sampler import bitmask, changed_logits, kept, may_choose
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
+
 from personae.engine.logprobs import prompt_logprobs
 from personae.engine.params import SamplingParams
 from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Choices, Sampler
 from personae.engine.sequence import SequenceLog
-from slow_sampler import bitmask, changed_logits, kept, may_choose
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 
 INF = float("inf")
 

@@ -1,5 +1,5 @@
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +7,10 @@ import pytest
 import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
+
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.errors import ModelLoadError, RequestError
-from tokenizers import processors
 
 KINDS = list(tiny_tokenizers.KINDS)
 SHARED = tiny_tokenizers.shared_tokenizers()
@@ -34,7 +35,7 @@ def folder_of(tmp_path: Path, kind: str = "byte_level", **files: Any) -> Path:
     return tmp_path
 
 
-def stream(tokenizer: Tokenizer, ids: list[int], chunks: list[int], **options: Any) -> tuple[str, bool]:
+def stream(tokenizer: Tokenizer, ids: list[int], chunks: list[int], **options: Any) -> tuple[str, str | None]:
     """All text, and whether it was stopped, of ids pushed in chunks of the given sizes (repeated)."""
     detokenizer = Detokenizer(tokenizer, **options)
     text, at, turn = "", 0, 0
@@ -42,8 +43,8 @@ def stream(tokenizer: Tokenizer, ids: list[int], chunks: list[int], **options: A
         size = chunks[turn % len(chunks)]
         piece = detokenizer.push(ids[at : at + size])
         text += piece.text
-        if piece.stopped:
-            return text, True
+        if piece.stopped is not None:
+            return text, piece.stopped
         at, turn = at + size, turn + 1
     text += detokenizer.flush()
     return text, detokenizer.stopped
@@ -63,7 +64,7 @@ def test_pieces_join_to_what_decode_makes_of_any_ids(kind: str, data: st.DataObj
     skip = data.draw(st.booleans())
     text, stopped = stream(tokenizer, ids, chunks, skip_special_tokens=skip)
     assert text == tokenizer.decode(ids, skip_special_tokens=skip)
-    assert not stopped
+    assert stopped is None
 
 
 LOADED = {kind: Tokenizer(tiny_tokenizers.make(kind)) for kind in KINDS}
@@ -90,7 +91,7 @@ def test_a_stop_string_ends_the_text_however_tokens_cut_it(kind: str, data: st.D
     chunks = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     text, stopped = stream(tokenizer, ids, chunks, stop=[stop], include_stop=include)
     place = full.find(stop)
-    assert stopped == (place >= 0)
+    assert stopped == (None if place < 0 else stop)
     assert text == (full if place < 0 else full[: place + len(stop) * include])
 
 
@@ -123,10 +124,10 @@ def test_after_a_stop_nothing_more_comes() -> None:
     tokenizer = LOADED["byte_level"]
     detokenizer = Detokenizer(tokenizer, stop=["dog"])
     piece = detokenizer.push(tokenizer.encode("The dog sleeps"))
-    assert (piece.text, piece.stopped) == ("The ", True)
+    assert (piece.text, piece.stopped) == ("The ", "dog")
     assert detokenizer.push(tokenizer.encode("more")).text == ""
     assert detokenizer.flush() == ""
-    assert detokenizer.stopped
+    assert detokenizer.stopped == "dog"
 
 
 def test_a_token_costs_the_same_late_as_early() -> None:
@@ -187,7 +188,12 @@ def test_ids_of_special_tokens_come_from_every_file(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.bos_id == 0
     assert tokenizer.eos_ids == (7, 1)
-    assert tokenizer.pad_id == 5
+    assert tokenizer.pad_id == 1
+    assert tokenizer.special_tokens == {
+        "bos_token": "<|bos|>",
+        "eos_token": "<|eos|>",
+        "pad_token": "<|eos|>",
+    }
     assert tokenizer.special_ids == {0, 1}
 
 
@@ -201,7 +207,9 @@ def test_a_folder_with_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
 
 
 def test_config_json_says_the_eos_ids_when_nothing_else_does(tmp_path: Path) -> None:
-    assert Tokenizer.load(folder_of(tmp_path, config={"eos_token_id": 3})).eos_ids == (3,)
+    tokenizer = Tokenizer.load(folder_of(tmp_path, config={"eos_token_id": 3, "pad_token_id": 4}))
+    assert tokenizer.eos_ids == (3,)
+    assert tokenizer.pad_id == 4
 
 
 @pytest.mark.parametrize("in_post_processor", [False, True])
@@ -278,19 +286,12 @@ def test_threads_may_share_it() -> None:
     tokenizer = Tokenizer(tiny_tokenizers.make("byte_level"))
     text = " ".join(tiny_tokenizers.CORPUS)
     ids = LOADED["byte_level"].encode(text)
-    wrong: list[int] = []
 
-    def work() -> None:
-        for _ in range(10):
-            if tokenizer.encode(text) != ids or stream(tokenizer, ids, [3])[0] != text:
-                wrong.append(1)  # noqa: PERF401 - one entry a failed comparison, from several threads
+    def work(_: int) -> bool:
+        return tokenizer.encode(text) == ids and stream(tokenizer, ids, [3])[0] == text
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(40)))
 
 
 @settings(max_examples=100, deadline=None)

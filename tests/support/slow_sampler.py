@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 
@@ -64,7 +65,7 @@ def kept(x: NDArray[np.float32], params: SamplingParams, top_p: float) -> NDArra
 
 
 def may_choose(x: NDArray[np.float32], params: SamplingParams, position: int) -> set[int]:
-    """The tokens that a right sampler may choose: one, or those on both sides of an edge that rounding may cross."""
+    """The tokens that a right sampler may choose: one, or both sides of an edge that rounding may cross."""
     if params.temperature < 1e-5 or params.top_k == 1:
         return {int(np.argmax(x))}
     u = uniform(params.seed, position)

@@ -82,7 +82,7 @@ def make(kind: str) -> tokenizers.Tokenizer:
 
 
 def shared_tokenizers() -> dict[str, Path]:
-    """Folders of real tokenizers in `shared/data/tokenizers` beside or above the repository, if there is one."""
+    """Folders of real tokenizers in a `shared/data/tokenizers` above the repository, if there is one."""
     for parent in Path(__file__).resolve().parents:
         folder = parent / "shared" / "data" / "tokenizers"
         if folder.is_dir():
