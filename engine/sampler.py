@@ -26,7 +26,7 @@ from torch import Tensor
 from personae.engine.choice import draw, greatest, thresholds
 from personae.engine.logprobs import LogprobRows, logprob_rows
 from personae.engine.noise import stream, uniforms
-from personae.engine.penalties import Additions, BitmaskAdder, IntArray, Penalties, upload
+from personae.engine.penalties import Additions, BitmaskAdder, IntArray, Penalties, Scratch, upload
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 
 _GREEDY_BELOW = 1e-5
@@ -105,7 +105,8 @@ class Sampler:
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
         self._stops = Additions(max_slots, self._device)
-        self._bitmasks = BitmaskAdder(self._device)
+        self._scratch = Scratch(self._device)
+        self._bitmasks = BitmaskAdder(self._device, self._scratch)
         # Per slot, on the host.
         self._admitted = np.zeros(max_slots, np.bool_)
         self._streams = np.zeros(max_slots, np.uint64)
@@ -218,7 +219,7 @@ class Sampler:
         weights.exp_()
         kept = self._thresholds(weights, slot)
         if kept is not None:
-            weights.mul_(torch.ge(weights, kept[:, None], out=torch.empty_like(weights)))
+            weights.mul_(torch.ge(weights, kept[:, None], out=self._scratch.take(*weights.shape)))
         return draw(weights, self._up(uniforms(self._streams[slot], position)))
 
     def _thresholds(self, weights: Tensor, slot: IntArray) -> Tensor | None:
