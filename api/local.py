@@ -1,0 +1,41 @@
+"""Opens an engine in this process: what `personae serve` stands on, and `personae.open` for use as a library."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from anyio import to_thread
+
+from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.stage import open_stage
+from personae.api.options import Opened, ServeOptions
+
+DEMO = Path(__file__).resolve().parent.parent / "evals" / "demo"
+
+
+@asynccontextmanager
+async def open_engine(
+    options: ServeOptions, on_progress: Callable[[int, int], None] | None = None
+) -> AsyncIterator[Opened]:
+    """Load the model and its adapters, start the actors, yield the engine; stop everything in order.
+
+    Without a model it is the bundled one, with its adapters beside those that were asked for.
+    `on_progress(done_bytes, total_bytes)` is called from another thread while weights load. Raises LoadError.
+    """
+    model, adapters = options.model, options.adapters
+    if model is None:
+        model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
+    engine_options = EngineOptions(
+        model,
+        adapters,
+        device=options.device,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_batch_tokens=options.max_batch_tokens,
+        max_seqs=options.max_seqs,
+        kv_memory=options.kv_memory,
+        served_model_name=options.served_model_name or ("personae-demo" if options.model is None else None),
+    )
+    assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
+    async with open_stage(assembly.script) as client:
+        yield Opened(client, assembly.defaults, assembly.max_adapters)
