@@ -1,0 +1,150 @@
+"""Where a step goes, without HTTP: the parts of a decode step, and the host's time between two steps.
+
+    python -m personae.evals.bench.steps --model models/smol135 --adapters models/lora --rows 64
+
+First the engine alone, each part timed by itself. Then the same rows through the actors: the gap is the time
+from the end of one step's reading to the beginning of the next step, on the executor's own clock.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.client import EngineClient
+from personae.actors.messages import Sampled
+from personae.actors.scheduler import SchedulerActor
+from personae.actors.stage import Script, open_stage
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+
+WARM_UP = 8  # steps
+
+
+class Parts:
+    """Seconds spent in named parts, one sample per step."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a block."""
+        begun = time.perf_counter()
+        yield
+        self.samples[name].append(time.perf_counter() - begun)
+
+
+def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> list[SequenceLog]:
+    """`rows` greedy sequences that do not end before their budget."""
+    adapters = [*script.adapters] if mixed else []
+    return [
+        SequenceLog(
+            id=f"{row}",
+            tokens=tuple(1000 + (row * 977 + i * 131) % 30000 for i in range(prompt)),
+            prompt_length=prompt,
+            params=SamplingParams(max_tokens=steps, seed=row, temperature=0.0, ignore_eos=True),
+            adapter=adapters[row % len(adapters)] if adapters else None,
+        )
+        for row in range(rows)
+    ]
+
+
+def engine_parts(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> Parts:
+    """The engine alone: plan, forward (packing and model), sample, finish, commit of pure decode steps."""
+    engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts()
+    for adapter in script.adapters.values():
+        engine.place(adapter)
+    for log in logs(script, rows, mixed, prompt, steps):
+        scheduler.add(log)
+    while True:
+        before = {name: len(samples) for name, samples in parts.samples.items()}
+        with parts.part("plan"):
+            plan = scheduler.plan()
+        if plan is None:
+            return parts
+        with parts.part("forward"):
+            forward = engine.forward(plan, {})
+        with parts.part("sample"):
+            launched = engine.sample(plan, forward)
+        with parts.part("finish"):
+            result = engine.finish(launched)
+        with parts.part("commit"):
+            scheduler.commit(result)
+        if len(plan.rows) != rows or any(row.count != 1 for row in plan.rows):  # not a pure decode step
+            for name, samples in parts.samples.items():
+                del samples[before.get(name, 0) :]
+
+
+async def stage_gaps(
+    script: Script, rows: int, mixed: bool, prompt: int, steps: int
+) -> tuple[list[float], list[float]]:
+    """Through the actors: (gaps, step seconds) of the steps that carried all rows."""
+    gaps: list[float] = []
+    seconds: list[float] = []
+    commit = SchedulerActor._commit
+
+    def watching(self: SchedulerActor, sampled: Sampled) -> object:
+        if len(sampled.result.tokens) == rows and None not in sampled.result.tokens:
+            gaps.append(sampled.gap_seconds)
+            seconds.append(sampled.seconds)
+        return commit(self, sampled)
+
+    SchedulerActor._commit = watching  # type: ignore[method-assign, assignment]  # looks on, for the benchmark alone
+    try:
+        async with open_stage(script) as client, anyio.create_task_group() as tasks:
+            for log in logs(script, rows, mixed, prompt, steps):
+                tasks.start_soon(_drain, client, log)
+    finally:
+        SchedulerActor._commit = commit  # type: ignore[method-assign]
+    return gaps[WARM_UP:], seconds[WARM_UP:]
+
+
+async def _drain(client: EngineClient, log: SequenceLog) -> None:
+    async with client.stream([log]) as stream:
+        async for _ in stream:
+            pass
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A model folder.")],
+    adapters: Annotated[Path | None, typer.Option(help="A folder of adapter folders.")] = None,
+    rows: int = 64,
+    prompt: int = 64,
+    steps: int = 64,
+) -> None:
+    """Print both tables, in microseconds."""
+    options = EngineOptions(model, (adapters,) if adapters else (), max_seqs=rows, max_model_len=2048)
+    script = assemble(options).script
+    console = Console()
+    for mixed in (False, True) if adapters else (False,):
+        title = f"{rows} rows, {'all adapters in turn' if mixed else 'base'}"
+        table = Table("part", "p50 us", "p95 us", title=f"{title}: the engine alone")
+        for name, samples in engine_parts(script, rows, mixed, prompt, steps).samples.items():
+            table.add_row(name, *_quantiles(samples[WARM_UP:]))
+        console.print(table)
+        gaps, seconds = anyio.run(
+            stage_gaps, script, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
+        )
+        table = Table("", "p50 us", "p95 us", title=f"{title}: through the actors")
+        table.add_row("step", *_quantiles(seconds))
+        table.add_row("host time between steps", *_quantiles(gaps))
+        console.print(table)
+
+
+def _quantiles(samples: list[float]) -> tuple[str, str]:
+    ordered = sorted(samples)
+    return f"{1e6 * statistics.median(ordered):.0f}", f"{1e6 * ordered[int(len(ordered) * 0.95)]:.0f}"
+
+
+if __name__ == "__main__":
+    typer.run(main)
