@@ -102,7 +102,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeOptions, str, int]
 def test_every_option_is_passed_on(asked: list[tuple[ServeOptions, str, int]]) -> None:
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
-        "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB --served-model-name name --seed 4"
+        "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
+        "--served-model-name name --seed 4"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
