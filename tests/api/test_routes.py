@@ -10,6 +10,7 @@ import personae
 from personae.actors.client import EngineStats
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
+from personae.errors import Overloaded
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +109,8 @@ async def test_metrics_count_what_was_served() -> None:
         await client.post("/v1/completions", json=ask)
         await client.post("/v1/completions", json={**ask, "n": 1, "max_tokens": 1, "model": "team/pirate"})
         engine.fail_after = 3
+        await client.post("/v1/completions", json=ask)
+        engine.refuse = Overloaded("full")
         await client.post("/v1/completions", json=ask)
         await client.get("/nowhere/7")
     seen = await scrape(app)
