@@ -3,7 +3,7 @@
 They know nothing of actors behind it. A test may put any small program behind the same face.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -71,7 +71,7 @@ class EngineClient(Protocol):
     def vocab_size(self) -> int:
         """Rows of the model's logits (the tokenizer may know fewer ids)."""
 
-    def models(self, tenant: str) -> dict[str, ModelCard]:
+    def models(self, tenant: str) -> Mapping[str, ModelCard]:
         """The names that this tenant may use, the base first."""
 
     def salt(self, tenant: str) -> bytes:

@@ -96,7 +96,7 @@ class Choice:
             )
 
     def take(self, delta: Delta) -> Part:
-        """What `delta` adds. Sets `ended` with the last part; a stop string may bring it before the engine."""
+        """What `delta` adds. With the last part `ended` is set; a stop string may bring it early."""
         part = Part(self.index, text=self._opening, cached=delta.cached or 0)
         self._opening = ""
         part.prompt_logprobs += delta.prompt_logprobs
@@ -109,7 +109,7 @@ class Choice:
         if delta.finish is not None and not self.ended:
             self.ended = True
             part.text += self._text.flush()
-            part.stop_reason = self._text.stopped_by
+            part.stop_reason = self._text.stopped
             if part.stop_reason is not None:
                 part.finish = "stop"
             elif self._answers:
@@ -129,9 +129,9 @@ class Choice:
                 return
             piece = self._text.push((token,))
             part.text += piece.text
-            if piece.stopped:
+            if piece.stopped is not None:
                 self.ended = True
-                part.finish, part.stop_reason = "stop", self._text.stopped_by
+                part.finish, part.stop_reason = "stop", piece.stopped
                 return
 
     def _place(self, token: int) -> int:

@@ -19,7 +19,7 @@ from personae.api.schema import Message
 from personae.api.settings import ApiSettings
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import Cancelled, GrammarError, NotFound, RequestError, RequestFailed
+from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
 from personae.grammar.spec import GrammarSpec
 
 T = TypeVar("T")
@@ -145,8 +145,10 @@ class Job:
         reason = "error"
         try:
             await self._follow(clocks, sink)
-        except GrammarError as error:
-            error.param = error.param or "response_format"
+        except (RequestError, Overloaded) as refusal:
+            clocks.clear()  # it never began
+            if isinstance(refusal, GrammarError):
+                refusal.param = refusal.param or "response_format"
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"

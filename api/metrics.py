@@ -104,7 +104,7 @@ class Metrics:
 
 @dataclass(slots=True)
 class SequenceClock:
-    """Times one sequence and counts what it brought. `arrived` is its request's start by `time.perf_counter`."""
+    """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`."""
 
     metrics: Metrics
     model: str
@@ -167,8 +167,11 @@ class _EngineCollector(Collector):
             ("vllm:num_preemptions", "Sequences put off for want of pages.", stats.preemptions),
             ("personae:steps", "Steps run.", stats.steps),
             ("personae:step_seconds", "Time in steps.", stats.step_seconds),
-            ("personae:host_gap_seconds", "Time between steps in which the device was idle.",
-             stats.host_gap_seconds),
+            (
+                "personae:host_gap_seconds",
+                "Time between steps in which the device was idle.",
+                stats.host_gap_seconds,
+            ),
         ):
             yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
         yield self._adapters(stats)

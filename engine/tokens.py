@@ -196,9 +196,15 @@ class Piece:
     stopped: str | None
 
 
+_LEANS_ON = 8
+"""So many tokens before a text decide how it begins."""
+
+
 class Detokenizer:
     """The text of one sequence. `stop` strings end it; the one that is complete first, at its start.
 
+    `after` is what comes before the sequence (its prompt) and is no part of the text: a tokenizer that drops
+    the leading space of a text must not drop it from a continuation.
     `include_stop` keeps the stop string in the text. Of two that are complete at the same character the
     longer one counts. The cost of a token does not depend on how many came before it.
     """
@@ -210,10 +216,12 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         stop: Iterable[str] = (),
         include_stop: bool = False,
+        after: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._text = _ByteText(tokenizer) if tokenizer.byte_level else _WindowText(tokenizer)
+        before = tokenizer.visible(after[-_LEANS_ON:], skip_special_tokens)
+        self._text = _ByteText(tokenizer) if tokenizer.byte_level else _WindowText(tokenizer, before)
         self._stop = StopFinder(stop, include_stop)
 
     @property
@@ -253,9 +261,9 @@ class _ByteText:
 class _WindowText:
     """Others: the last final tokens, whose text is known, and the tokens since then."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._final: list[int] = []
+        self._final = before
         self._pending: list[int] = []
 
     def push(self, ids: list[int]) -> str:

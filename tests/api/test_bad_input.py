@@ -223,7 +223,9 @@ async def test_an_unknown_model_is_a_404(app: Starlette) -> None:
 
 async def test_a_body_that_is_not_sent_as_json_is_refused(app: Starlette) -> None:
     for headers in ({}, {"content-type": "text/plain"}):
-        error = await refused(app, "/v1/completions", content=b'{"model":"base","prompt":"x"}', headers=headers)
+        error = await refused(
+            app, "/v1/completions", content=b'{"model":"base","prompt":"x"}', headers=headers
+        )
         assert error["param"] == "content-type"
 
 

@@ -115,7 +115,9 @@ async def test_characters_of_several_tokens_come_whole() -> None:
     assert all("\ufffd" not in json.dumps(chunk, ensure_ascii=False) for chunk in chunks)
 
 
-async def test_siblings_share_the_prompt_and_have_seeds_of_their_own(app: Starlette, engine: FakeEngine) -> None:
+async def test_siblings_share_the_prompt_and_have_seeds_of_their_own(
+    app: Starlette, engine: FakeEngine
+) -> None:
     answer = await chat(app, n=3, seed=7)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     first, second, third = engine.submitted

@@ -20,7 +20,8 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 OWN = {
     "chatml": (
         "{%- for message in messages %}\n  {{- '<|im_start|>' + message.role + '\\n' + message.content }}\n"
-        "  {{- '<|im_end|>\\n' }}\n{%- endfor %}\n{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "  {{- '<|im_end|>\\n' }}\n{%- endfor %}\n"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
     "calls": (
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{% if m.content %}{{ m.content }}{% endif %}"
@@ -28,15 +29,17 @@ OWN = {
         "{{ call.function.arguments | tojson(indent=2) }}{% endfor %}{% endif %}{% endfor %}{{ eos_token }}"
     ),
     "blocks": (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% for m in messages %}"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
         "{% else %}{{ m.content | trim }}{% endif %}{% if loop.index > 3 %}{% break %}{% endif %}{% endfor %}"
     ),
     "names": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
-    "{{ m.name }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}{{ ns.n }}{{ tools is none }}{{ mood }}",
+    "{{ m.name }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}"
+    "{{ ns.n }}{{ tools is none }}{{ mood }}",
 }
 
 TALKS: dict[str, list[dict[str, Any]]] = {
-    "question": [{"role": "user", "content": "What is <b>\"2 + 2\"</b>? Grüße 🎭"}],
+    "question": [{"role": "user", "content": 'What is <b>"2 + 2"</b>? Grüße 🎭'}],
     "long": [
         {"role": "system", "content": "Be brief.\n"},
         {"role": "user", "content": " hi "},
@@ -97,7 +100,11 @@ def both(source: str, talk: list[dict[str, Any]], **kwargs: Any) -> tuple[str | 
         truth = hugging_face(source, talk, **kwargs)
     except Exception:  # templates raise what they like
         truth = None
-    options = {name: kwargs.pop(name) for name in ("add_generation_prompt", "continue_final_message") if name in kwargs}
+    options = {
+        name: kwargs.pop(name)
+        for name in ("add_generation_prompt", "continue_final_message")
+        if name in kwargs
+    }
     try:
         ours = compiled(source).render(wire(talk), **options, kwargs=kwargs)
     except RequestError:

@@ -47,7 +47,9 @@ async def test_choices_are_numbered_prompt_by_prompt() -> None:
     assert [log.after is None for log in engine.submitted] == [True, False, True, False]
 
 
-async def test_sixteen_tokens_are_the_default_but_no_more_than_fit(app: Starlette, engine: FakeEngine) -> None:
+async def test_sixteen_tokens_are_the_default_but_no_more_than_fit(
+    app: Starlette, engine: FakeEngine
+) -> None:
     await complete(app, "x")
     await complete(app, "x" * 508)
     assert [log.params.max_tokens for log in engine.submitted] == [16, 4]

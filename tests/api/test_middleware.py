@@ -8,11 +8,12 @@ import asgi
 import pytest
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
+from virtual_clock import virtual_clock
 
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 
-pytestmark = pytest.mark.anyio
+pytestmark = virtual_clock
 
 ASK = {"model": "base", "prompt": "hi"}
 
@@ -28,7 +29,8 @@ async def test_every_answer_has_a_request_id(app: Starlette) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [("abc-1.2:3_4", True), ("", False), ("a b", False), ("<x>", False), ("a" * 200, False)]
+    ("given", "kept"),
+    [("abc-1.2:3_4", True), ("", False), ("a b", False), ("<x>", False), ("a" * 200, False)],
 )
 async def test_the_clients_own_id_is_kept_if_it_is_sane(given: str, kept: bool, app: Starlette) -> None:
     async with asgi.client(app) as client:
@@ -74,9 +76,20 @@ async def test_a_body_at_the_limit_is_served(engine: FakeEngine) -> None:
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(engine: FakeEngine) -> None:
-    app = create_app(engine, ApiSettings(body_seconds=0))
+    app = create_app(engine, ApiSettings(body_seconds=20))
     visit = asgi.Visit("/v1/completions")
-    await visit.run(app)
+    started = anyio.current_time()
+
+    async def drip() -> None:
+        while anyio.current_time() - started < 60:
+            visit.say(b" ", more=True)
+            await anyio.sleep(1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drip)
+        await visit.run(app)
+        assert anyio.current_time() - started == pytest.approx(20, abs=1)
+        tasks.cancel_scope.cancel()
     assert (visit.status, visit.error["code"]) == (408, "request_timeout")
     assert visit.headers["connection"] == "close"
 

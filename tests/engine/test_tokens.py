@@ -67,6 +67,15 @@ def test_pieces_join_to_what_decode_makes_of_any_ids(kind: str, data: st.DataObj
     assert stopped is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_keeps_the_space_that_a_text_would_drop(kind: str) -> None:
+    tokenizer = LOADED[kind]
+    ids = tokenizer.encode("the quick fox", False)
+    whole = tokenizer.decode(ids)
+    for cut in range(1, len(ids)):
+        assert tokenizer.decode(ids[:cut]) + stream(tokenizer, ids[cut:], [1], after=ids[:cut])[0] == whole
+
+
 LOADED = {kind: Tokenizer(tiny_tokenizers.make(kind)) for kind in KINDS}
 
 

@@ -17,7 +17,9 @@ from personae.engine.tokens import Tokenizer
 BOS, START, END = "<s>", "<|im_start|>", "<|im_end|>"
 BOS_ID, START_ID, END_ID = 256, 257, 258
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -49,8 +51,8 @@ def logprobs_of(token: int, top: int) -> TokenLogprobs:
 class FakeEngine:
     """Implements EngineClient. `answer` is what every request is told, or a function of its log.
 
-    After `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is raised
-    on entering a stream, `refuse_late` from its iteration. `burst` tokens come in one delta.
+    After `hold_after` tokens of a sequence nothing more happens; after `fail_after` it fails. `refuse` is
+    raised on entering a stream, `refuse_late` from its iteration. `burst` tokens come in one delta.
     """
 
     answer: str | Callable[[SequenceLog], str] = "Hello, world!"

@@ -1,0 +1,147 @@
+"""The command line, with a fake engine behind it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from personae.api.cli import app
+from personae.api.options import ServeOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys, types
+from contextlib import asynccontextmanager
+from fake_engine import FakeEngine
+from personae.api.options import Opened
+from personae.engine.config import GenerationDefaults
+from personae.errors import ModelLoadError
+
+@asynccontextmanager
+async def open_engine(options, on_progress):
+    if options.model is not None:
+        raise ModelLoadError(f"{options.model} has no config.json.")
+    on_progress(1, 2)
+    on_progress(2, 2)
+    yield Opened(FakeEngine(), GenerationDefaults(), 4)
+    print("engine closed", flush=True)
+
+sys.modules["personae.api.local"] = types.SimpleNamespace(open_engine=open_engine)
+from personae.api.cli import main
+main()
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The real command in a process of its own; only `open_engine` is replaced."""
+    paths = os.pathsep.join([str(ROOT / ".pkg"), str(ROOT / "tests/support")])
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_serve_says_when_it_is_ready_and_closes_the_engine_on_sigterm() -> None:
+    process = start("serve", "--port", "0")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    ready = re.fullmatch(r"personae ready (http://127\.0\.0\.1:\d+) model=base adapters=1\n", line)
+    assert ready, line + process.communicate()[1]
+    answer = httpx.post(f"{ready[1]}/v1/completions", json={"model": "base", "prompt": "hi"})
+    assert answer.json()["choices"][0]["text"] == "Hello, world!"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert out == "engine closed\n"
+    assert process.returncode == 0
+
+
+def test_a_start_up_error_is_one_line_and_exit_code_2() -> None:
+    process = start("serve", "some/model", "--port", "0")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert err.strip().splitlines()[-1] == "error: some/model has no config.json."
+    assert "Traceback" not in err
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = textwrap.dedent("""
+        import sys
+        from typer.testing import CliRunner
+        from personae.api.cli import app
+        result = CliRunner().invoke(app, ["serve", "--help"])
+        assert result.exit_code == 0, result.output
+        assert not {"torch", "starlette", "uvicorn", "jinja2"} & set(sys.modules)
+    """)
+    paths = {"PYTHONPATH": str(ROOT / ".pkg")}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **paths}, check=True)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeOptions, str, int]]:
+    """What the command would serve, instead of serving it."""
+    calls: list[tuple[ServeOptions, str, int]] = []
+    monkeypatch.setitem(sys.modules, "personae.api.local", None)
+    fake = type(sys)("personae.api.serve")
+    monkeypatch.setattr(fake, "run", lambda *arguments: calls.append(arguments), raising=False)
+    monkeypatch.setitem(sys.modules, "personae.api.serve", fake)
+    return calls
+
+
+def test_every_option_is_passed_on(asked: list[tuple[ServeOptions, str, int]]) -> None:
+    line = (
+        "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
+        "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
+        "--served-model-name name --seed 4"
+    )
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 0, result.output
+    options = ServeOptions(
+        model=Path("model"),
+        adapters=(Path("a"), Path("b")),
+        device="cpu",
+        dtype="float32",
+        max_model_len=10,
+        max_batch_tokens=20,
+        max_seqs=3,
+        kv_memory=2 * 2**30,
+        served_model_name="name",
+        seed=4,
+    )
+    assert asked == [(options, "::1", 9)]
+
+
+def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[ServeOptions, str, int]]) -> None:
+    assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+    assert asked == [(ServeOptions(), "127.0.0.1", 8000)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--kv-memory", "lots"], "--kv-memory"),
+        (["--device", "tpu"], "--device"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--max-seqs", "0"], "--max-seqs"),
+        (["--port", "70000"], "--port"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    arguments: list[str], named: str, asked: list[tuple[ServeOptions, str, int]]
+) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert named in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    assert asked == []

@@ -1,0 +1,212 @@
+"""The real server on loopback: what clients do to connections."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving
+
+from personae.api.app import create_app
+from personae.api.server import bind, url
+from personae.api.settings import ApiSettings
+from personae.errors import LoadError
+
+ASK = {"model": "base", "prompt": "hi"}
+SETTINGS = ApiSettings(
+    max_header_bytes=4096, max_body_bytes=10_000, header_seconds=0.2, body_seconds=0.2, stall_seconds=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving(create_app(FakeEngine(), SETTINGS), SETTINGS) as address:
+        yield address
+
+
+@contextmanager
+def connection(address: str) -> Iterator[socket.socket]:
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port), timeout=10) as connected:
+        yield connected
+
+
+def read_all(connected: socket.socket) -> bytes:
+    """Until the server closes."""
+    data = b""
+    try:
+        while more := connected.recv(65536):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def refusal(data: bytes) -> tuple[int, dict[str, str]]:
+    """Status and error of a raw answer that closes the connection."""
+    head, body = data.split(b"\r\n\r\n", 1)
+    lines = head.decode().lower().split("\r\n")
+    assert any(line.startswith("x-request-id: ") for line in lines)
+    assert "connection: close" in lines
+    error: dict[str, str] = json.loads(body)["error"]
+    return int(lines[0].split()[1]), error
+
+
+def works(address: str) -> bool:
+    return httpx.post(f"{address}/v1/completions", json=ASK).status_code == 200
+
+
+def test_requests_are_served_on_one_connection(address: str) -> None:
+    with httpx.Client(base_url=address) as client:
+        for _ in range(3):
+            answer = client.post("/v1/completions", json=ASK)
+            assert answer.json()["choices"][0]["text"] == "Hello, world!"
+        with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as response:
+            assert list(response.iter_lines())[-2] == "data: [DONE]"
+
+
+def test_a_header_without_end_is_refused(address: str) -> None:
+    with connection(address) as connected:
+        connected.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-flood: ")
+        try:
+            for _ in range(100):
+                connected.sendall(b"y" * 1000)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        data = read_all(connected)
+    assert not data or refusal(data)[0] == 431
+    assert works(address)
+
+
+def test_many_headers_are_refused_by_name(address: str) -> None:
+    lines = "".join(f"x-{number}: {'y' * 30}\r\n" for number in range(200))
+    with connection(address) as connected:
+        connected.sendall(f"GET /health HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
+        status, error = refusal(read_all(connected))
+    assert (status, error["param"]) == (431, "headers")
+    assert works(address)
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(address: str) -> None:
+    with connection(address) as connected:
+        connected.sendall(b"GET /health HTTP/1.1\r\nhost: x")
+        status, error = refusal(read_all(connected))
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_connection_that_says_nothing_is_closed(address: str) -> None:
+    with connection(address) as connected:
+        assert read_all(connected) == b""
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(address: str) -> None:
+    with connection(address) as connected:
+        connected.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 100\r\n\r\n{"
+        )
+        status, error = refusal(read_all(connected))
+    assert (status, error["param"]) == (408, "body")
+    assert works(address)
+
+
+def test_a_chunked_body_over_the_limit_is_refused(address: str) -> None:
+    with connection(address) as connected:
+        connected.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n" + b"3000\r\n" + b" " * 0x3000 + b"\r\n"
+        )
+        status, error = refusal(read_all(connected))
+    assert (status, error["code"]) == (413, "payload_too_large")
+
+
+def test_what_is_no_http_is_refused_in_our_shape(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL), connection(address) as connected:
+        connected.sendall(b"hello there\r\n\r\n")
+        status, error = refusal(read_all(connected))
+    assert (status, error["code"]) == (400, "invalid_http")
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_a_stream_cancels_it() -> None:
+    engine = FakeEngine(hold_after=3)
+    with serving(create_app(engine)) as address:
+        with httpx.stream(
+            "POST", f"{address}/v1/completions", json=ASK | {"stream": True, "n": 2}
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert len(engine.live) == 2
+        assert engine.left.wait(10)
+        assert engine.live == set()
+        engine.hold_after = None
+        assert works(address)
+
+
+def test_a_client_that_hangs_up_while_waiting_cancels_too() -> None:
+    engine = FakeEngine(hold_after=3)
+    with serving(create_app(engine)) as address:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}/v1/completions", json=ASK, timeout=0.2)
+        assert engine.left.wait(10)
+        assert len(engine.cancelled) == 1
+
+
+def test_a_client_that_does_not_read_is_dropped_and_its_sequence_freed() -> None:
+    engine = FakeEngine(max_model_len=1_000_000, burst=20)
+    endless = {"stream": True, "max_tokens": 900_000, "ignore_eos": True, "logprobs": 20}
+    body = json.dumps(ASK | endless).encode()
+    with serving(create_app(engine, SETTINGS), SETTINGS) as address, connection(address) as connected:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connected.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        assert engine.left.wait(30), "the sequence still runs"
+        assert engine.live == set()
+        assert works(address)
+
+
+def test_stopping_finishes_what_runs() -> None:
+    engine = FakeEngine()
+    with serving(create_app(engine)) as address:
+        assert works(address)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")
+
+
+def test_stopping_cancels_what_does_not_end_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(hold_after=1)
+    with caplog.at_level(logging.CRITICAL), serving(create_app(engine), drain_seconds=0) as address:
+        client = httpx.Client()
+        response = client.send(
+            client.build_request("POST", f"{address}/v1/completions", json=ASK | {"stream": True}),
+            stream=True,
+        )
+        pieces = response.iter_raw()
+        next(pieces)
+    assert engine.live == set()
+    with pytest.raises(httpx.RemoteProtocolError):
+        list(pieces)
+    client.close()
+
+
+def test_an_address_in_use_is_a_load_error_before_anything_is_loaded() -> None:
+    with bind("127.0.0.1", 0) as first:
+        first.listen()
+        with pytest.raises(LoadError, match=r"Cannot listen on 127\.0\.0\.1 port"):
+            bind("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_host_that_does_not_exist_is_a_load_error() -> None:
+    with pytest.raises(LoadError, match="Cannot listen"):
+        bind("256.256.256.256", 0)
+
+
+def test_the_url_names_the_port_that_was_found() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
