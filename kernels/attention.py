@@ -13,8 +13,8 @@ class AttentionBatch:
     """Which packed tokens are whose, and where each row's cache lies. Built once per step, for all layers.
 
     The T tokens of the step lie packed, row after row; row b has `query_start[b + 1] - query_start[b]` of
-    them, the last ones of its `kv_length[b]` tokens. All tensors lie on the model's device, int32 unless
-    said.
+    them, the last ones of its `kv_length[b]` tokens. All tensors lie on the model's device, contiguous, int32
+    unless said.
     """
 
     query_start: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -85,62 +86,63 @@ def paged_attention(
     page_size, D] -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    starts, lengths = batch.query_start.tolist(), batch.kv_length.tolist()
-    counts = [stop - start for start, stop in pairwise(starts)]
-    # Rows that decode go together, padded to the longest; a prefill row goes alone, in blocks of queries.
-    singles = [row for row, count in enumerate(counts) if count == 1]
-    if singles:
-        rows = torch.tensor(singles, device=q.device)
-        tokens = batch.query_start[rows].long().unsqueeze(1)
-        longest = max(lengths[row] for row in singles)
-        out[tokens] = _attend(
-            q[tokens], k_cache, v_cache, batch, rows, longest, batch.kv_length[rows], scale, window
-        )
-    for row, count in enumerate(counts):
-        if count < 2:
-            continue
-        one = torch.tensor([row], device=q.device)
-        for first in range(0, count, QUERY_BLOCK):
-            last = min(first + QUERY_BLOCK, count)
-            seen = lengths[row] - count + last
-            tokens = torch.arange(starts[row] + first, starts[row] + last, device=q.device).unsqueeze(0)
-            length = torch.tensor([seen], device=q.device)
-            out[tokens] = _attend(q[tokens], k_cache, v_cache, batch, one, seen, length, scale, window)
+    for rows, first, count, lengths in _groups(batch.query_start.tolist(), batch.kv_length.tolist()):
+        tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
+        pages = batch.page_table[torch.tensor(rows, device=q.device)]
+        out[tokens] = _attend(q[tokens], k_cache, v_cache, pages, lengths, scale, window)
     return out
+
+
+def _groups(starts: list[int], lengths: list[int]) -> Iterator[tuple[list[int], list[int], int, list[int]]]:
+    """What is computed together: (rows, each row's first packed token, tokens per row, each row's keys).
+
+    Rows that decode go together, padded to the longest; a prefill row goes alone, in blocks of queries.
+    """
+    counts = [stop - start for start, stop in pairwise(starts)]
+    decode = [row for row, count in enumerate(counts) if count == 1]
+    if decode:
+        yield decode, [starts[row] for row in decode], 1, [lengths[row] for row in decode]
+    for row, count in enumerate(counts):
+        for done in range(0, count if count > 1 else 0, QUERY_BLOCK):
+            block = min(QUERY_BLOCK, count - done)
+            yield [row], [starts[row] + done], block, [lengths[row] - count + done + block]
 
 
 def _attend(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    batch: AttentionBatch,
-    rows: Tensor,
-    longest: int,
-    length: Tensor,
+    pages: Tensor,
+    lengths: list[int],
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Attention of n rows with m queries each: q [n, m, heads, D], the last m of `length` [n] tokens."""
+    """Attention of n rows with m queries each: q [n, m, heads, D], the last m of `lengths` [n] tokens."""
     n, m, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
-    pages = batch.page_table[rows, : -(-longest // page_size)].long()
+    pages = pages[:, : -(-max(lengths) // page_size)].long()
     # [n, pages, kv_heads, page_size, D] -> [n, kv_heads, tokens, D]
     k, v = (
-        cache[pages].transpose(1, 2).reshape(n, kv_heads, -1, dim).float() for cache in (k_cache, v_cache)
+        cache[pages]
+        .transpose(1, 2)
+        .to(torch.float32, memory_format=torch.contiguous_format)
+        .reshape(n, kv_heads, -1, dim)
+        for cache in (k_cache, v_cache)
     )
+    length = torch.tensor(lengths, device=q.device).unsqueeze(1)
     key = torch.arange(k.shape[2], device=q.device)
-    query = length.view(n, 1) - m + torch.arange(m, device=q.device)
-    hidden = key > query.unsqueeze(-1)
+    # Past a row's end lies what earlier owners left, perhaps NaN: it must not enter, and 0 * NaN is NaN.
+    shared = min(lengths)
+    v[:, :, shared:].masked_fill_((key[shared:] >= length).view(n, 1, -1, 1), 0.0)
+    query = (length - m + torch.arange(m, device=q.device)).unsqueeze(-1)
+    hidden = key > query
     if window is not None:
-        hidden |= key <= query.unsqueeze(-1) - window
-    # Past a row's end lies what earlier owners left, NaN perhaps, and 0 * NaN is NaN: such values must not
-    # enter.
-    v = v.masked_fill_((key >= length.view(n, 1)).view(n, 1, -1, 1), 0.0)
-    grouped = q.float().view(n, m, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
-    scores = scale * grouped.flatten(2, 3) @ k.transpose(2, 3)
-    scores = scores.view(n, kv_heads, -1, m, k.shape[2]).masked_fill_(hidden.view(n, 1, 1, m, -1), -torch.inf)
-    mixed = scores.softmax(-1).flatten(2, 3) @ v
-    return mixed.view(n, kv_heads, -1, m, dim).permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
+        hidden |= key <= query - window
+    grouped = scale * q.float().view(n, m, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    scores = (grouped @ k.transpose(2, 3)).view(n, kv_heads, -1, m, k.shape[2])
+    weights = scores.masked_fill_(hidden.view(n, 1, 1, m, -1), -torch.inf).softmax(-1)
+    mixed = (weights.flatten(2, 3) @ v).view(n, kv_heads, -1, m, dim)
+    return mixed.permute(0, 3, 1, 2, 4).reshape(n, m, heads, dim).to(q.dtype)
 
 
 def sgmv(

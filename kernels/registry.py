@@ -29,7 +29,7 @@ def operators(device_type: str) -> dict[str, Callable[..., Any]]:
     name = BACKENDS.get(device_type)
     if name is None or find_spec(name) is None:
         return {}
-    found: dict[str, Callable[..., Any]] = getattr(import_module(name), "operators", dict)()
+    found: dict[str, Callable[..., Any]] = import_module(name).operators()
     return found
 
 

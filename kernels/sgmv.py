@@ -21,7 +21,7 @@ RANK_PAGE = 8  # ranks a page
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Which packed rows take which adapter. All [S], int32, on the model's device.
+    """Which packed rows take which adapter. All [S], int32, contiguous, on the model's device.
 
     Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot
     adapter[i]. Segments are not empty, ascend, and do not overlap. An adapter whose rows are contiguous has

@@ -14,6 +14,6 @@ def operators() -> dict[str, Callable[..., Any]]:
     handle = library()
     if handle is None:
         return {}
-    from personae.kernels.cpu.operators import CpuOperators
+    from personae.kernels.cpu.calls import CpuOperators
 
     return CpuOperators(handle).by_name()

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tiny_models import VOCAB, model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.kernels.registry import reference_only
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -82,13 +85,17 @@ def test_logits_are_those_of_transformers_over_prompts_of_1_to_300_tokens(varian
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_length(family: str) -> None:
+@pytest.mark.parametrize("kernels", [reference_only, nullcontext], ids=["reference", "own"])
+def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_length(
+    family: str, kernels: Callable[[], AbstractContextManager[None]]
+) -> None:
     folder = model_folder(family)
     prompt = tokens_of(8, 150)
     truth = hf_logits(hf_model(folder), prompt)
     growing = PagedSequences(decoder_of(folder), page_size=8)
-    for index, token in enumerate(prompt):
-        assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
+    with kernels():
+        for index, token in enumerate(prompt):
+            assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

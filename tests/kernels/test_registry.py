@@ -47,5 +47,11 @@ def test_the_reference_can_be_forced_by_the_environment() -> None:
     assert run.stdout.split() == [b"True"]
 
 
+def test_the_operators_of_the_cpu_stay_callable_once_they_are_loaded() -> None:
+    first = registry.operators("cpu")
+    registry.operators.cache_clear()
+    assert registry.operators("cpu").keys() == first.keys()
+
+
 def test_a_device_without_a_backend_has_no_operators_of_its_own() -> None:
     assert registry.operators("meta") == {}

@@ -66,7 +66,7 @@ def make_work(adapters: list[int | None], copies: int) -> tuple[WorkList, list[i
             segments[-1][1] += 1
         else:
             segments.append([row, 1, adapter])
-    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T
+    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T.contiguous()
     return WorkList(columns[0], columns[1], columns[2]), per_row
 
 
