@@ -1,11 +1,14 @@
-"""The reference SGMV against one product per row, over shapes, ranks, dtypes, popularity and strides."""
+"""SGMV, the reference and this machine's: one product per row is the truth, whatever ranks, dtypes, popularity."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
+from personae.kernels.registry import reference_only
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList, sgmv
 
 RANKS = {
@@ -18,7 +21,7 @@ RANKS = {
 }
 POPULARITY: dict[str, list[int | None]] = {
     "identical": [2] * 12,
-    "skewed": [3] * 8 + [0, 1, 2, 2],
+    "skewed": [*[3] * 8, 0, 1, 2, 2],
     "uniform": [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],
     "distinct": [0, 1, 2, 3],
     "with base rows": [None, 1, 1, None, None, 3, 3, 2, None],
@@ -26,6 +29,12 @@ POPULARITY: dict[str, list[int | None]] = {
     "scattered": [3, 0, 3, None, 0, 3],
 }
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(params=["reference", "this machine's"], autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    with reference_only() if request.param == "reference" else nullcontext():
+        yield
 
 
 @dataclass
@@ -134,6 +143,16 @@ def test_low_precision_is_summed_in_float32_and_rounded_once() -> None:
     work, _ = make_work([0], 1)
     sgmv(x, (y,), (Arena(a, b),), (table,), work)
     assert y.tolist() == [[2.0, 2.0, 2.0]]
+
+
+def test_the_product_with_a_is_not_rounded_between() -> None:
+    # x a = 1 + 2^-9 and its 256-fold lie between bfloat16's numbers; only their sum with y is one.
+    table = RankTable(torch.tensor([1], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32))
+    arena = Arena(torch.ones(1, 2, dtype=torch.bfloat16), torch.full((1, 1), 256.0, dtype=torch.bfloat16))
+    x = torch.tensor([[1.0, 2.0**-9]], dtype=torch.bfloat16)
+    y = torch.full((1, 1), -256.0, dtype=torch.bfloat16)
+    sgmv(x, (y,), (arena,), (table,), make_work([0], 1)[0])
+    assert y.item() == 0.5
 
 
 def test_rows_of_a_slot_follow_its_pages_in_order() -> None:

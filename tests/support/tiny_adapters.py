@@ -8,7 +8,7 @@ read_adapter(tmp_path / "poet", lora_shapes(base))
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -18,7 +18,7 @@ from personae.lora.adapter import LoraShapes
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-Base = Path | PretrainedConfig
+Base: TypeAlias = Path | PretrainedConfig
 
 
 def tiny_config(**changes: Any) -> PretrainedConfig:
