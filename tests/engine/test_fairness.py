@@ -133,7 +133,9 @@ def test_cancelling_over_and_over_leaves_nothing_behind():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["offer", "withdraw", "charge"]), st.sampled_from([A, B, C]), st.integers(0, 9)),
+        st.tuples(
+            st.sampled_from(["offer", "withdraw", "charge"]), st.sampled_from([A, B, C]), st.integers(0, 9)
+        ),
         max_size=60,
     )
 )
@@ -212,6 +214,22 @@ def test_a_flood_breaks_the_bound_under_first_come_first_served_and_not_under_vt
     assert widest_gap(VirtualTokenCounters(), work, 2) <= 2 * BOUND
 
 
+def test_input_is_charged_once_and_cached_tokens_are_free():
+    ledger = Ledger(VirtualTokenCounters())
+    layout = MemoryLayout(8, 4, 2, 64, 32)
+    bench = Bench(Scheduler(layout, ledger), FakeExecutor(layout))
+    bench.add(
+        make_log("old", [1] * 4, max_tokens=20, tenant="a", ignore_eos=True),
+        make_log("young", [2] * 4, max_tokens=20, tenant="b", ignore_eos=True),
+    )
+    bench.run()
+    assert bench.scheduler.preemptions
+    assert ledger.served == {A: 4 + 2 * 20, B: 4 + 2 * 20}
+    bench.add(make_log("again", [2] * 4, max_tokens=1, tenant="b", ignore_eos=True))
+    bench.run()
+    assert ledger.served[B] == 44 + 1 + 2
+
+
 def order_of_admission(policy: FairnessPolicy, tenants: str, keep_coming: str = "") -> list[str]:
     """One slot, requests of these tenants at once, and one more of `keep_coming` whenever one has ended."""
     layout = MemoryLayout(32, 4, 1, 64, 16)
@@ -224,7 +242,9 @@ def order_of_admission(policy: FairnessPolicy, tenants: str, keep_coming: str = 
         if not bench.step():
             break
         if keep_coming and len(bench.ended) > ended and extra < 20:
-            bench.add(make_log(f"{keep_coming}{extra}", [extra], max_tokens=4, tenant=keep_coming, ignore_eos=True))
+            bench.add(
+                make_log(f"{keep_coming}{extra}", [extra], max_tokens=4, tenant=keep_coming, ignore_eos=True)
+            )
             extra += 1
     assert not bench.scheduler.waiting
     return bench.ended

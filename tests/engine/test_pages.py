@@ -65,7 +65,9 @@ def test_integrity_names_a_page_held_more_often_than_counted():
         pool.check_integrity([page, page])
 
 
-@given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["take", "share", "release"]), st.integers(0, 7))))
+@given(
+    st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["take", "share", "release"]), st.integers(0, 7)))
+)
 def test_the_books_agree_whatever_is_taken_shared_and_released(size: int, moves: list[tuple[str, int]]):
     pool = PagePool(size)
     held: list[int] = []

@@ -1,4 +1,4 @@
-"""What the scheduler does, case by case. test_scheduler_lookahead.py and test_scheduler_machine.py press harder."""
+"""What the scheduler does, case by case; the lookahead and machine tests press harder."""
 
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
@@ -104,7 +104,9 @@ def test_a_sequence_that_outgrows_memory_alone_fails_after_its_last_token(depth)
     it.add(log)
     brought = it.run()["a"]
     assert brought.finish == "error"
-    assert brought.tokens == solo(log, 100).tokens[:7]  # 16 positions are computed, the last one samples the 17th
+    assert (
+        brought.tokens == solo(log, 100).tokens[:7]
+    )  # 16 positions are computed, the last one samples the 17th
 
 
 def test_an_id_is_taken_while_its_sequence_lives():
@@ -177,7 +179,9 @@ def test_the_first_delta_says_how_much_of_the_prompt_was_cached():
     it.add(make_log("warm", prompt), make_log("half", [*prompt[:10], 99, 98]))
     brought = it.run()
     assert brought["cold"].cached == 0
-    assert brought["warm"].cached == 18, "16 in full pages, and what the answer's page has of it: all but one token"
+    assert brought["warm"].cached == 18, (
+        "16 in full pages, and what the answer's page has of it: all but one token"
+    )
     assert brought["half"].cached == 10, "8 in full pages, 2 copied"
     assert it.executor.copied == 2
     assert (it.scheduler.prefix_queries, it.scheduler.prefix_hits) == (19 + 19 + 12, 28)
@@ -238,7 +242,9 @@ def test_siblings_wait_for_the_leaders_prompt_and_share_it():
     it.step()
     assert (it.scheduler.running, it.scheduler.waiting) == (1, 3)
     brought = it.run()
-    assert [brought[str(i)].cached for i in range(4)] == [0, 19, 19, 19], "all but the token that must be computed"
+    assert [brought[str(i)].cached for i in range(4)] == [0, 19, 19, 19], (
+        "all but the token that must be computed"
+    )
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running"])
@@ -255,7 +261,9 @@ def test_siblings_do_not_wait_for_a_leader_that_is_gone(moment):
 
 def test_admission_leaves_each_running_sequence_a_page_to_grow_into():
     it = bench(num_pages=6, max_seqs=4, depth=1)
-    it.add(*(make_log(str(i), [i, i + 1, i + 2, i + 3, i + 4], max_tokens=12, ignore_eos=True) for i in range(3)))
+    it.add(
+        *(make_log(str(i), [i, i + 1, i + 2, i + 3, i + 4], max_tokens=12, ignore_eos=True) for i in range(3))
+    )
     it.step()
     assert it.scheduler.running == 2, "a third would leave no page for the two to grow into"
     it.run()
@@ -290,7 +298,11 @@ def test_a_failed_row_ends_its_sequence_and_leaves_nothing_of_it_in_the_cache():
     good = make_log("good", range(50, 60), max_tokens=20, ignore_eos=True)
     it.add(good, make_log("bad", range(20), max_tokens=20, ignore_eos=True))
     brought = it.run()
-    assert (brought["bad"].finish, brought["bad"].error, len(brought["bad"].tokens)) == ("error", "not finite", 3)
+    assert (brought["bad"].finish, brought["bad"].error, len(brought["bad"].tokens)) == (
+        "error",
+        "not finite",
+        3,
+    )
     assert brought["good"].tokens == solo(good, 128).tokens
     it.add(make_log("again", range(20)))
     assert it.run()["again"].cached == 0
@@ -354,7 +366,8 @@ def test_many_sequences_over_few_pages_all_end(policy):
     layout = MemoryLayout(12, 4, 4, 40, 16)
     it = Bench(Scheduler(layout, policy()), FakeExecutor(layout), 2)
     logs = [
-        make_log(str(i), range(i, i + 1 + i % 13), max_tokens=1 + i % 17, tenant=f"t{i % 5}") for i in range(60)
+        make_log(str(i), range(i, i + 1 + i % 13), max_tokens=1 + i % 17, tenant=f"t{i % 5}")
+        for i in range(60)
     ]
     it.add(*logs)
     it.run()

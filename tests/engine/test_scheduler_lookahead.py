@@ -1,5 +1,8 @@
-"""Rows computed in vain, pages and slots that change hands while plans are in flight. The fake executor raises when
-a write lands where another sequence can read, and brings other tokens when anything read is not what it should be."""
+"""Rows computed in vain, pages and slots that change hands while plans are in flight.
+
+The fake executor raises when a write lands where another sequence can read, and brings other tokens when
+anything read is not what it should be.
+"""
 
 import random
 
@@ -15,7 +18,9 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 5])
 
 
 def bench(num_pages: int = 32, max_seqs: int = 4, depth: int = 2, **sizes: int) -> Bench:
-    layout = MemoryLayout(num_pages, **{"page_size": 4, "max_model_len": 64, "max_batch_tokens": 32, **sizes}, max_seqs=max_seqs)
+    layout = MemoryLayout(
+        num_pages, **{"page_size": 4, "max_model_len": 64, "max_batch_tokens": 32, **sizes}, max_seqs=max_seqs
+    )
     return Bench(Scheduler(layout, VirtualTokenCounters()), FakeExecutor(layout), depth)
 
 
@@ -68,7 +73,7 @@ def test_a_row_computed_after_the_stop_is_discarded(depth, count):
 
 @DEPTHS
 def test_late_writes_of_a_stopped_sequence_do_not_reach_who_gets_its_pages_and_slot(depth):
-    """One slot and five pages: the next sequence is planned onto them while the old one's rows are in flight."""
+    """One slot, five pages: the next sequence is planned onto them while the old one has rows in flight."""
     it = bench(num_pages=5, max_seqs=1, depth=depth)
     logs = [stops_after(str(i), [i, i + 1, i + 2], 2 + i % 5) for i in range(12)]
     it.add(*logs)
@@ -79,13 +84,17 @@ def test_late_writes_of_a_stopped_sequence_do_not_reach_who_gets_its_pages_and_s
 
 @DEPTHS
 def test_late_writes_do_not_reach_pages_that_are_copied_or_shared(depth):
-    """Every prompt continues what an earlier sequence had said, up to and around the place where it stopped."""
+    """Every prompt continues what an earlier sequence had said, up to where it stopped or nearly so."""
     it = bench(num_pages=16, max_seqs=2, depth=depth)
     logs = []
     for i in range(10):
         log = stops_after(f"{i}", [i, 3, 1], 3 + i % 4)
         said = [*log.tokens, *solo(log, 64).tokens]
-        logs += [log, make_log(f"{i} again", [*said, 9], max_tokens=6), make_log(f"{i} cut", said[:-1], max_tokens=6)]
+        logs += [
+            log,
+            make_log(f"{i} again", [*said, 9], max_tokens=6),
+            make_log(f"{i} cut", said[:-1], max_tokens=6),
+        ]
     for log in logs:
         it.add(log)
         for _ in range(3):
@@ -131,7 +140,9 @@ def test_an_id_can_be_used_again_while_rows_of_its_first_life_are_in_flight(dept
 def test_a_preempted_sequence_keeps_the_tokens_that_were_in_flight(depth):
     """And is admitted again only when they are in its log."""
     it = bench(num_pages=8, depth=depth)
-    logs = [make_log(name, [i] * 4, max_tokens=22, ignore_eos=True) for i, name in enumerate(("old", "young"))]
+    logs = [
+        make_log(name, [i] * 4, max_tokens=22, ignore_eos=True) for i, name in enumerate(("old", "young"))
+    ]
     it.add(*logs)
     seen: dict[str, int] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Anything may happen in any order: requests come, are cancelled, steps are planned up to four ahead and committed."""
+"""Anything in any order: requests come and are cancelled, steps are planned up to four ahead, committed."""
 
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo

@@ -1,9 +1,10 @@
 """An executor without a model: a small real program that obeys plans exactly as engine/plan.py says.
 
-A page is `page_size` cells. The "KV" of a position is a number made from its token and from *all* cells before it,
-read through the slot's page table; a sampled token is made from the cells up to its position, the seed and the
-position. So a wrong page, a stale write, a wrong copy or a missing token anywhere changes tokens, as it would with
-attention. The cells also depend on tenant salt and adapter: KV that leaks between them changes tokens, too.
+A page is `page_size` cells. The "KV" of a position is a number made from its token and from *all* cells
+before it, read through the slot's page table; a sampled token is made from the cells up to its position,
+the seed and the position. So a wrong page, a stale write, a wrong copy or a missing token anywhere changes
+tokens, as it would with attention. The cells also depend on tenant salt and adapter: KV that leaks between
+them changes tokens, too.
 
 `solo` computes what a sequence must bring, without pages, slots or batches.
 """
@@ -81,9 +82,13 @@ class Brought:
 
     def take(self, delta: Delta) -> None:
         assert not self.ended, f"{delta.id} goes on after its end"
-        assert delta.tokens or delta.prompt_logprobs or delta.finish, f"{delta.id} has a delta that says nothing"
+        assert delta.tokens or delta.prompt_logprobs or delta.finish, (
+            f"{delta.id} has a delta that says nothing"
+        )
         first = not (self.tokens or self.prompt_logprobs)
-        assert (delta.cached is not None) == first, f"{delta.id}: cached comes with the first delta, and only then"
+        assert (delta.cached is not None) == first, (
+            f"{delta.id}: cached comes with the first delta, and only then"
+        )
         self.cached = delta.cached if first else self.cached
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
@@ -193,9 +198,7 @@ class FakeExecutor:
                 tokens[-1] = slot.sampled[row.start + row.count] = _sample(log, cells)
                 if log.params.logprobs is not None:
                     result.logprobs[index] = _logprob(slot.sampled[row.start + row.count], cells)
-        return StepResult(
-            plan.step, tuple(tokens), result.logprobs, result.prompt_logprobs, result.failures
-        )
+        return StepResult(plan.step, tuple(tokens), result.logprobs, result.prompt_logprobs, result.failures)
 
     def _token(self, slot: _Slot, position: int) -> int:
         if position < len(slot.log.tokens):
