@@ -80,8 +80,8 @@ class Scheduler:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
         if layout.max_batch_tokens < layout.max_seqs:
             raise ValueError(
-                f"max_batch_tokens ({layout.max_batch_tokens}) must be at least max_seqs ({layout.max_seqs}), "
-                "so that no running sequence is left out of a step"
+                f"max_batch_tokens ({layout.max_batch_tokens}) must be at least max_seqs ({layout.max_seqs}) "
+                "or a running sequence is left out of a step"
             )
         self.layout = layout
         self._policy = policy

@@ -1,0 +1,169 @@
+"""Anything in any order: requests come and are cancelled, steps are planned up to four ahead, committed."""
+
+import pytest
+from fake_executor import Bench, FakeExecutor, make_log, solo
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from personae.engine.fairness import FirstComeFirstServed, VirtualTokenCounters
+from personae.engine.pages import PagePool
+from personae.engine.plan import MemoryLayout
+from personae.engine.prefix import PrefixCache
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog
+
+FAR = 4
+HEADS = (tuple(range(30)), tuple(range(12)) + tuple(range(60, 78)))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Every sequence ends once, with the tokens that it would have alone; nothing is left behind."""
+
+    ids: Bundle[str] = Bundle("ids")
+
+    @initialize(
+        pages=st.integers(2, 24),
+        page_size=st.integers(1, 5),
+        max_seqs=st.integers(1, 5),
+        spare=st.integers(0, 12),
+        max_model_len=st.integers(8, 48),
+        policy=st.sampled_from([FirstComeFirstServed, VirtualTokenCounters]),
+    )
+    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy):
+        self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare)
+        self.logs: dict[str, SequenceLog] = {}
+        self.it = Bench(Scheduler(self.layout, policy()), FakeExecutor(self.layout, self.fails), FAR)
+
+    @staticmethod
+    def fails(log: SequenceLog, position: int) -> str | None:
+        return "planned to fail" if log.tenant == "unlucky" and position >= log.prompt_length + 2 else None
+
+    @rule(
+        target=ids,
+        head=st.sampled_from(HEADS),
+        length=st.integers(1, 30),
+        tail=st.lists(st.integers(90, 93), max_size=3),
+        tenant=st.sampled_from(["a", "a", "b", "unlucky"]),
+        adapter=st.sampled_from([None, None, "x"]),
+        max_tokens=st.integers(1, 12),
+        logprobs=st.sampled_from([None, None, 1]),
+        prompt_logprobs=st.sampled_from([None, None, None, 1]),
+        siblings=st.integers(0, 2),
+    )
+    def add(self, head, length, tail, tenant, adapter, max_tokens, logprobs, prompt_logprobs, siblings):
+        first = f"s{len(self.logs)}"
+        added = []
+        for i in range(siblings + 1):
+            log = make_log(
+                f"s{len(self.logs)}",
+                (*head[:length], *tail),
+                max_tokens=max_tokens,
+                tenant=tenant,
+                adapter=adapter,
+                seed=i,
+                after=first if i else None,
+                eos=tuple(range(8)),
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+            self.logs[log.id] = log
+            self.it.add(log)
+            added.append(log.id)
+        return multiple(*added)
+
+    @rule(id=ids)
+    def cancel(self, id):
+        self.it.cancel(id)
+
+    @precondition(lambda self: len(self.it.executor) < FAR)
+    @rule()
+    def plan(self):
+        self.it.plan()
+
+    @precondition(lambda self: len(self.it.executor))
+    @rule()
+    def commit(self):
+        self.it.commit()
+
+    @rule(steps=st.integers(1, 12), depth=st.integers(1, FAR))
+    def run_for_a_while(self, steps, depth):
+        self.it.depth = depth
+        for _ in range(steps):
+            self.it.step()
+
+    @invariant()
+    def the_books_agree(self):
+        if hasattr(self, "it"):
+            self.it.scheduler.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "it"):
+            return
+        self.it.run()
+        for id, brought in self.it.brought.items():
+            log = self.logs[id]
+            if log.prompt_length >= self.layout.max_model_len:
+                assert brought.cancelled or brought.finish == "error"
+                continue
+            alone = solo(log, self.layout.max_model_len)
+            if brought.cancelled or brought.finish == "error":
+                assert brought.tokens == alone.tokens[: len(brought.tokens)]
+                continue
+            assert brought.tokens == alone.tokens
+            assert (brought.finish, brought.stop_token) == (alone.finish, alone.stop_token)
+            assert brought.logprobs == alone.logprobs
+            assert brought.prompt_logprobs == alone.prompt_logprobs
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+def small_world() -> Bench:
+    layout = MemoryLayout(12, 4, 3, 48, 16)
+    it = Bench(Scheduler(layout, FirstComeFirstServed()), FakeExecutor(layout), 2)
+    it.add(*(make_log(str(i), range(i, i + 9), max_tokens=9) for i in range(6)))
+    return it
+
+
+def test_integrity_catches_a_leaked_page(monkeypatch):
+    it = small_world()
+    release = PagePool.release
+    monkeypatch.setattr(PagePool, "release", lambda pool, page: None if page == 3 else release(pool, page))
+    with pytest.raises(AssertionError, match="page 3"):
+        it.run()
+
+
+def test_integrity_catches_a_lease_that_is_kept(monkeypatch):
+    it = small_world()
+    monkeypatch.setattr(PrefixCache, "unpin", lambda cache, node: None)
+    it.run()
+    it.add(make_log("copies", [*range(5, 11), 99]))
+    with pytest.raises(AssertionError, match="leases"):
+        it.run()
+
+
+def test_integrity_catches_a_slot_with_two_owners():
+    it = small_world()
+    it.step()
+    table = it.scheduler._running
+    next(iter(table)).slot = table.decoding[-1].slot
+    with pytest.raises(AssertionError, match=r"slot \d is owned 2 times"):
+        it.scheduler.check_integrity()
+
+
+def test_integrity_catches_a_sequence_that_outlives_its_end():
+    it = small_world()
+    it.step()
+    del it.scheduler._roster.sequences["0"]
+    with pytest.raises(AssertionError, match="sequences"):
+        it.scheduler.check_integrity()

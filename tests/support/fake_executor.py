@@ -1,0 +1,289 @@
+"""An executor without a model: a small real program that obeys plans exactly as engine/plan.py says.
+
+A page is `page_size` cells. The "KV" of a position is a number made from its token and from *all* cells
+before it, read through the slot's page table; a sampled token is made from the cells up to its position,
+the seed and the position. So a wrong page, a stale write, a wrong copy or a missing token anywhere changes
+tokens, as it would with attention. The cells also depend on tenant salt and adapter: KV that leaks between
+them changes tokens, too.
+
+`solo` computes what a sequence must bring, without pages, slots or batches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+
+VOCAB = 101
+EOS = (0, 1, 2)
+
+
+def make_log(
+    id: str,
+    prompt: Iterable[int],
+    *,
+    max_tokens: int = 8,
+    emitted: tuple[int, ...] = (),
+    adapter: str | None = None,
+    tenant: str = "default",
+    after: str | None = None,
+    eos: tuple[int, ...] = EOS,
+    **params: object,
+) -> SequenceLog:
+    """A log; the tenant's name is its salt."""
+    prompt = tuple(prompt)
+    return SequenceLog(
+        id,
+        prompt + emitted,
+        len(prompt),
+        SamplingParams(max_tokens=max_tokens, **{"seed": 1, **params}),  # type: ignore[arg-type]  # test data
+        eos=eos,
+        adapter=adapter,
+        tenant=tenant,
+        salt=tenant.encode(),
+        after=after,
+    )
+
+
+def _cell(log: SequenceLog, token: int, before: list[int]) -> int:
+    owner = crc32(log.salt + (log.adapter or "base").encode())
+    return hash((owner, token, len(before), *before))
+
+
+def _sample(log: SequenceLog, cells: list[int]) -> int:
+    return hash((log.params.seed, len(cells), *cells)) % VOCAB
+
+
+def _logprob(token: int, cells: list[int]) -> TokenLogprobs:
+    return TokenLogprobs(token, -float(hash((token, *cells)) % 1009), 1)
+
+
+@dataclass
+class Brought:
+    """What a sequence has brought: the deltas put together."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: str | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    cached: int | None = None
+    cancelled: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.cancelled or self.finish is not None
+
+    def take(self, delta: Delta) -> None:
+        assert not self.ended, f"{delta.id} goes on after its end"
+        assert delta.tokens or delta.prompt_logprobs or delta.finish, (
+            f"{delta.id} has a delta that says nothing"
+        )
+        first = not (self.tokens or self.prompt_logprobs)
+        assert (delta.cached is not None) == first, (
+            f"{delta.id}: cached comes with the first delta, and only then"
+        )
+        self.cached = delta.cached if first else self.cached
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish, self.stop_token, self.error = delta.finish, delta.stop_token, delta.error
+
+
+def solo(log: SequenceLog, max_model_len: int) -> Brought:
+    """The sequence alone, from its log alone."""
+    brought = Brought()
+    tokens, cells, params = list(log.tokens), list[int](), log.params
+    while brought.finish is None:
+        for position in range(len(cells), len(tokens)):
+            if params.prompt_logprobs is not None and position < log.prompt_length:
+                brought.prompt_logprobs.append(_logprob(tokens[position], cells) if position else None)
+            cells.append(_cell(log, tokens[position], cells))
+        token = _sample(log, cells)
+        if params.logprobs is not None:
+            brought.logprobs.append(_logprob(token, cells))
+        tokens.append(token)
+        brought.tokens.append(token)
+        emitted = len(tokens) - log.prompt_length
+        stops = (*params.stop_token_ids, *(() if params.ignore_eos else log.eos))
+        if token in stops and emitted > params.min_tokens:
+            brought.finish, brought.stop_token = "stop", token
+        elif emitted == params.max_tokens or len(tokens) == max_model_len:
+            brought.finish = "length"
+    return brought
+
+
+@dataclass
+class _Slot:
+    log: SequenceLog
+    pages: list[int] = field(default_factory=list)
+    sampled: dict[int, int] = field(default_factory=dict)
+
+
+class FakeExecutor:
+    """`submit` queues plans, `execute` runs the oldest: how many may queue is the caller's lookahead.
+
+    `fails(log, position)` gives the reason why sampling after `position` fails, None when it does not.
+    Raises AssertionError when a plan breaks the contract: a slot used while taken or empty, a page beyond the
+    table, a token that nobody knows, a cell never written, a write into a page that another slot can read.
+    """
+
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        fails: Callable[[SequenceLog, int], str | None] = lambda log, position: None,
+    ) -> None:
+        self.layout = layout
+        self._fails = fails
+        self._cells: list[list[int | None]] = [[None] * layout.page_size for _ in range(layout.num_pages)]
+        self._slots: dict[int, _Slot] = {}
+        self._plans: deque[StepPlan] = deque()
+        self.copied = 0
+        self.computed = 0
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def execute(self) -> StepResult:
+        plan = self._plans.popleft()
+        for slot in plan.releases:
+            assert slot in self._slots, f"slot {slot} is released and is empty"
+            del self._slots[slot]
+        for admission in plan.admissions:
+            assert admission.slot not in self._slots, f"slot {admission.slot} is given out and is taken"
+            assert 0 <= admission.slot < self.layout.max_seqs
+            self._slots[admission.slot] = _Slot(admission.log)
+        sources, targets = {s for s, _ in plan.copies}, {t for _, t in plan.copies}
+        assert not sources & targets, "copies of one plan depend on their order"
+        assert len(targets) == len(plan.copies), "two copies into one page"
+        for source, target in plan.copies:
+            self._cells[target] = list(self._cells[source])
+            self.copied += 1
+        for row in plan.rows:
+            self._slots[row.slot].pages += row.pages
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
+        assert sum(row.count for row in plan.rows) <= self.layout.max_batch_tokens, "over the token budget"
+        self._check_writes(plan)
+        tokens: list[int | None] = []
+        result = StepResult(plan.step, (), {}, {}, {})
+        for index, row in enumerate(plan.rows):
+            slot = self._slots[row.slot]
+            log = slot.log
+            cells = self._read(slot, row.start)
+            for position in range(row.start, row.start + row.count):
+                token = self._token(slot, position)
+                cells.append(_cell(log, token, cells))
+                page, offset = divmod(position, self.layout.page_size)
+                self._cells[slot.pages[page]][offset] = cells[-1]
+                self.computed += 1
+            if log.params.prompt_logprobs is not None and row.start < log.prompt_length:
+                ends = range(row.start + 1, min(row.start + row.count + 1, log.prompt_length))
+                entries = [_logprob(log.tokens[end], cells[:end]) for end in ends]
+                result.prompt_logprobs[index] = (*(() if row.start else (None,)), *entries)
+            tokens.append(None)
+            if row.samples:
+                why = self._fails(log, row.start + row.count)
+                if why is not None:
+                    result.failures[index] = why
+                    continue
+                tokens[-1] = slot.sampled[row.start + row.count] = _sample(log, cells)
+                if log.params.logprobs is not None:
+                    result.logprobs[index] = _logprob(slot.sampled[row.start + row.count], cells)
+        return StepResult(plan.step, tuple(tokens), result.logprobs, result.prompt_logprobs, result.failures)
+
+    def _token(self, slot: _Slot, position: int) -> int:
+        if position < len(slot.log.tokens):
+            return slot.log.tokens[position]
+        # After a failure nothing was sampled, yet rows planned ahead still come; their results are discarded.
+        return slot.sampled.get(position, 0) if self._fails(slot.log, position) else slot.sampled[position]
+
+    def _read(self, slot: _Slot, end: int) -> list[int]:
+        cells = []
+        for position in range(end):
+            page, offset = divmod(position, self.layout.page_size)
+            cell = self._cells[slot.pages[page]][offset]
+            assert cell is not None, f"{slot.log.id} reads position {position}, which was never computed"
+            cells.append(cell)
+        return cells
+
+    def _check_writes(self, plan: StepPlan) -> None:
+        readers: dict[int, set[int]] = {}
+        for number, slot in self._slots.items():
+            for page in slot.pages:
+                readers.setdefault(page, set()).add(number)
+        for row in plan.rows:
+            pages = self._slots[row.slot].pages
+            size = self.layout.page_size
+            assert row.count > 0
+            assert row.start + row.count <= self.layout.max_model_len, "beyond the context"
+            for page in range(row.start // size, (row.start + row.count - 1) // size + 1):
+                assert page < len(pages), f"slot {row.slot} writes beyond its page table"
+                assert readers[pages[page]] == {row.slot}, f"slot {row.slot} writes a page that others read"
+
+
+class Bench:
+    """Scheduler and fake executor in one loop, `depth` plans in flight; puts the deltas together by id."""
+
+    def __init__(self, scheduler: Scheduler, executor: FakeExecutor, depth: int = 2) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.depth = depth
+        self.brought: dict[str, Brought] = {}
+        self.ended: list[str] = []
+
+    def add(self, *logs: SequenceLog) -> None:
+        for log in logs:
+            self.brought[log.id] = Brought()
+            self.scheduler.add(log)
+
+    def cancel(self, id: str) -> bool:
+        done = self.scheduler.cancel(id)
+        assert done != self.brought[id].ended, "cancel says whether the sequence was still there"
+        self.brought[id].cancelled |= done
+        return done
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.executor.submit(plan)
+        return plan
+
+    def commit(self) -> tuple[Delta, ...]:
+        deltas = self.scheduler.commit(self.executor.execute())
+        for delta in deltas:
+            self.brought[delta.id].take(delta)
+            if delta.finish is not None:
+                self.ended.append(delta.id)
+        return deltas
+
+    def step(self) -> bool:
+        """Fill the executor, then take one result. False when there is nothing to do."""
+        while len(self.executor) < self.depth and self.plan() is not None:
+            pass
+        if not len(self.executor):
+            return False
+        self.commit()
+        return True
+
+    def run(self, limit: int = 10_000) -> dict[str, Brought]:
+        """To the end of all sequences."""
+        for _ in range(limit):
+            if not self.step():
+                break
+        else:
+            raise AssertionError(f"not done after {limit} steps")
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        self.scheduler.check_integrity()
+        unfinished = [id for id, brought in self.brought.items() if not brought.ended]
+        assert not unfinished, f"never ended: {unfinished}"
+        return self.brought
