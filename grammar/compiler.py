@@ -3,11 +3,21 @@
 `compile` may run on any number of threads at once; `get` and `put` are quick and may be called from anywhere.
 """
 
+import json
 from collections import OrderedDict
+from collections.abc import Iterator
 from threading import Lock
 
-from personae.grammar.backend import CompiledGrammar
-from personae.grammar.registry import make_backend
+import msgspec
+
+from personae.errors import GrammarError
+from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
+from personae.grammar.schema.document import Schema, parse_schema
+from personae.grammar.schema.formats import spell_formats
+from personae.grammar.schema.gate import Unenforced, strip, unenforced
+from personae.grammar.schema.prepare import refusal, weakened
+from personae.grammar.schema.worker import CanonicalWorker
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -16,7 +26,9 @@ class GrammarCompiler:
     """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes."""
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 * 2**20) -> None:
-        self._backend = make_backend("xgrammar", vocabulary)
+        self._vocabulary = vocabulary
+        self._backends: dict[str, GrammarBackend] = {}
+        self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._bytes = 0
@@ -26,10 +38,6 @@ class GrammarCompiler:
     def cached_bytes(self) -> int:
         """Bytes held by the cache."""
         return self._bytes
-
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile without looking at the cache. Raises GrammarError when the spec cannot be enforced."""
-        return self._backend.compile(spec)
 
     def get(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """The compiled grammar of an equal spec, if it is in the cache."""
@@ -49,3 +57,65 @@ class GrammarCompiler:
             while self._bytes > self._cache_bytes:
                 _, evicted = self._cached.popitem(last=False)
                 self._bytes -= evicted.nbytes
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile, without looking at the cache, with the fastest backend that enforces all of the spec.
+
+        A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
+        the answer with `schema.validate.validate_answer`. Raises GrammarError when the spec is malformed or,
+        if strict, cannot be enforced.
+        """
+        if spec.kind == "json_schema":
+            return self._compile_schema(spec)
+        return self._backend(BACKENDS_OF_KIND[spec.kind][0]).compile(spec)
+
+    def close(self) -> None:
+        """End the helper process."""
+        self._worker.close()
+
+    def _compile_schema(self, spec: GrammarSpec) -> CompiledGrammar:
+        document = parse_schema(spec.source)
+        reason: Unenforced | GrammarError | None = None
+        for schema in self._rewritings(document):
+            for name in BACKENDS_OF_KIND["json_schema"]:
+                missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
+                if missing is None:
+                    try:
+                        return self._backend(name).compile(_with_source(spec, schema, strict=True))
+                    except GrammarError as error:
+                        missing = error
+                if name == BACKENDS_OF_KIND["json_schema"][0]:
+                    reason = missing
+        if spec.strict:
+            raise refusal(document, reason)
+        return self._compile_best_effort(spec, document)
+
+    def _rewritings(self, document: Schema) -> Iterator[Schema]:
+        """Schemas equal to `document`: as written, then in canonical form if it has one."""
+        yield spell_formats(strip(document))
+        try:
+            yield spell_formats(strip(self._worker.canonicalise(document)))
+        except GrammarError:
+            return
+
+    def _compile_best_effort(self, spec: GrammarSpec, document: Schema) -> CompiledGrammar:
+        """As much of the schema as llguidance takes; any JSON at the least."""
+        backend = self._backend("llguidance")
+        kind = document.get("type") if isinstance(document, dict) else None
+        loose = {"type": kind} if isinstance(kind, str | list) else True
+        for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose):
+            try:
+                return backend.compile(_with_source(spec, schema, strict=False))
+            except GrammarError:
+                continue
+        return backend.compile(_with_source(spec, True, strict=False))
+
+    def _backend(self, name: str) -> GrammarBackend:
+        with self._lock:
+            if name not in self._backends:
+                self._backends[name] = make_backend(name, self._vocabulary)
+            return self._backends[name]
+
+
+def _with_source(spec: GrammarSpec, schema: Schema, *, strict: bool) -> GrammarSpec:
+    return msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)

@@ -3,16 +3,24 @@
 from importlib import import_module
 
 from personae.grammar.backend import GrammarBackend
+from personae.grammar.spec import GrammarKind
 from personae.grammar.vocabulary import Vocabulary
 
 _FACTORIES = {
+    "llguidance": ("personae.grammar.backends.llguidance", "LLGuidanceBackend"),
     "xgrammar": ("personae.grammar.backends.xgrammar", "XGrammarBackend"),
 }
 
-
-def backend_names() -> tuple[str, ...]:
-    """The names of the backends, fastest first."""
-    return tuple(_FACTORIES)
+# The backends that take each kind of spec, fastest first. Both fill a mask in 20 to 60 µs at 100k ids;
+# llguidance compiles a schema in about 1 ms, where xgrammar takes 40 ms, or seconds for a long `maxLength`.
+BACKENDS_OF_KIND: dict[GrammarKind, tuple[str, ...]] = {
+    "json_schema": ("llguidance", "xgrammar"),
+    "json_object": ("llguidance",),
+    "regex": ("llguidance",),
+    "choice": ("llguidance",),
+    "lark": ("llguidance",),
+    "ebnf": ("xgrammar",),
+}
 
 
 def make_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:

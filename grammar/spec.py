@@ -4,15 +4,16 @@ from typing import Literal
 
 import msgspec
 
-GrammarKind = Literal["json_schema", "json_object"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     """A constraint in the form in which it was asked for.
 
-    `source` is the schema as canonical JSON text for `json_schema`, "" for `json_object`. `strict` means:
-    enforce all of it or refuse. Equal specs compile to the same grammar, so a spec is the key of the cache of
-    compiled grammars.
+    `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for `choice`,
+    the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
+    `json_object`. `strict` is for schemas: enforce all of it or refuse; otherwise bind what can be bound.
+    Equal specs compile to the same grammar, so a spec is the key of the cache of compiled grammars.
     """
 
     kind: GrammarKind

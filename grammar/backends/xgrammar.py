@@ -11,8 +11,7 @@ import xgrammar
 
 from personae.errors import GrammarError
 from personae.grammar.masks import allow_only
-from personae.grammar.schema.document import MAX_WHITESPACE, SCHEMA_PARAM, parse_schema
-from personae.grammar.schema.gate import require_enforced
+from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -37,20 +36,22 @@ class XGrammarBackend:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> "XGrammarCompiled":
-        """Compile a spec. Raises GrammarError when malformed or, if `strict`, not wholly enforced."""
-        source = '{"type":"object"}'
-        if spec.kind == "json_schema":
-            source = spec.source
-            schema = parse_schema(source)
-            if spec.strict:
-                require_enforced(schema)
+        """Compile a spec. Raises GrammarError when it is malformed."""
         try:
-            grammar = self._compiler.compile_json_schema(
-                source, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE, strict_mode=False
-            )
+            if spec.kind == "ebnf":
+                grammar = self._compiler.compile_grammar(spec.source)
+            else:
+                grammar = self._compiler.compile_json_schema(
+                    spec.source if spec.kind == "json_schema" else '{"type":"object"}',
+                    any_whitespace=True,
+                    max_whitespace_cnt=MAX_WHITESPACE,
+                    strict_mode=False,
+                )
         except RuntimeError as error:
             reason = _WHERE.sub("", str(error)).strip()
-            raise GrammarError(f"The schema cannot be compiled: {reason}", param=SCHEMA_PARAM) from error
+            raise GrammarError(
+                f"The {spec.kind} cannot be compiled: {reason}", param=PARAMS[spec.kind]
+            ) from error
         return XGrammarCompiled(grammar, self._vocabulary)
 
 

@@ -9,6 +9,14 @@ import msgspec
 from personae.errors import GrammarError
 
 SCHEMA_PARAM = "response_format.json_schema.schema"
+PARAMS = {
+    "json_schema": SCHEMA_PARAM,
+    "json_object": "response_format",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "ebnf": "structured_outputs.grammar",
+    "lark": "structured_outputs.grammar",
+}
 
 # The most whitespace characters between two tokens of JSON: enough for a line break and a deep indent, and an
 # end to a model that would write blanks for ever.
@@ -19,21 +27,28 @@ MAX_DEPTH = 64
 
 Schema = dict[str, Any] | bool
 
-_DIALECTS: dict[str, type[jsonschema_rs.Validator]] = {
-    "draft-04": jsonschema_rs.Draft4Validator,
-    "draft-06": jsonschema_rs.Draft6Validator,
-    "draft-07": jsonschema_rs.Draft7Validator,
-    "2019-09": jsonschema_rs.Draft201909Validator,
-    "2020-12": jsonschema_rs.Draft202012Validator,
+_DIALECTS = {
+    "draft-03": None,
+    "draft-04": jsonschema_rs.Draft4,
+    "draft-06": jsonschema_rs.Draft6,
+    "draft-07": jsonschema_rs.Draft7,
+    "2019-09": jsonschema_rs.Draft201909,
+    "2020-12": jsonschema_rs.Draft202012,
+}
+_VALIDATORS: dict[int, type[jsonschema_rs.Validator]] = {
+    jsonschema_rs.Draft4: jsonschema_rs.Draft4Validator,
+    jsonschema_rs.Draft6: jsonschema_rs.Draft6Validator,
+    jsonschema_rs.Draft7: jsonschema_rs.Draft7Validator,
+    jsonschema_rs.Draft201909: jsonschema_rs.Draft201909Validator,
+    jsonschema_rs.Draft202012: jsonschema_rs.Draft202012Validator,
 }
 
 
 def parse_schema(source: str) -> Schema:
     """Decode a schema and check that it is well-formed in its dialect.
 
-    The dialect is the one that `$schema` names; without it 2020-12, or draft 7 for schemas that only draft 7
-    knows how to read. Raises GrammarError, naming the place, when the text is not JSON, not a schema, nested
-    too deeply, or when a `$ref` does not resolve within it: nothing is ever fetched.
+    Raises GrammarError, naming the place, when the text is not JSON, not a schema, nested too deeply, or when
+    a `$ref` does not resolve within it: nothing is ever fetched.
     """
     try:
         document = msgspec.json.decode(source)
@@ -46,19 +61,37 @@ def parse_schema(source: str) -> Schema:
     return document
 
 
-def validator(schema: Schema) -> jsonschema_rs.Validator:
-    """A validator of instances for a schema in any dialect. Raises GrammarError as `parse_schema` does."""
-    named = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
-    dialects = [dialect for name, dialect in _DIALECTS.items() if name in named]
-    failure: Exception | None = None
-    for dialect in dialects or [jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft7Validator]:
-        try:
-            return dialect(schema, offline=True)
-        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-            failure = failure or error
-    place = pointer(getattr(failure, "instance_path", []))
-    reason = str(getattr(failure, "message", failure)).rstrip(".")
-    raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from failure
+def dialect(document: dict[str, Any]) -> int:
+    """The draft in which a document is written, as jsonschema-rs numbers them.
+
+    It is the one that `$schema` names; without it 2020-12, or draft 7 for a document with keywords that only
+    draft 7 has a meaning for. Raises GrammarError for a `$schema` that is none of them.
+    """
+    named = document.get("$schema")
+    if named is None or "json-schema.org/schema" in str(named):
+        return jsonschema_rs.Draft7 if _has_legacy_keywords(document) else jsonschema_rs.Draft202012
+    draft = next((draft for name, draft in _DIALECTS.items() if name in str(named)), None)
+    if draft is None:
+        raise GrammarError(f"The $schema {named!r} is not a dialect known here.", param=SCHEMA_PARAM)
+    return draft
+
+
+def _has_legacy_keywords(value: Any) -> bool:
+    if isinstance(value, dict):
+        legacy = isinstance(value.get("dependencies"), dict) or isinstance(value.get("items"), list)
+        return legacy or "additionalItems" in value or any(map(_has_legacy_keywords, value.values()))
+    return isinstance(value, list) and any(map(_has_legacy_keywords, value))
+
+
+def validator(document: Schema) -> jsonschema_rs.Validator:
+    """A validator of instances, formats included. Raises GrammarError as `parse_schema` does."""
+    draft = dialect(document) if isinstance(document, dict) else jsonschema_rs.Draft202012
+    try:
+        return _VALIDATORS[draft](document, offline=True, validate_formats=True)
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        place = pointer(getattr(error, "instance_path", []))
+        reason = error.message.rstrip(".")
+        raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from error
 
 
 def pointer(path: Iterable[str | int]) -> str:

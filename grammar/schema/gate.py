@@ -1,102 +1,119 @@
-"""The gate: closed by default. A keyword passes only where the backend is known to enforce it."""
+"""The gate: closed by default. A keyword passes only where a backend is known to enforce all that it says.
 
-import re
+What a backend enforces was found by probing it (tests/grammar/schema/test_gate.py repeats the probes), not by
+reading what it claims.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from personae.errors import GrammarError
-from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.formats import FORMATS
+from personae.grammar.schema.walk import Path, rebuild, subschemas
 
-# Say nothing about which instances are valid.
-ANNOTATIONS = frozenset(
-    {
-        "$schema",
-        "$id",
-        "id",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-    }
-    | {"writeOnly", "$defs", "definitions"}
+# Every keyword of every draft that binds instances. Others are unknown to JSON Schema, and bind nothing.
+ASSERTIONS = frozenset(
+    {"type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"}
+    | {"then", "else", "properties", "patternProperties", "additionalProperties", "propertyNames", "required"}
+    | {"minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"}
+    | {"unevaluatedProperties", "unevaluatedItems", "items", "prefixItems", "additionalItems", "contains"}
+    | {"minContains", "maxContains", "minItems", "maxItems", "uniqueItems", "minimum", "maximum"}
+    | {"exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "format"}
+    | {"extends", "disallow", "divisibleBy"}
 )
 
-# What xgrammar enforces of a schema that has this one type.
-_BY_TYPE = {
-    "object": frozenset({"properties", "required", "additionalProperties"}),
-    "array": frozenset({"items", "minItems", "maxItems"}),
-    "string": frozenset[str](),  # under a length it would let through raw control characters
-    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
-    "number": frozenset[str](),
-    "boolean": frozenset[str](),
-    "null": frozenset[str](),
-}
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-_ALONE = ("$ref", "anyOf", "enum", "const")
+# Keywords by which one schema finds another.
+_NAMES = frozenset({"$schema", "$id", "id", "$anchor", "$defs", "definitions"})
+
+_EXACT = 2**53  # doubles hold every integer up to here
 
 
-def require_enforced(schema: Schema) -> None:
-    """Raise GrammarError, naming the keyword and its JSON pointer, unless xgrammar enforces all of it."""
-    _require(schema, [])
+@dataclass(frozen=True, slots=True)
+class Unenforced:
+    """A keyword that would be passed over, where it stands, and its value."""
+
+    keyword: str
+    path: Path
+    value: Any
 
 
-def _require(schema: Schema, path: list[str | int]) -> None:
-    if isinstance(schema, bool):
-        if not schema:
-            raise _refusal("false", path)
-        return
-    keywords = [key for key in schema if key not in ANNOTATIONS]
-    values = schema["enum"] if "enum" in schema else [schema.get("const")]
-    if set(keywords) in ({"type", "enum"}, {"type", "const"}) and all(
-        _is_a(value, schema["type"]) for value in values
-    ):
-        return
-    if len(keywords) == 1 and keywords[0] in _ALONE:
-        keyword = keywords[0]
-        if keyword == "$ref" and not re.match("#(/|$)", str(schema["$ref"])):
-            raise _refusal("$ref", [*path, "$ref"])
-        for index, branch in enumerate(schema[keyword] if keyword == "anyOf" else ()):
-            _require(branch, [*path, "anyOf", index])
-    elif keywords:
-        _require_type(schema, keywords, path)
-    for holder in ("$defs", "definitions"):
-        for name, definition in schema.get(holder, {}).items():
-            _require(definition, [*path, holder, name])
-
-
-def _require_type(schema: dict[str, Any], keywords: list[str], path: list[str | int]) -> None:
-    kind = schema.get("type")
-    for keyword in keywords:
-        if keyword != "type" and (not isinstance(kind, str) or keyword not in _BY_TYPE[kind]):
-            raise _refusal(keyword, [*path, keyword])
-    for name, value in schema.get("properties", {}).items():
-        _require(value, [*path, "properties", name])
-    for keyword in ("items", "additionalProperties"):
-        if schema.get(keyword, False) is not False:
-            _require(schema[keyword], [*path, keyword])
-    missing = set(schema.get("required", ())) - set(schema.get("properties", {}))
-    if missing:
-        raise _refusal("required", [*path, "required"])
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    types = _PYTHON_TYPES.get(kind, ()) if isinstance(kind, str) else ()
-    return isinstance(value, types) and (isinstance(value, bool) == (kind == "boolean"))
-
-
-def _refusal(keyword: str, path: list[str | int]) -> GrammarError:
-    return GrammarError(
-        f"The keyword {keyword!r} at {pointer(path)} cannot be enforced here; "
-        'remove it, or send "strict": false for an answer that follows the schema as far as possible.',
-        param=SCHEMA_PARAM,
+def strip(schema: Any) -> Any:
+    """The schema without what binds nothing: annotations, unknown keywords and formats, empty conditions."""
+    if not isinstance(schema, dict):
+        return schema
+    return rebuild(
+        {keyword: value for keyword, value in schema.items() if _binds(keyword, value)},
+        lambda _, child: strip(child),
     )
+
+
+def _binds(keyword: str, value: Any) -> bool:
+    if keyword == "format":
+        return value in FORMATS
+    if keyword in ("uniqueItems", "minProperties", "minItems", "minLength"):
+        return bool(value)
+    return keyword in ASSERTIONS or keyword in _NAMES
+
+
+def unenforced(schema: Schema, backend: str) -> Iterator[Unenforced]:
+    """The keywords of a schema that `backend` would pass over, outermost first."""
+    enforces = _BACKENDS[backend]
+    for one, path in subschemas(schema):
+        for keyword, value in one.items():
+            if keyword in ASSERTIONS and not enforces(keyword, one):
+                yield Unenforced(keyword, (*path, keyword), value)
+
+
+_LLGUIDANCE = frozenset(
+    {"type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "properties", "patternProperties"}
+    | {
+        "additionalProperties",
+        "required",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+    }
+    | {"maxItems", "minLength", "maxLength", "pattern"}
+)
+# Of date and time it lets invalid ones through: formats.py spells them.
+_LLGUIDANCE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+
+
+def _llguidance_enforces(keyword: str, schema: dict[str, Any]) -> bool:
+    """It also refuses by itself what it cannot follow, as oneOf with branches that may overlap."""
+    value = schema[keyword]
+    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+        return bool(abs(value) <= _EXACT or float(value) == value)
+    if keyword == "format":
+        return value in _LLGUIDANCE_FORMATS
+    if keyword == "minProperties":
+        # A property that is not listed may be written twice, and is one property then.
+        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+        return bool(closed or value <= len(set(schema.get("required", ()))) + 1)
+    return keyword in _LLGUIDANCE
+
+
+def _xgrammar_enforces(keyword: str, schema: dict[str, Any]) -> bool:
+    """Under lengths and patterns it allows raw control characters, in open objects listed names, escaped."""
+    value = schema[keyword]
+    if keyword == "additionalProperties":
+        return value is False or not schema.get("properties")
+    if keyword in ("$ref", "anyOf", "enum", "const"):
+        return not any(other in ASSERTIONS for other in schema if other != keyword)
+    if keyword in ("properties", "required"):
+        listed = schema.get("properties", {})
+        return schema.get("additionalProperties") is False and set(schema.get("required", ())) <= set(listed)
+    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        return schema.get("type") == "integer" and isinstance(value, int) and abs(value) <= _EXACT
+    if keyword in ("items", "minItems", "maxItems"):
+        return schema.get("type") == "array" and not isinstance(value, list)
+    return keyword == "type" and isinstance(value, str)
+
+
+_BACKENDS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+    "llguidance": _llguidance_enforces,
+    "xgrammar": _xgrammar_enforces,
+}

@@ -1,9 +1,18 @@
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
 import pytest
 from byte_bpe import byte_level_vocabulary
+from grammar_walks import accepts, walk
 
 from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec
+
+VOCABULARY = byte_level_vocabulary()
 
 
 def spec(name: str) -> GrammarSpec:
@@ -53,6 +62,152 @@ def test_putting_a_spec_twice_counts_its_bytes_once():
     assert compiler.cached_bytes == grammar.nbytes
 
 
-def test_a_spec_that_cannot_be_enforced_is_refused():
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = GrammarCompiler(VOCABULARY)
+    yield compiler
+    compiler.close()
+
+
+def schema_spec(schema, strict=True) -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema), strict)
+
+
+REWRITTEN = [
+    {"type": "integer", "oneOf": [{"minimum": 1}, {"maximum": 3}]},
+    {
+        "type": "object",
+        "properties": {"kind": {"enum": ["a", "b"]}, "x": {"type": "integer"}, "y": {"type": "string"}},
+        "required": ["kind"],
+        "additionalProperties": False,
+        "if": {"properties": {"kind": {"const": "a"}}},
+        "then": {"required": ["x"]},
+        "else": {"required": ["y"]},
+    },
+    {"type": "string", "not": {"enum": ["", "a", "ab"]}, "maxLength": 3},
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-c]{1,2}$"},
+        "additionalProperties": {"type": "null"},
+    },
+    {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+        "dependentRequired": {"a": ["b"]},
+    },
+    {"type": ["string", "number"], "not": {"type": "string"}},
+]
+
+
+@pytest.mark.parametrize("schema", REWRITTEN, ids=range(len(REWRITTEN)))
+def test_schemas_that_have_to_be_rewritten_bind_all_the_same(compiler, schema):
+    grammar = compiler.compile(schema_spec(schema))
+    for seed in range(10):
+        text = walk(grammar.matcher(), VOCABULARY, random.Random(seed))
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' at #/uniqueItems"),
+        (
+            {"properties": {"a/b": {"type": "array", "contains": {"const": 1}}}},
+            "'contains' at #/properties/a~1b/contains",
+        ),
+        ({"type": "string", "format": "idn-email"}, "'format' at #/format"),
+        ({"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 3}]}, "'oneOf' at #/oneOf"),
+        ({"type": "string", "pattern": "^(?!a)"}, "look"),
+        (False, "Unsatisfiable"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "Unsatisfiable"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(compiler, schema, message):
+    with pytest.raises(GrammarError, match=message) as refusal:
+        compiler.compile(schema_spec(schema))
+    assert refusal.value.param == "response_format.json_schema.schema"
+    assert refusal.value.code == "invalid_schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "bound"),
+    [
+        (
+            {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+            {"type": "array", "items": {"type": "integer"}},
+        ),
+        ({"type": "string", "pattern": "^(?!a)"}, {"type": "string"}),
+        ({"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 3}]}, {"type": "number"}),
+        (
+            {"type": "object", "required": ["a"], "not": {"required": ["b"]}, "contains": True},
+            {"required": ["a"]},
+        ),
+    ],
+)
+def test_without_strict_what_can_be_bound_is_bound_and_the_answer_is_judged(compiler, schema, bound):
+    spec = schema_spec(schema, strict=False)
+    grammar = compiler.compile(spec)
+    outcomes = set()
+    for seed in range(30):
+        answer = walk(grammar.matcher(), VOCABULARY, random.Random(seed), budget=12).decode()
+        jsonschema.validate(json.loads(answer), bound)
+        outcome = validate_answer(spec, answer).valid
+        assert outcome == jsonschema.Draft202012Validator(schema).is_valid(json.loads(answer))
+        outcomes.add(outcome)
+    assert True in outcomes
+
+
+def test_strictness_changes_nothing_where_all_is_enforced(compiler):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    for strict in (True, False):
+        grammar = compiler.compile(schema_spec(schema, strict))
+        assert accepts(grammar.matcher(), VOCABULARY, b'{"a": 1}')
+        assert not accepts(grammar.matcher(), VOCABULARY, b'{"b": 1}')
+
+
+@pytest.mark.parametrize("source", ["[]", '{"type": "text"}', '{"type":'])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_malformed_schema_is_refused_strict_or_not(compiler, source, strict):
     with pytest.raises(GrammarError):
-        GrammarCompiler(byte_level_vocabulary()).compile(GrammarSpec("json_schema", "[]"))
+        compiler.compile(GrammarSpec("json_schema", source, strict))
+
+
+@pytest.mark.parametrize("source", ["{}", "true"])
+def test_a_schema_that_allows_everything_gives_any_json(compiler, source):
+    grammar = compiler.compile(GrammarSpec("json_schema", source))
+    for seed in range(4):
+        json.loads(walk(grammar.matcher(), VOCABULARY, random.Random(seed)))
+    for text in [b"1", b"null", b'"x"', b"[{}]", b'{"a": true}']:
+        assert accepts(grammar.matcher(), VOCABULARY, text)
+
+
+def test_a_schema_cannot_loosen_its_own_grammar(compiler):
+    schema = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        compiler.compile(schema_spec(schema))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "text"),
+    [
+        ("json_object", "", b'{"a": 1}'),
+        ("regex", "[ab]+c", b"abac"),
+        ("choice", '["yes", "no"]', b"no"),
+        ("lark", 'start: "a" /[0-9]/', b"a7"),
+        ("ebnf", 'root ::= "a" [0-9]', b"a7"),
+    ],
+)
+def test_each_kind_of_spec_finds_its_backend(compiler, kind, source, text):
+    grammar = compiler.compile(GrammarSpec(kind, source))
+    assert accepts(grammar.matcher(), VOCABULARY, text)
+    assert not accepts(grammar.matcher(), VOCABULARY, b"-")
+
+
+def test_threads_compile_side_by_side(compiler):
+    specs = [
+        schema_spec({"const": n} if n % 2 else {"type": "integer", "not": {"const": n}}) for n in range(16)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        grammars = list(pool.map(compiler.compile, specs))
+    for n, grammar in enumerate(grammars):
+        assert accepts(grammar.matcher(), VOCABULARY, str(n).encode()) == bool(n % 2)

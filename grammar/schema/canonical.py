@@ -1,0 +1,126 @@
+"""A schema rewritten into an equal one that a grammar can enforce.
+
+The set algebra (references inlined, allOf merged, schemas without a type split by type, if/then/else,
+dependent schemas and oneOf turned into disjoint alternatives, `not` complemented) is jsonschema-rs's
+canonical form. It speaks a little more than grammars do, which `_lower` rewrites in turn, and it sorts names,
+which `_reorder` undoes: the order of properties is the order in which a model writes them.
+"""
+
+from typing import Any
+
+import jsonschema_rs
+
+from personae.grammar.schema.document import Schema, dialect
+from personae.grammar.schema.patterns import any_of_length, anything_but, complement
+from personae.grammar.schema.walk import rebuild
+
+
+def canonicalise(document: Schema) -> Schema:
+    """An equal schema without the keywords that grammars cannot follow, as far as there is one.
+
+    What could not be rewritten is left in place, for the gate to find.
+    """
+    if isinstance(document, bool):
+        return document
+    draft = dialect(document)
+    inlined = jsonschema_rs.dereference(document, draft=draft, offline=True)
+    canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
+    lowered = _lower(canonical.to_json_schema())
+    return lowered if isinstance(lowered, bool) else _reorder(lowered, _name_order(document, {}))
+
+
+def _lower(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("not") == {}:
+        return False
+    lowered = rebuild(schema, lambda _, child: _lower(child))
+    if "propertyNames" in lowered:
+        lowered = _lower_property_names(lowered)
+    if lowered.get("type") == "string":
+        lowered = _lower_string(lowered)
+    return lowered
+
+
+def _lower_property_names(schema: dict[str, Any]) -> dict[str, Any]:
+    """propertyNames as listed properties and patterns, with nothing allowed besides."""
+    names, patterns = [], []
+    allowed = schema["propertyNames"]
+    for one in allowed.get("anyOf", [allowed]) if isinstance(allowed, dict) else []:
+        if "enum" in one or "const" in one:
+            names += one.get("enum", [one.get("const")])
+        elif set(one) == {"type", "pattern"}:
+            patterns.append(one["pattern"])
+        elif set(one) <= {"type", "minLength", "maxLength"}:
+            patterns.append(any_of_length(one.get("minLength", 0), one.get("maxLength")))
+        else:
+            return schema
+    if not set(schema.get("patternProperties", ())) <= set(patterns):
+        return schema if not _are_listed(schema, names) else _only(schema, names, {})
+    others = schema.get("additionalProperties", True)
+    by_pattern = {pattern: schema.get("patternProperties", {}).get(pattern, others) for pattern in patterns}
+    return _only(schema, names, by_pattern)
+
+
+def _are_listed(schema: dict[str, Any], names: list[str]) -> bool:
+    """Whether each name has its own schema, with which canonical form has merged those of its patterns."""
+    return set(names) <= set(schema.get("properties", {}))
+
+
+def _only(schema: dict[str, Any], names: list[str], by_pattern: dict[str, Any]) -> dict[str, Any]:
+    listed = schema.get("properties", {})
+    others = schema.get("additionalProperties", True)
+    # A name without its own schema that a pattern matches is left to the pattern.
+    matched = jsonschema_rs.validator_for(
+        {"anyOf": [{"pattern": pattern} for pattern in by_pattern] or [False]}
+    )
+    properties = {
+        name: listed.get(name, others) for name in names if name in listed or not matched.is_valid(name)
+    }
+    properties |= {
+        name: value for name, value in listed.items() if name not in names and matched.is_valid(name)
+    }
+    only = {key: value for key, value in schema.items() if key not in ("propertyNames", "patternProperties")}
+    only |= {"properties": properties, "additionalProperties": False}
+    return only | ({"patternProperties": by_pattern} if by_pattern else {})
+
+
+def _lower_string(schema: dict[str, Any]) -> dict[str, Any]:
+    """Strings barred from a list of values or from a simple pattern, as strings that match the complement."""
+    conditions = [{"not": schema["not"]}] if "not" in schema else []
+    conditions += schema.get("allOf", [])
+    rewritten = []
+    for condition in conditions:
+        barred = condition.get("not", {})
+        pattern = None
+        if set(barred) == {"enum"} or set(barred) == {"const"}:
+            pattern = anything_but(barred.get("enum", [barred.get("const")]))
+        elif set(barred) == {"pattern"}:
+            pattern = complement(barred["pattern"])
+        rewritten.append(condition if pattern is None else {"type": "string", "pattern": pattern})
+    rest = {key: value for key, value in schema.items() if key not in ("not", "allOf")}
+    return rest | ({"allOf": rewritten} if rewritten else {})
+
+
+def _name_order(schema: Any, ranks: dict[str, int]) -> dict[str, int]:
+    """The names of all properties in the order in which the document first mentions them."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties")
+        for name in properties if isinstance(properties, dict) else ():
+            ranks.setdefault(name, len(ranks))
+        for value in schema.values():
+            _name_order(value, ranks)
+    elif isinstance(schema, list):
+        for value in schema:
+            _name_order(value, ranks)
+    return ranks
+
+
+def _reorder(schema: Any, ranks: dict[str, int]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    ordered = rebuild(schema, lambda _, child: _reorder(child, ranks))
+    if "properties" in ordered:
+        names = sorted(ordered["properties"], key=lambda name: ranks.get(name, len(ranks)))
+        ordered["properties"] = {name: ordered["properties"][name] for name in names}
+    return ordered

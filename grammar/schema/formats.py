@@ -1,0 +1,70 @@
+"""Formats as patterns, where a backend has none or one that lets invalid strings through.
+
+The patterns may accept less than their RFC (no leap seconds, no year 0), never more.
+"""
+
+from typing import Any
+
+from personae.grammar.schema.walk import rebuild
+
+# The formats that JSON Schema defines. It says to pass over others.
+FORMATS = frozenset(
+    {
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+    }
+    | {"uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer"}
+    | {"relative-json-pointer", "regex"}
+)
+
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP}-02-29)"
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
+
+# RFC 3986 without IP literals, user names, and schemes beyond the usual.
+_CHARACTER = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
+_PATH = f"(?:{_CHARACTER}|[:/])*"
+_HOST = "[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
+_AUTHORITY = f"//{_HOST}(?:/{_PATH})?"
+_TAIL = rf"(?:\?(?:{_CHARACTER}|[:/?])*)?(?:#(?:{_CHARACTER}|[:/?])*)?"
+_ABSOLUTE = f"(?:(?:https?|ftp|wss?):{_AUTHORITY}|(?:urn|mailto|tel|data|tag):{_CHARACTER}{_PATH}){_TAIL}"
+_RELATIVE = f"(?:{_AUTHORITY}|/(?:{_CHARACTER}+(?:/{_PATH})?)?|{_CHARACTER}+(?:/{_PATH})?)?{_TAIL}"
+_REFERENCE = f"(?:{_ABSOLUTE}|{_RELATIVE})"
+
+_POINTER = "(?:/(?:[^/~]|~[01])*)*"
+
+PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uri-reference": _REFERENCE,
+    "iri": _ABSOLUTE,
+    "iri-reference": _REFERENCE,
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+}
+
+
+def spell_formats(schema: Any) -> Any:
+    """The schema with the formats of `PATTERNS` written as patterns."""
+    if not isinstance(schema, dict):
+        return schema
+    spelled = rebuild(schema, lambda _, child: spell_formats(child))
+    if spelled.get("format") in PATTERNS:
+        pattern = PATTERNS[spelled.pop("format")]
+        spelled["allOf"] = [*spelled.get("allOf", ()), {"pattern": f"^(?:{pattern})$"}]
+    return spelled

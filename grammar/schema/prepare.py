@@ -1,0 +1,50 @@
+"""From what the caller wrote to schemas that a backend enforces, or to a refusal that says why.
+
+The schema goes to a backend as it was written where the gate lets it, and in its canonical form otherwise.
+Where neither is wholly enforced a strict schema is refused; for one that is not, `weakened` gives what is
+left of it.
+"""
+
+from personae.errors import GrammarError
+from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
+from personae.grammar.schema.gate import Unenforced, unenforced
+from personae.grammar.schema.walk import Path, rebuild, subschemas
+
+# Rewriting turns these into others: a keyword that the caller did not write came from one of them.
+_ORIGINS = ("not", "oneOf", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref")
+
+
+def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> GrammarError:
+    """Why `document` is refused: a keyword, at the place where the caller wrote it, or a backend's words."""
+    if not isinstance(reason, Unenforced):
+        return reason or GrammarError("The schema cannot be enforced.", param=SCHEMA_PARAM)
+    keyword, path = _origin(document, reason)
+    return GrammarError(
+        f"The keyword {keyword!r} at {pointer(path)} cannot be enforced. Remove it, or set strict to false "
+        "for an answer that follows the schema as far as possible and is checked against it at the end.",
+        param=SCHEMA_PARAM,
+    )
+
+
+def _origin(document: Schema, finding: Unenforced) -> tuple[str, Path]:
+    places = [(one, path) for one, path in subschemas(document) if finding.keyword in one]
+    same = [path for one, path in places if one[finding.keyword] == finding.value]
+    for path in [*same, *(path for _, path in places)]:
+        return finding.keyword, (*path, finding.keyword)
+    for keyword in _ORIGINS:
+        for one, path in subschemas(document):
+            if keyword in one:
+                return keyword, (*path, keyword)
+    return finding.keyword, ()
+
+
+def weakened(schema: Schema, backend: str) -> Schema:
+    """The schema without the keywords that `backend` does not enforce."""
+    return _without({finding.path for finding in unenforced(schema, backend)}, schema, ())
+
+
+def _without(dropped: set[Path], schema: Schema, path: Path) -> Schema:
+    if not isinstance(schema, dict):
+        return schema
+    kept = {keyword: value for keyword, value in schema.items() if (*path, keyword) not in dropped}
+    return rebuild(kept, lambda step, child: _without(dropped, child, (*path, *step)))

@@ -1,0 +1,39 @@
+"""Whether a finished answer is valid: the check behind answers that a grammar could not wholly bind."""
+
+import msgspec
+
+from personae.grammar.schema.document import parse_schema, pointer, validator
+from personae.grammar.spec import GrammarSpec
+
+MAX_VIOLATIONS = 10
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A part of an answer that is not as the schema says: its JSON pointer in the answer, and why."""
+
+    pointer: str
+    message: str
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """The outcome of checking an answer; `violations` holds the first few, and none when it is valid."""
+
+    valid: bool
+    violations: tuple[Violation, ...] = ()
+
+
+def validate_answer(spec: GrammarSpec, answer: str) -> Validation:
+    """Check an answer's text against a spec of kind `json_schema`, with jsonschema-rs, formats included.
+
+    Raises GrammarError when the schema itself is malformed.
+    """
+    try:
+        instance = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Validation(False, (Violation("#", f"The answer is not JSON: {error}"),))
+    violations = []
+    for failure in validator(parse_schema(spec.source)).iter_errors(instance):
+        violations.append(Violation(pointer(failure.instance_path), failure.message))
+        if len(violations) == MAX_VIOLATIONS:
+            break
+    return Validation(not violations, tuple(violations))

@@ -1,0 +1,59 @@
+"""Where schemas lie within a schema."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+# Keywords that hold one schema (`items` a list of them in older drafts), a list of schemas, or a mapping from
+# names to schemas (`dependencies` also to lists of names).
+ONE = frozenset(
+    {
+        "items",
+        "additionalItems",
+        "unevaluatedItems",
+        "contains",
+        "additionalProperties",
+        "unevaluatedProperties",
+    }
+    | {"propertyNames", "not", "if", "then", "else"}
+)
+MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
+NAMED = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+
+
+def children(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """(path from here, schema) of each schema directly within `schema`."""
+    for keyword, value in schema.items():
+        if keyword in NAMED and isinstance(value, dict):
+            for name, one in value.items():
+                yield (keyword, name), one
+        elif isinstance(value, list) and (keyword in MANY or keyword in ONE):
+            for index, one in enumerate(value):
+                yield (keyword, index), one
+        elif keyword in ONE:
+            yield (keyword,), value
+
+
+def rebuild(schema: dict[str, Any], change: Callable[[Path, Any], Any]) -> dict[str, Any]:
+    """A copy of `schema` with each schema directly within it replaced by `change(path from here, it)`."""
+    rebuilt: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in NAMED and isinstance(value, dict):
+            value = {name: change((keyword, name), one) for name, one in value.items()}
+        elif isinstance(value, list) and (keyword in MANY or keyword in ONE):
+            value = [change((keyword, index), one) for index, one in enumerate(value)]
+        elif keyword in ONE:
+            value = change((keyword,), value)
+        rebuilt[keyword] = value
+    return rebuilt
+
+
+def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Every schema object within a schema and itself, with its path, outermost first."""
+    if isinstance(schema, dict):
+        yield schema, path
+        for step, child in children(schema):
+            yield from subschemas(child, (*path, *step))

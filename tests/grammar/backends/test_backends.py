@@ -1,0 +1,210 @@
+"""What every backend has to do, whatever library is behind it."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
+import pytest
+from byte_bpe import byte_fallback_json, byte_level_vocabulary
+from grammar_walks import accepts, allowed_tokens, spell, walk
+
+from personae.errors import GrammarError
+from personae.grammar.registry import make_backend
+from personae.grammar.schema.document import MAX_WHITESPACE
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+
+VOCABULARY = byte_level_vocabulary()
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "mood": {"type": "string", "enum": ["happy", "grim", 'a "quoted" one']},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "next"],
+    "additionalProperties": False,
+}
+SCHEMAS = [
+    PERSON,
+    {"type": "object"},
+    {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4},
+    {"anyOf": [{"type": "string"}, {"const": [1, {"a": None}]}]},
+    {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
+    True,
+]
+
+
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
+def backend(request):
+    return make_backend(request.param, VOCABULARY)
+
+
+def compiled(backend, schema):
+    return backend.compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_random_answers_parse_and_validate(backend, schema):
+    grammar = compiled(backend, schema)
+    assert grammar.nbytes > 0
+    for seed in range(8):
+        text = walk(grammar.matcher(), VOCABULARY, random.Random(seed))
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_vocabulary_of_byte_pieces_and_marks_serves_as_well(backend):
+    vocabulary = Vocabulary.from_tokenizer_json(byte_fallback_json(), 320, [2])
+    grammar = compiled(type(backend)(vocabulary), PERSON)
+    for seed in range(4):
+        jsonschema.validate(json.loads(walk(grammar.matcher(), vocabulary, random.Random(seed))), PERSON)
+
+
+def test_json_object_binds_to_any_object(backend):
+    grammar = backend.compile(GrammarSpec("json_object"))
+    for seed in range(8):
+        assert isinstance(json.loads(walk(grammar.matcher(), VOCABULARY, random.Random(seed))), dict)
+    assert accepts(grammar.matcher(), VOCABULARY, b'{"any": [1, {"thing": null}]}')
+    assert not accepts(grammar.matcher(), VOCABULARY, b"[1]")
+
+
+def test_special_and_padded_ids_are_never_allowed_and_stop_tokens_only_at_the_end(backend):
+    grammar = backend.compile(GrammarSpec("json_object"))
+    silent = {token for token, text in enumerate(VOCABULARY.tokens) if not text} | {350, 351}
+    for seed in range(4):
+        matcher, rng = grammar.matcher(), random.Random(seed)
+        for _ in range(60):
+            tokens = allowed_tokens(matcher, VOCABULARY)
+            assert not silent & set(tokens) or tokens == [0]
+            for token in silent - set(tokens) - {350, 351}:
+                assert not matcher.accept(token)
+            if matcher.terminated:
+                break
+            matcher.accept(rng.choice(tokens))
+
+
+def test_every_stop_token_ends_an_answer(backend):
+    vocabulary = Vocabulary(VOCABULARY.tokens, (0, 1), VOCABULARY.special)
+    grammar = compiled(type(backend)(vocabulary), {"const": "x"})
+    for stop in (0, 1):
+        matcher = grammar.matcher()
+        assert all(matcher.accept(token) for token in spell(b'"x"', vocabulary))
+        assert allowed_tokens(matcher, vocabulary) == [0, 1]
+        assert matcher.accept(stop)
+        assert matcher.terminated
+
+
+def test_after_the_end_only_the_stop_token_is_allowed_and_nothing_is_accepted(backend):
+    matcher = compiled(backend, {"const": 1}).matcher()
+    assert accepts(matcher, VOCABULARY, b"1")
+    assert matcher.terminated
+    assert allowed_tokens(matcher, VOCABULARY) == [0]
+    assert not matcher.accept(0)
+    assert not matcher.accept(*spell(b"1", VOCABULARY))
+    matcher.rollback(1)
+    assert not matcher.terminated
+    assert matcher.accept(0)
+
+
+def test_a_refused_token_changes_nothing(backend):
+    matcher = compiled(backend, PERSON).matcher()
+    before = allowed_tokens(matcher, VOCABULARY)
+    assert not matcher.accept(*spell(b"x", VOCABULARY))
+    assert not matcher.accept(0)
+    assert allowed_tokens(matcher, VOCABULARY) == before
+
+
+def test_rollback_and_fork_equal_replay(backend):
+    grammar = compiled(backend, PERSON)
+    for seed in range(6):
+        rng = random.Random(seed)
+        matcher, taken = grammar.matcher(), []
+        for _ in range(40):
+            if matcher.terminated or (taken and rng.random() < 0.3):
+                count = rng.randint(1, len(taken))
+                matcher.rollback(count)
+                del taken[-count:]
+            else:
+                taken.append(rng.choice(allowed_tokens(matcher, VOCABULARY)))
+                assert matcher.accept(taken[-1])
+            replay = grammar.matcher()
+            assert all(replay.accept(token) for token in taken)
+            fork = matcher.fork()
+            expected = allowed_tokens(replay, VOCABULARY)
+            assert allowed_tokens(matcher, VOCABULARY) == allowed_tokens(fork, VOCABULARY) == expected
+            assert matcher.terminated == fork.terminated == replay.terminated
+            fork.accept(rng.choice(expected))  # must not be seen by the matcher
+            assert allowed_tokens(matcher, VOCABULARY) == expected
+
+
+def test_rolling_back_nothing_changes_nothing(backend):
+    matcher = compiled(backend, {"const": 1}).matcher()
+    assert accepts(matcher, VOCABULARY, b"1")
+    matcher.rollback(0)
+    assert matcher.terminated
+
+
+def test_whitespace_comes_to_an_end(backend):
+    grammar = compiled(backend, PERSON)
+    assert accepts(grammar.matcher(), VOCABULARY, b'{\n  "name": "Ada",\n  "age": 36,\n  "next": null\n}')
+    for opening in [b"{", b'{"name"', b'{"name":', b'{"name": ""']:
+        matcher = grammar.matcher()
+        assert all(matcher.accept(token) for token in spell(opening, VOCABULARY))
+        blanks = 0
+        while matcher.accept(*spell(b"\n", VOCABULARY)):
+            blanks += 1
+        assert 0 < blanks <= MAX_WHITESPACE
+
+
+def test_several_threads_compile_at_once(backend):
+    values = [f"thread {index}" for index in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        grammars = list(pool.map(lambda value: compiled(backend, {"const": value}), values))
+    for value, grammar in zip(values, grammars, strict=True):
+        assert accepts(grammar.matcher(), VOCABULARY, json.dumps(value).encode())
+
+
+def test_a_malformed_schema_after_a_good_one_leaves_the_good_one_working(backend):
+    good = compiled(backend, PERSON).matcher()
+    with pytest.raises(GrammarError):
+        compiled(backend, {"type": "text"})
+    assert isinstance(json.loads(walk(good, VOCABULARY, random.Random(1))), dict)
+    text = walk(compiled(backend, PERSON).matcher(), VOCABULARY, random.Random(2))
+    jsonschema.validate(json.loads(text), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "source", "valid", "invalid"),
+    [
+        ("llguidance", "regex", r"[a-c]{2,3}(/|\d)", [b"ab/", b"ccc7"], [b"a/", b"ab", b"abcd/"]),
+        ("llguidance", "choice", '["yes", "no \\"x\\"", "é\\n/"]', [b"yes", "é\n/".encode()], [b"ye"]),
+        ("llguidance", "lark", 'start: "a" b+\nb: /[0-9]+/ ";"', [b"a1;23;"], [b"a", b"1;"]),
+        ("xgrammar", "ebnf", 'root ::= "a" b+\nb ::= [0-9]+ ";"', [b"a1;23;"], [b"a", b"1;"]),
+    ],
+)
+def test_other_kinds_of_grammar_bind_text(name, kind, source, valid, invalid):
+    grammar = make_backend(name, VOCABULARY).compile(GrammarSpec(kind, source))
+    for text in valid:
+        assert accepts(grammar.matcher(), VOCABULARY, text)
+    for text in invalid:
+        assert not accepts(grammar.matcher(), VOCABULARY, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "source", "param"),
+    [
+        ("llguidance", "regex", "(", "structured_outputs.regex"),
+        ("llguidance", "regex", "a(?=b)", "structured_outputs.regex"),
+        ("llguidance", "lark", "start", "structured_outputs.grammar"),
+        ("llguidance", "lark", "start: other", "structured_outputs.grammar"),
+        ("xgrammar", "ebnf", "root = x", "structured_outputs.grammar"),
+    ],
+)
+def test_a_malformed_grammar_is_refused_with_its_parameter(name, kind, source, param):
+    with pytest.raises(GrammarError, match="cannot be compiled") as refusal:
+        make_backend(name, VOCABULARY).compile(GrammarSpec(kind, source))
+    assert refusal.value.param == param
+    assert "<state>" not in refusal.value.message

@@ -1,0 +1,85 @@
+import jsonschema
+import jsonschema_rs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from json_schemas import VALUES, schemas
+
+from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.gate import strip, unenforced
+from personae.grammar.schema.walk import subschemas
+
+
+def accepts(schema, instance):
+    return jsonschema.Draft202012Validator(schema).is_valid(instance)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas(), st.lists(VALUES, min_size=3, max_size=6))
+def test_a_schema_and_its_canonical_form_accept_the_same(schema, instances):
+    try:
+        rewritten = canonicalise(schema)
+    except jsonschema_rs.canonical.CanonicalizationError:
+        return
+    for instance in instances:
+        assert accepts(rewritten, instance) == accepts(schema, instance)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas(), VALUES)
+def test_stripping_changes_nothing(schema, instance):
+    annotated = {"title": "t", "x-guidance": {"lenient": True}, "format": "color", **schema}
+    assert accepts(strip(annotated), instance) == accepts(schema, instance)
+    assert "x-guidance" not in strip(annotated)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {"q": {"type": "string"}}}]},
+        {"$ref": "#/$defs/x", "required": ["p"]},
+        {"minimum": 3, "minLength": 2},
+        {
+            "type": "object",
+            "if": {"required": ["a"]},
+            "then": {"required": ["b"]},
+            "else": {"required": ["c"]},
+        },
+        {"type": "object", "dependentRequired": {"a": ["b"]}, "dependentSchemas": {"b": {"required": ["c"]}}},
+        {"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
+        {"oneOf": [{"type": "integer", "maximum": 7}, {"type": "integer", "minimum": 5}]},
+        {"type": "string", "not": {"enum": ["a", "b"]}},
+        {"type": "integer", "not": {"const": 3}},
+        {"type": ["string", "integer"], "not": {"type": "string"}},
+        {"type": "string", "not": {"pattern": "[^a-z]"}},
+        {"type": "object", "propertyNames": {"pattern": "^x"}, "additionalProperties": {"type": "integer"}},
+        {"type": "object", "propertyNames": {"maxLength": 3}},
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
+        {"properties": {"a": True}, "allOf": [{"properties": {"b": True}}], "unevaluatedProperties": False},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": ["b"]}},
+    ],
+    ids=lambda schema: "+".join(schema),
+)
+def test_rewriting_leaves_nothing_that_llguidance_would_pass_over(schema):
+    document = {**schema, "$defs": {"x": {"type": "object", "properties": {"q": {"minLength": 2}}}}}
+    assert list(unenforced(strip(canonicalise(document)), "llguidance")) == []
+
+
+def test_properties_keep_the_order_in_which_they_were_written():
+    document = {
+        "type": "object",
+        "properties": {
+            "zeta": {"type": "object", "properties": {"y": {}, "x": {"type": "null"}}},
+            "alpha": {},
+        },
+        "additionalProperties": False,
+        "allOf": [{"properties": {"mid": {"type": "string"}, "alpha": {"type": "string"}}}],
+        "not": {"required": ["nothing"]},
+    }
+    orders = [list(one["properties"]) for one, _ in subschemas(canonicalise(document)) if "properties" in one]
+    assert ["zeta", "alpha"] in orders
+
+
+@pytest.mark.parametrize("schema", [True, False])
+def test_a_boolean_is_its_own_canonical_form(schema):
+    assert canonicalise(schema) is schema
