@@ -1,15 +1,15 @@
 """The stage: which actors there are, who supervises whom, and the client that stands before them.
 
-    personae               one_for_one, gives up at once: what Front lost could not be resumed
-    ├── back               one_for_all: its four are one engine and start anew together, caches empty
-    │   ├── executor       owns the device, on its own thread
-    │   ├── store          which adapters are on the device
-    │   ├── compiler
-    │   └── scheduler      last: when it says `BackStarted`, the others are there
-    └── front              one_for_one, gives up at once: it holds the logs
-        ├── streamer
-        ├── ingress
-        └── queue/...      one per adapter, made on first use
+personae               one_for_one, gives up at once: what Front lost could not be resumed
+├── back               one_for_all: its four are one engine and start anew together, caches empty
+│   ├── executor       owns the device, on its own thread
+│   ├── store          which adapters are on the device
+│   ├── compiler
+│   └── scheduler      last: when it says `BackStarted`, the others are there
+└── front              one_for_one, gives up at once: it holds the logs
+    ├── streamer
+    ├── ingress
+    └── queue/...      one per adapter, made on first use
 """
 
 from collections import deque

@@ -1,4 +1,5 @@
-"""Opens an engine in this process: what `personae serve` stands on, and `personae.open` for use as a library."""
+"""Opens an engine in this process: what `personae serve` stands on, and `personae.open` for use as a
+library."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

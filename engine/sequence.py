@@ -14,10 +14,10 @@ from personae.grammar.spec import GrammarSpec
 class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     """One sequence, complete: from this alone its next token follows.
 
-    `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far.
-    `adapter` is the adapter's content digest, None for the base model. `salt` keys the prefix cache per
-    tenant; the server makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one
-    waits until that one's prompt is computed, to share its pages.
+    `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far. `adapter` is the
+    adapter's content digest, None for the base model. `salt` keys the prefix cache per tenant; the server
+    makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
+    that one's prompt is computed, to share its pages.
     """
 
     id: str

@@ -53,9 +53,7 @@ class StepEngine:
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
 
-    def forward(
-        self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]
-    ) -> Forward | None:
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> Forward | None:
         """Apply the plan's changes and start its forward pass, if it has rows.
 
         `grammars` holds the compiled grammar of every admission that has a spec.

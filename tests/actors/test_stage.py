@@ -9,12 +9,11 @@ from dataclasses import replace
 import anyio
 import jsonschema
 import pytest
+from msgspec.structs import replace as changed
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 from troupe import Played
 from virtual_clock import real_clock
-
-from msgspec.structs import replace as changed
 
 from personae.actors.assembly import Assembly, EngineOptions, assemble
 from personae.actors.client import EngineClient

@@ -1,7 +1,6 @@
 """The engine as a whole against Hugging Face transformers and PEFT, and against itself in other company."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,11 +35,11 @@ def troupe(base: Path, adapters: dict[str, Path]) -> Troupe:
 
 
 @pytest.fixture(scope="module")
-def peft(base: Path, adapters: dict[str, Path]) -> Iterator[dict[str | None, object]]:
+def peft(base: Path, adapters: dict[str, Path]) -> dict[str | None, object]:
     models: dict[str | None, object] = {None: hf_model(base)}
     for name, path in adapters.items():
         models[name] = PeftModel.from_pretrained(hf_model(base), path).eval()
-    yield models
+    return models
 
 
 def test_eight_different_adapters_and_the_base_in_one_batch_continue_as_in_peft(troupe, peft) -> None:
@@ -87,7 +86,9 @@ VOICES = {
 
 def ensemble(troupe: Troupe, **changes: object) -> list:
     return [
-        troupe.log(f"{voice}-{name}-{length}", prompt(length, seed=3), name, max_tokens=24, **options, **changes)
+        troupe.log(
+            f"{voice}-{name}-{length}", prompt(length, seed=3), name, max_tokens=24, **options, **changes
+        )
         for voice, options in VOICES.items()
         for name, length in (("rank-8-attention", 37), ("rslora", 16), (None, 80), ("rank-1", 5))
     ]

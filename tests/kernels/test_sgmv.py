@@ -1,4 +1,5 @@
-"""SGMV, the reference and this machine's: one product per row is the truth, whatever ranks, dtypes, popularity."""
+"""SGMV, the reference and this machine's: one product per row is the truth, whatever ranks, dtypes,
+popularity."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext

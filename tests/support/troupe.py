@@ -60,9 +60,7 @@ class Troupe:
         model = load_model(folder, device=cpu, dtype="float32", max_position=max_model_len)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         shapes = LoraShapes(model.config.layers, model.config.linear_shapes)
-        pool = LoraPool(
-            shapes, capacity_rows=512, max_adapters=16, dtype=torch.float32, device=cpu
-        )
+        pool = LoraPool(shapes, capacity_rows=512, max_adapters=16, dtype=torch.float32, device=cpu)
         self.digests: dict[str, str] = {}
         sampler = Sampler(max_seqs, model.config.vocab_size, cpu)
         kv = KVCache(model.config, layout, torch.float32, cpu)
