@@ -21,7 +21,7 @@ RANK_PAGE = 8  # ranks a page
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Which packed rows take which adapter. All [S], int32, on the model's device.
+    """Which packed rows take which adapter. All [S], int32, contiguous, on the model's device.
 
     Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot
     adapter[i]. Segments are not empty, ascend, and do not overlap. An adapter whose rows are contiguous has
@@ -35,7 +35,7 @@ class WorkList:
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """Where each adapter slot's ranks lie in a module's arenas. int32, on the model's device.
+    """Where each adapter slot's ranks lie in a module's arenas. int32, contiguous, on the model's device.
 
     rank: [slots], the true rank; 0 where the adapter has no such module. pages: [slots, max_pages]; rank r
     of a slot lies at arena row pages[slot, r // RANK_PAGE] * RANK_PAGE + r % RANK_PAGE. Entries past a
@@ -74,9 +74,9 @@ def sgmv(
 ) -> None:
     """y_m[i] += (x[i] A_m^T) B_m^T for each listed row i and module m, A and B being those of i's adapter.
 
-    x: [T, in]. ys: one [T, out_m] per module, changed in place; they may be strided slices of one tensor.
-    arenas, tables: one per module; one call serves the modules that read the same x (q, k, v; gate, up; o;
-    down). All tensors have x's dtype. For float16 and bfloat16, products and sums are float32 and y is
-    rounded once.
+    x: [T, in]. ys: one [T, out_m] per module, changed in place; they may be slices of one tensor, with
+    contiguous rows (stride(1) == 1). arenas, tables: one per module; one call serves the modules that read
+    the same x (q, k, v; gate, up; o; down). All tensors have x's dtype. For float16 and bfloat16, products
+    and sums are float32 and y is rounded once.
     """
     select(reference.sgmv, x.device)(x, ys, arenas, tables, work)

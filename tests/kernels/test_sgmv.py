@@ -1,11 +1,14 @@
-"""The reference SGMV against one product per row, over shapes, ranks, dtypes, popularity and strides."""
+"""SGMV, the reference and this machine's, against one product per row: ranks, dtypes, popularity, strides."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
+from personae.kernels.registry import reference_only
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList, sgmv
 
 RANKS = {
@@ -26,6 +29,12 @@ POPULARITY: dict[str, list[int | None]] = {
     "scattered": [3, 0, 3, None, 0, 3],
 }
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(params=["reference", "this machine's"], autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    with reference_only() if request.param == "reference" else nullcontext():
+        yield
 
 
 @dataclass
@@ -66,7 +75,7 @@ def make_work(adapters: list[int | None], copies: int) -> tuple[WorkList, list[i
             segments[-1][1] += 1
         else:
             segments.append([row, 1, adapter])
-    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T
+    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T.contiguous()
     return WorkList(columns[0], columns[1], columns[2]), per_row
 
 
