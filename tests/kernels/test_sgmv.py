@@ -1,5 +1,4 @@
-"""SGMV, the reference and this machine's: one product per row is the truth, whatever ranks, dtypes,
-popularity."""
+"""SGMV, the reference and this machine's, against one product per row: ranks, dtypes, popularity, strides."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
