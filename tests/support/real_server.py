@@ -1,0 +1,60 @@
+"""The whole product on a loopback port: engine, actors, API, uvicorn with uvloop, in a thread of its own."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvloop
+
+from personae.actors.client import EngineClient
+from personae.api.app import create_app
+from personae.api.local import open_engine
+from personae.api.options import ServeOptions
+from personae.api.server import Server, bind, url
+from personae.api.settings import ApiSettings
+
+
+@dataclass
+class Running:
+    """A served engine: where it is reached, and the client that its API holds."""
+
+    url: str
+    client: EngineClient
+
+
+@contextmanager
+def running(options: ServeOptions) -> Iterator[Running]:
+    """Serve while the block runs."""
+    listening = threading.Event()
+    listener = bind("127.0.0.1", 0)
+    found: dict[str, object] = {}
+
+    async def serve() -> None:
+        async with open_engine(options) as opened:
+            found["client"] = opened.client
+            settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+            server = Server(create_app(opened.client, settings), settings, on_ready=listening.set)
+            found["server"] = server
+            await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread.start()
+    try:
+        while not listening.wait(0.1):
+            assert thread.is_alive(), "the server did not start"
+        yield Running(url(listener), found["client"])
+    finally:
+        if "server" in found:
+            found["server"].should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    """Wait until it holds: the server works in threads of its own, by the wall clock."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
