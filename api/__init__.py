@@ -1,1 +1,1 @@
-"""HTTP and command line: speaks JSON, knows no tensor."""
+"""HTTP, command line and library: speaks JSON, knows no tensor."""

@@ -18,18 +18,27 @@ from personae.api.settings import ApiSettings
 from personae.errors import PersonaeError
 
 
-def create_app(client: EngineClient, settings: ApiSettings | None = None) -> Starlette:
-    """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
+def make_door(client: EngineClient, settings: ApiSettings) -> Door:
+    """What the routes need of an open engine.
 
     Raises ModelLoadError when the model's chat template cannot be compiled.
     """
-    settings = settings or ApiSettings()
     base = next(iter(client.models(TENANT)))
     metrics = Metrics(client, base, settings.max_adapters)
     tokenizer = client.tokenizer
     template = None
     if tokenizer.chat_template is not None:
         template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+    return Door(client, settings, metrics, template)
+
+
+def create_app(client: EngineClient, settings: ApiSettings | None = None) -> Starlette:
+    """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
+
+    Raises ModelLoadError when the model's chat template cannot be compiled.
+    """
+    settings = settings or ApiSettings()
+    door = make_door(client, settings)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -43,9 +52,9 @@ def create_app(client: EngineClient, settings: ApiSettings | None = None) -> Sta
             Route("/version", routes.version, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),
         ],
-        middleware=[Middleware(Gate, settings=settings, metrics=metrics)],
+        middleware=[Middleware(Gate, settings=settings, metrics=door.metrics)],
         exception_handlers={PersonaeError: personae_error, HTTPException: http_error},
     )
     app.router.redirect_slashes = False
-    app.state.door = Door(client, settings, metrics, template)
+    app.state.door = door
     return app

@@ -39,13 +39,13 @@ async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
     door: Door = request.app.state.door
     body = await read_json(request, ChatRequest, door.settings.max_json_depth)
-    job, form = await _admit(door, body)
+    job, form = await admit(door, body)
     if body.stream:
         return EventStream(request, job.run, form)
     return json_response(form.whole(await job.gather(request.receive)))
 
 
-async def _admit(door: Door, body: ChatRequest) -> tuple[Job, "_Form"]:
+async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     """Check everything, render and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
@@ -82,7 +82,7 @@ async def _admit(door: Door, body: ChatRequest) -> tuple[Job, "_Form"]:
     ]
     job = Job.begin(door, "chatcmpl", model)
     job.add(prompt, params, grammar, choices)
-    return job, _Form(job, body, prompt)
+    return job, Form(job, body, prompt)
 
 
 def _logprobs(body: ChatRequest, door: Door) -> int | None:
@@ -115,7 +115,7 @@ def _echo(body: ChatRequest) -> str:
     return str(plain_messages(body.messages[-1:])[0]["content"])
 
 
-class _Form:
+class Form:
     """The shape of this route's answers.
 
     A stream's events: the role first, the text as it comes, then why it ended, then perhaps the usage.

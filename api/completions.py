@@ -41,13 +41,13 @@ async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
     door: Door = request.app.state.door
     body = await read_json(request, CompletionRequest, door.settings.max_json_depth)
-    job, form = await _admit(door, body)
+    job, form = await admit(door, body)
     if body.stream:
         return EventStream(request, job.run, form)
     return json_response(form.whole(await job.gather(request.receive)))
 
 
-async def _admit(door: Door, body: CompletionRequest) -> tuple[Job, "_Form"]:
+async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     """Check everything and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
@@ -93,7 +93,7 @@ async def _admit(door: Door, body: CompletionRequest) -> tuple[Job, "_Form"]:
             for index in range(count)
         ]
         job.add(prompt.tokens, params, grammar, choices)
-    return job, _Form(job, body, prompts, count)
+    return job, Form(job, body, prompts, count)
 
 
 def _length(body: CompletionRequest, asked: int, prompt: int, limit: int, name: str) -> int:
@@ -147,7 +147,7 @@ async def _encode(door: Door, body: CompletionRequest, prompt: str | list[int], 
     return _Prompt(tokens, text if body.echo else "", name)
 
 
-class _Form:
+class Form:
     """The shape of this route's answers; a stream's events have the shape of the whole."""
 
     def __init__(self, job: Job, body: CompletionRequest, prompts: list[_Prompt], count: int) -> None:

@@ -1,0 +1,142 @@
+"""Personae inside a Python program: the same requests and answers as over HTTP, without the server.
+
+    async with personae.open("models/llama", adapters=["adapters"]) as engine:
+        answer = await engine.chat([{"role": "user", "content": "Hello!"}], model="poet", max_tokens=64)
+        print(answer.choices[0].message.content)
+
+The fields, their ranges and the errors are those of docs/api.md; an error is raised as the class of
+`personae.errors` that the server would have sent.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from personae.api.answers import ChatChunk, ChatCompletion, Completion
+from personae.api.app import make_door
+from personae.api.chat import Form as ChatForm
+from personae.api.chat import admit as admit_chat
+from personae.api.choices import Part
+from personae.api.completions import admit as admit_completion
+from personae.api.decode import decode
+from personae.api.generation import TENANT, Door, Job
+from personae.api.local import open_engine
+from personae.api.options import ServeOptions
+from personae.api.schema import ChatRequest, CompletionRequest
+from personae.api.settings import ApiSettings
+from personae.api.stream import Chunks
+
+
+class Engine:
+    """An open engine. Any number of tasks may use it at the same time; their requests share batches."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that `model` may be, the base first."""
+        return tuple(self._door.client.models(TENANT))
+
+    async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
+        """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless
+        given."""
+        job, form = await self._admit_chat(messages, fields)
+        return form.whole(await job.gather(_never))
+
+    async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Completion:
+        """Continue a prompt; `fields` are those of `/v1/completions`, `model` the base unless given."""
+        body = self._body({"prompt": prompt, **fields}, CompletionRequest)
+        job, form = await admit_completion(self._door, body)
+        return form.whole(await job.gather(_never))
+
+    @asynccontextmanager
+    async def stream_chat(
+        self, messages: Sequence[dict[str, Any]], **fields: Any
+    ) -> AsyncIterator[AsyncIterator[ChatChunk]]:
+        """As `chat`, in chunks, for `async with ... as chunks:` and therein `async for chunk in chunks:`.
+
+        Leaving the block ends the request.
+        """
+        job, form = await self._admit_chat(messages, {**fields, "stream": True})
+        async with _streamed(job, form) as chunks:
+            yield chunks
+
+    async def _admit_chat(
+        self, messages: Sequence[dict[str, Any]], fields: dict[str, Any]
+    ) -> tuple[Job, ChatForm]:
+        return await admit_chat(self._door, self._body({"messages": messages, **fields}, ChatRequest))
+
+    def _body(self, fields: dict[str, Any], type: type[Any]) -> Any:
+        # Through JSON, so that a field means here exactly what it means on the wire.
+        body = msgspec.json.encode({"model": self.models[0], **fields})
+        return decode(body, type, self._door.settings.max_json_depth)
+
+
+@asynccontextmanager
+async def open(
+    model: str | Path | None = None,
+    *,
+    adapters: Sequence[str | Path] = (),
+    on_progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> AsyncIterator[Engine]:
+    """Open an engine; without a model the bundled one. `options` are those of `personae serve`.
+
+    model: a Hugging Face model folder. adapters: folders whose sub-folders are adapters. `on_progress(done,
+    total)` is told the bytes loaded, from another thread. Raises LoadError.
+    """
+    serve = ServeOptions(
+        None if model is None else Path(model), tuple(Path(folder) for folder in adapters), **options
+    )
+    async with open_engine(serve, on_progress) as opened:
+        settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+        yield Engine(make_door(opened.client, settings))
+
+
+@asynccontextmanager
+async def _streamed(job: Job, chunks: Chunks) -> AsyncIterator[AsyncIterator[Any]]:
+    """Run the job in a task of its own while the block iterates over its chunks."""
+    send, receive = anyio.create_memory_object_stream[Part](float("inf"))  # bounded by max_tokens
+
+    async def run() -> None:
+        with send:
+            await job.run(send.send_nowait)
+
+    async def iterate() -> AsyncIterator[Any]:
+        async for part in receive:
+            for chunk in chunks.of(part):
+                yield chunk
+        for chunk in chunks.last():
+            yield chunk
+
+    failure: Exception | None = None
+    with receive:
+        async with anyio.create_task_group() as tasks:
+
+            async def guarded() -> None:
+                nonlocal failure
+                try:
+                    await run()
+                except Exception as error:
+                    failure = error
+
+            tasks.start_soon(guarded)
+            iterator = iterate()
+            try:
+                yield iterator
+            finally:
+                await iterator.aclose()  # type: ignore[attr-defined]  # an async generator
+                tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _never() -> dict[str, Any]:
+    """There is no connection that could be closed."""
+    await anyio.sleep_forever()
+    raise AssertionError

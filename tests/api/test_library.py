@@ -1,0 +1,69 @@
+"""`personae.open`: the engine inside a Python program."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from tiny_adapters import make_adapter_folder
+from tiny_models import model_folder
+
+import personae
+from personae.errors import NotFound, RequestError
+
+pytestmark = pytest.mark.anyio
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture
+async def engine(tmp_path) -> AsyncIterator["personae.Engine"]:
+    make_adapter_folder(tmp_path / "poet", model_folder("qwen3"), rank=4, seed=1)
+    async with personae.open(
+        model_folder("qwen3"), adapters=[tmp_path], device="cpu", dtype="float32", served_model_name="tiny"
+    ) as engine:
+        yield engine
+
+
+async def test_the_base_and_its_adapters_answer_by_name(engine) -> None:
+    assert engine.models == ("tiny", "poet")
+    texts = {}
+
+    async def ask(model: str) -> None:
+        answer = await engine.chat(HELLO, model=model, max_tokens=12, temperature=0)
+        texts[model] = answer.choices[0].message.content
+        assert answer.usage.completion_tokens == 12
+
+    async with anyio.create_task_group() as tasks:
+        for model in engine.models:
+            tasks.start_soon(ask, model)
+    assert texts["tiny"] != texts["poet"]
+
+
+async def test_a_stream_brings_the_text_of_the_whole_answer(engine) -> None:
+    fields = {"max_tokens": 20, "seed": 3}
+    whole = await engine.chat(HELLO, **fields)
+    text, ends = "", []
+    async with engine.stream_chat(HELLO, **fields) as chunks:
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                ends += [choice.finish_reason] if choice.finish_reason else []
+    assert (text, ends) == (whole.choices[0].message.content, [whole.choices[0].finish_reason])
+
+
+async def test_a_stream_may_be_left_at_any_time(engine) -> None:
+    async with engine.stream_chat(HELLO, max_tokens=500) as chunks:
+        async for _ in chunks:
+            break
+    assert (await engine.complete("after", max_tokens=2)).usage.completion_tokens <= 2
+
+
+async def test_errors_are_those_of_the_api(engine) -> None:
+    with pytest.raises(RequestError) as caught:
+        await engine.complete("x", temperature=9)
+    assert caught.value.param == "temperature"
+    with pytest.raises(NotFound):
+        await engine.complete("x", model="nobody")
+    with pytest.raises(RequestError) as caught:
+        async with engine.stream_chat([{"role": "user"}]):
+            pass
+    assert caught.value.param is not None
