@@ -155,6 +155,7 @@ class Roster:
                 assert s.slot is None, f"sequence {s.id} has slot {s.slot} while {place.name}"
                 assert not s.pages, f"sequence {s.id} holds pages {s.pages} while {place.name}"
                 assert s.lease is None, f"sequence {s.id} holds a lease while {place.name}"
+                assert not s.planned | s.computed, f"sequence {s.id} counts pages it has dropped"
         assert self._alive == Counter(s.key for s in places), "a key outlives its sequences, or the reverse"
         self.running.check_integrity()
         pages = self.running.pages_used

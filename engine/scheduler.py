@@ -110,26 +110,25 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, None when there is nothing to do before another commit.
 
-        A plan without rows is made when nothing is in flight and a commit is needed to tell an ending; it
-        wants a result like any other. Releases alone make no plan: they ride with the next one.
+        A plan without rows is made when nothing is in flight and there are slots to release or endings to
+        tell; it wants a result like any other.
         """
         rows: list[Row] = []
         chunks: _Chunks = []
         admissions: list[Admission] = []
         table, roster = self._running, self._roster
-        preemptions = roster.preemptions
         decoding = self._plan_decodes(rows)
         budget = self.layout.max_batch_tokens - len(rows)
         for sequence in table.prefilling.copy():
             if not budget:
                 break
             budget -= self._plan_chunk(sequence, budget, (), rows, chunks)
-        if roster.preemptions == preemptions:
+        if not roster.returning:  # who was preempted is not overtaken on its way back
             while budget and (admitted := roster.admit()) is not None:
                 assert admitted.slot is not None
                 admissions.append(Admission(admitted.slot, admitted.log))
                 budget -= self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
-        if not rows and (self._flights or not roster.news):
+        if not rows and (self._flights or not (table.releases or roster.news)):
             return None
         step = self._next_step
         plan = StepPlan(step, tuple(rows), tuple(admissions), tuple(table.releases), tuple(table.copies))

@@ -2,8 +2,8 @@
 
     python -m personae.evals.bench.scheduler [--steps 2000]
 
-Lines: decode steps (every row one token, two plans in flight, 8 adapters, virtual token counters), then the
-admission of one prompt, cold and with its whole prefix in the cache.
+Lines: decode steps (every row one token, two plans in flight, 8 adapters, virtual token counters, a sixteenth
+of the rows at a page's end), then the admission of one prompt, cold and with its whole prefix in the cache.
 """
 
 import argparse
@@ -34,10 +34,10 @@ def answer(plan: StepPlan) -> StepResult:
 
 def decode(rows: int, steps: int) -> tuple[list[float], list[float]]:
     """Microseconds of each plan() and each commit() of `steps` pure decode steps of `rows` rows."""
-    layout = MemoryLayout(rows * (steps // 16 + 8), 16, rows, steps + 100, 2048)
+    layout = MemoryLayout(rows * (steps // 16 + 8), 16, rows, steps + 100, 8192)
     scheduler = Scheduler(layout, VirtualTokenCounters())
     for i in range(rows):
-        scheduler.add(log(str(i), range(i, i + 16), steps + 50, i % 8))
+        scheduler.add(log(str(i), range(i, i + 16 + i % 16), steps + 50, i % 8))
     plans, commits = list[float](), list[float]()
     flying: deque[StepPlan] = deque()
     while len(commits) < steps:

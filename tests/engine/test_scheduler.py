@@ -238,9 +238,16 @@ def test_prompt_logprobs_are_told_once_although_preemption_computes_the_prompt_t
 def test_siblings_wait_for_the_leaders_prompt_and_share_it():
     it = bench(max_batch_tokens=8, depth=1)
     prompt = list(range(20))
-    it.add(make_log("0", prompt, seed=0), *(make_log(str(i), prompt, seed=i, after="0") for i in (1, 2, 3)))
+    it.add(
+        make_log("0", prompt, seed=0, ignore_eos=True),
+        *(make_log(str(i), prompt, seed=i, after="0", ignore_eos=True) for i in (1, 2, 3)),
+    )
+    it.step()
     it.step()
     assert (it.scheduler.running, it.scheduler.waiting) == (1, 3)
+    it.step()  # the last of three chunks
+    it.step()
+    assert it.scheduler.running == 4
     brought = it.run()
     assert [brought[str(i)].cached for i in range(4)] == [0, 19, 19, 19], (
         "all but the token that must be computed"
@@ -283,6 +290,23 @@ def test_when_memory_ends_the_last_admitted_goes_back_and_loses_no_token():
     assert it.ended == ["old", "young"]
     assert it.brought["young"].tokens == solo(young, 128).tokens
     assert it.brought["old"].tokens == solo(old, 128).tokens
+
+
+def test_a_prompt_being_computed_goes_before_an_older_decode():
+    it = bench(num_pages=6, max_seqs=2, max_batch_tokens=2, depth=1)
+    old = make_log("old", range(4), max_tokens=20, ignore_eos=True)
+    it.add(old)
+    while len(it.brought["old"].tokens) < 2:
+        it.step()
+    young = make_log("young", range(50, 62), max_tokens=4)
+    it.add(young)
+    while not it.scheduler.preemptions:
+        it.step()
+    assert not it.brought["young"].tokens
+    assert it.scheduler._running.decoding[0].id == "old"
+    it.run()
+    assert it.brought["old"].tokens == solo(old, 128).tokens
+    assert it.brought["young"].tokens == solo(young, 128).tokens
 
 
 def test_a_preempted_sequence_goes_before_those_that_came_later():
@@ -335,8 +359,20 @@ def test_nothing_to_do_makes_no_plan():
     assert it.plan() is not None
     assert it.plan() is None, "its only token is in flight"
     it.commit()
-    assert it.plan() is None
     assert it.scheduler.in_flight == 0
+
+
+def test_when_all_is_quiet_a_plan_without_rows_releases_the_last_slots():
+    it = bench()
+    it.add(make_log("a", range(5), max_tokens=1), make_log("b", range(5), max_tokens=1))
+    it.step()
+    plan = it.plan()
+    assert plan is not None
+    assert not plan.rows
+    assert sorted(plan.releases) == [0, 1]
+    it.commit()
+    assert it.plan() is None
+    assert not it.executor.taken
 
 
 def test_stats_say_what_is_going_on():

@@ -161,6 +161,26 @@ def test_a_preempted_sequence_keeps_the_tokens_that_were_in_flight(depth):
         assert it.brought[log.id].tokens == solo(log, 64).tokens
 
 
+@DEPTHS
+def test_nobody_overtakes_a_preempted_sequence_on_its_way_back(depth):
+    it = bench(num_pages=12, depth=depth)
+    it.add(
+        *(make_log(name, [i] * 16, max_tokens=22, ignore_eos=True) for i, name in enumerate(("old", "young")))
+    )
+    it.step()
+    it.add(*(make_log(f"small {i}", [i], max_tokens=2, tenant="default", ignore_eos=True) for i in range(4)))
+    order = []
+    while True:
+        while len(it.executor) < depth and (plan := it.plan()) is not None:
+            order += [admission.log.id for admission in plan.admissions]
+        if not len(it.executor):
+            break
+        it.commit()
+    assert it.scheduler.preemptions
+    again = len(order) - 1 - order[::-1].index("young")
+    assert all(order.index(f"small {i}") > again for i in range(4))
+
+
 @pytest.mark.parametrize("depth", [2, 3])
 def test_a_preempted_sequence_can_stop_by_a_token_that_was_in_flight(depth):
     """Try every place for the stop; some fall between preemption and return."""
@@ -195,7 +215,7 @@ def test_a_release_rides_in_front_of_the_admission_that_takes_the_slot():
         if not len(it.executor):
             break
         it.commit()
-    (taken,) = [plan for plan in plans if plan.releases]
+    (taken,) = [plan for plan in plans if plan.releases and plan.rows]
     assert taken.releases == (0,)
     assert [(a.slot, a.log.id) for a in taken.admissions] == [(0, "b")]
 

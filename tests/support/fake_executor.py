@@ -150,6 +150,11 @@ class FakeExecutor:
     def __len__(self) -> int:
         return len(self._plans)
 
+    @property
+    def taken(self) -> list[int]:
+        """Slots that hold a sequence."""
+        return list(self._slots)
+
     def submit(self, plan: StepPlan) -> None:
         self._plans.append(plan)
 
@@ -283,6 +288,7 @@ class Bench:
             raise AssertionError(f"not done after {limit} steps")
         assert not self.scheduler.running
         assert not self.scheduler.waiting
+        assert not self.executor.taken, "a slot outlives its sequence"
         self.scheduler.check_integrity()
         unfinished = [id for id, brought in self.brought.items() if not brought.ended]
         assert not unfinished, f"never ended: {unfinished}"
