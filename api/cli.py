@@ -61,7 +61,7 @@ def serve(
         int | None, typer.Option(parser=_size, metavar="SIZE", help="Memory for the KV cache, such as 2GiB.")
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The base's name in requests.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds what is random at start-up.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of requests that give none.")] = None,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(

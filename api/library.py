@@ -94,7 +94,7 @@ async def open(
         None if model is None else Path(model), tuple(Path(folder) for folder in adapters), **options
     )
     async with open_engine(serve, on_progress) as opened:
-        settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+        settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters, seed=serve.seed)
         yield Engine(make_door(opened.client, settings))
 
 

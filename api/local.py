@@ -23,19 +23,22 @@ async def open_engine(
     Without a model it is the bundled one, with its adapters beside those that were asked for.
     `on_progress(done_bytes, total_bytes)` is called from another thread while weights load. Raises LoadError.
     """
-    model, adapters = options.model, options.adapters
+    model, adapters, dtype, name = options.model, options.adapters, options.dtype, options.served_model_name
     if model is None:
         model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
+        name = name or "personae-demo"
+        if dtype == "auto" and options.device != "cuda":
+            dtype = "float32"  # small enough, and then its answers are the same on every machine
     engine_options = EngineOptions(
         model,
         adapters,
         device=options.device,
-        dtype=options.dtype,
+        dtype=dtype,
         max_model_len=options.max_model_len,
         max_batch_tokens=options.max_batch_tokens,
         max_seqs=options.max_seqs,
         kv_memory=options.kv_memory,
-        served_model_name=options.served_model_name or ("personae-demo" if options.model is None else None),
+        served_model_name=name,
     )
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_stage(assembly.script) as client:

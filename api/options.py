@@ -22,8 +22,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
     `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
-    `adapters` is an adapter. `kv_memory` is in bytes, the other sizes are in tokens or sequences. `seed`
-    seeds what is random at start-up (the weights of a random model), not the requests.
+    `adapters` is an adapter. `kv_memory` is in bytes, the other sizes are in tokens or sequences. `seed` is
+    that of requests that give none.
     """
 
     model: Path | None = None

@@ -60,7 +60,7 @@ def sampling_params(
     min_tokens = _between("min_tokens", request.min_tokens or 0, 0, max_tokens)
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=_seed(request.seed),
+        seed=_seed(settings.seed if request.seed is None else request.seed),
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=top_p,
         top_k=min(max(top_k, 0), vocab),

@@ -48,7 +48,9 @@ async def _serve(options: ServeOptions, listener: socket.socket) -> None:
             def on_ready() -> None:
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
-            settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+            settings = ApiSettings(
+                defaults=opened.defaults, max_adapters=opened.max_adapters, seed=options.seed
+            )
             app = create_app(client, settings)
             await Server(app, settings, on_ready=on_ready).serve(sockets=[listener])
     finally:

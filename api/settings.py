@@ -8,15 +8,17 @@ from personae.engine.config import GenerationDefaults
 class ApiSettings(msgspec.Struct, frozen=True):
     """The limits of the HTTP side. Sizes are bytes, times are seconds.
 
-    `defaults` are the model's own sampling parameters, for requests that give none.
-    `max_n` bounds `n`, `max_sequences` bounds prompts times `n` of one request, `max_logprobs` bounds every
-    kind of logprobs. `max_json_depth` bounds the nesting of free-form JSON (schemas, template arguments).
-    A request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
-    answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
-    `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics` shows it.
+    `defaults` are the model's own sampling parameters, for requests that give none. `seed` is that of
+    requests that give none; None draws one for each. `max_n` bounds `n`, `max_sequences` bounds prompts
+    times `n` of one request, `max_logprobs` bounds every kind of logprobs. `max_json_depth` bounds the
+    nesting of free-form JSON (schemas, template arguments). A request's head and body must arrive within
+    `header_seconds` and `body_seconds`; a client that leaves its answer unread, more than the connection's
+    buffers hold, is dropped after `stall_seconds`. `max_adapters`, if known, is how many adapters the
+    engine can hold in memory at once; `/metrics` shows it.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
+    seed: int | None = None
     max_n: int = 16
     max_sequences: int = 512
     max_logprobs: int = 20

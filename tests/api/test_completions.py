@@ -8,6 +8,7 @@ from fake_engine import BOS_ID, END_ID, FakeEngine, logprobs_of
 from starlette.applications import Starlette
 
 from personae.api.app import create_app
+from personae.api.settings import ApiSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -151,3 +152,12 @@ async def test_special_tokens_are_added_to_text_unless_told_not_to() -> None:
     await complete(app, "a")
     await complete(app, "a", add_special_tokens=False)
     assert [log.tokens[0] == BOS_ID for log in engine.submitted] == [True, False]
+
+
+async def test_requests_without_a_seed_get_the_servers_if_it_has_one(engine: FakeEngine) -> None:
+    app = create_app(engine, ApiSettings(seed=77))
+    async with asgi.client(app) as client:
+        for seed in ({}, {"seed": 5}):
+            answer = await client.post("/v1/completions", json={"model": "base", "prompt": "x", **seed})
+            assert answer.status_code == 200
+    assert [log.params.seed for log in engine.submitted] == [77, 5]
