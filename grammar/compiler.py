@@ -26,7 +26,7 @@ class GrammarCompiler:
     """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes."""
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 * 2**20) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._backends: dict[str, GrammarBackend] = {}
         self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
@@ -113,7 +113,7 @@ class GrammarCompiler:
     def _backend(self, name: str) -> GrammarBackend:
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self._vocabulary)
+                self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
 
 
