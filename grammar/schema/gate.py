@@ -94,6 +94,10 @@ _LLGUIDANCE = frozenset(
 _LLGUIDANCE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 
+# It holds four states for each optional property of an object, and stops the answer at 2,000. Masks are slow
+# long before that: 20 ms at 1,000 properties.
+_MOST_OPTIONAL = 450
+
 # What JSON can only write as \\u and four digits, which is switched off (backends/llguidance.py).
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
@@ -103,8 +107,10 @@ def _llguidance_enforces(keyword: str, schema: dict[str, Any]) -> bool:
     value = schema[keyword]
     if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
         return is_exact(value)
-    if keyword in ("enum", "const", "properties", "required"):
-        return _is_writable(list(value) if keyword == "properties" else value)
+    if keyword == "properties":
+        return _is_writable(list(value)) and len(value.keys() - schema.get("required", ())) <= _MOST_OPTIONAL
+    if keyword in ("enum", "const", "required"):
+        return _is_writable(value)
     if keyword == "format":
         return value in _LLGUIDANCE_FORMATS
     if keyword in ("minProperties", "maxProperties"):
