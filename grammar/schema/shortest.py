@@ -15,7 +15,7 @@ _BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
 
 
 def shortest_instance(schema: Schema) -> float:
-    """A lower bound, in characters, of the compact JSON of the schema's instances; infinite if there are none.
+    """A lower bound, in characters, of the compact JSON of a schema's instances; infinite if it has none.
 
     The least fixed point over the references within the schema; unknown keywords leave the bound lower.
     """
