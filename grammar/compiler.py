@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from threading import Lock
@@ -13,10 +14,11 @@ import msgspec
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
-from personae.grammar.schema.document import Schema, parse_schema
+from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import refusal, weakened
+from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.worker import CanonicalWorker
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -26,7 +28,7 @@ class GrammarCompiler:
     """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes."""
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 * 2**20) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._backends: dict[str, GrammarBackend] = {}
         self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
@@ -75,6 +77,8 @@ class GrammarCompiler:
 
     def _compile_schema(self, spec: GrammarSpec) -> CompiledGrammar:
         document = parse_schema(spec.source)
+        if math.isinf(shortest_instance(document)):
+            raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
         reason: Unenforced | GrammarError | None = None
         for schema in self._rewritings(document):
             for name in BACKENDS_OF_KIND["json_schema"]:
@@ -113,7 +117,7 @@ class GrammarCompiler:
     def _backend(self, name: str) -> GrammarBackend:
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self._vocabulary)
+                self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
 
 

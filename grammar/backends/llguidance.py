@@ -36,6 +36,10 @@ class LLGuidanceBackend:
         """Compile a spec. Raises GrammarError when it is malformed or holds what llguidance does not know."""
         grammar = _HEADER + _lark(spec)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            # The first mask here and not in a step: it builds what all answers share, and finds grammars of
+            # no text.
+            matcher.compute_bitmask()
         if matcher.is_error():
             reason = _reason(matcher.get_error())
             raise GrammarError(f"The {spec.kind} cannot be compiled: {reason}", param=PARAMS[spec.kind])
@@ -129,17 +133,18 @@ class LLGuidanceMatcher:
             return
         words = bitmask[row]
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
-        if self._matcher.is_error():
-            raise RequestFailed(f"The grammar is too complex here: {self._matcher.get_error()[:200]}")
+        self._check()
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed."""
+        """Advance by one token; False, and no change, if it is not allowed. Raises as `fill` does."""
         if self._ended:
             return False
         if token in self._vocabulary.stop_ids:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
-        return bool(self._matcher.try_consume_tokens([token]))
+        accepted = self._matcher.try_consume_tokens([token])
+        self._check()
+        return bool(accepted)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
@@ -151,6 +156,10 @@ class LLGuidanceMatcher:
     def fork(self) -> "LLGuidanceMatcher":
         """A second matcher in the same state."""
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._ended)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RequestFailed(f"The grammar is too complex here: {_reason(self._matcher.get_error())}")
 
     @property
     def terminated(self) -> bool:

@@ -6,24 +6,32 @@ canonical form. It speaks a little more than grammars do, which `_lower` rewrite
 which `_reorder` undoes: the order of properties is the order in which a model writes them.
 """
 
+import math
 from typing import Any
 
 import jsonschema_rs
 
 from personae.grammar.schema.document import Schema, dialect
+from personae.grammar.schema.gate import is_exact
 from personae.grammar.schema.patterns import any_of_length, anything_but, complement
-from personae.grammar.schema.walk import rebuild
+from personae.grammar.schema.walk import rebuild, subschemas
 
 
 def canonicalise(document: Schema) -> Schema:
     """An equal schema without the keywords that grammars cannot follow, as far as there is one.
 
-    What could not be rewritten is left in place, for the gate to find.
+    What could not be rewritten is left in place, for the gate to find. Raises ValueError (jsonschema-rs's
+    errors among them) where there is no canonical form.
     """
     if isinstance(document, bool):
         return document
+    keywords = {keyword for one, _ in subschemas(document) for keyword in one}
+    if keywords & {"$dynamicRef", "$recursiveRef"}:
+        raise ValueError("a dynamic reference has no canonical form")
     draft = dialect(document)
-    inlined = jsonschema_rs.dereference(document, draft=draft, offline=True)
+    inlined: Schema = document
+    if not keywords & {"unevaluatedProperties", "unevaluatedItems"}:  # inlined, they see what is beside them
+        inlined = jsonschema_rs.dereference(document, draft=draft, offline=True)
     canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
     lowered = _lower(canonical.to_json_schema())
     return lowered if isinstance(lowered, bool) else _reorder(lowered, _name_order(document, {}))
@@ -39,7 +47,9 @@ def _lower(schema: Any) -> Any:
         lowered = _lower_property_names(lowered)
     if lowered.get("type") == "string":
         lowered = _lower_string(lowered)
-    return lowered
+    if lowered.get("type") in ("integer", "number"):
+        lowered = _lower_bounds(lowered)
+    return _lower_property_count(lowered)
 
 
 def _lower_property_names(schema: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +110,35 @@ def _lower_string(schema: dict[str, Any]) -> dict[str, Any]:
         rewritten.append(condition if pattern is None else {"type": "string", "pattern": pattern})
     rest = {key: value for key, value in schema.items() if key not in ("not", "allOf")}
     return rest | ({"allOf": rewritten} if rewritten else {})
+
+
+def _lower_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Bounds that no double holds, moved inwards to the next that one does."""
+    moved = dict(schema)
+    for keywords, towards in (
+        (("maximum", "exclusiveMaximum"), -math.inf),
+        (("minimum", "exclusiveMinimum"), math.inf),
+    ):
+        for keyword in keywords:
+            value = schema.get(keyword)
+            if isinstance(value, int) and not is_exact(value) and abs(value) < 2**1000:
+                bound = float(value)
+                beyond = bound > value if towards < 0 else bound < value
+                moved[keyword] = int(math.nextafter(bound, towards) if beyond else bound)
+    return moved
+
+
+def _lower_property_count(schema: dict[str, Any]) -> dict[str, Any]:
+    """At least one more property, where some are listed and optional: this one, that one, or another."""
+    required = schema.get("required", [])
+    optional = [name for name in schema.get("properties", {}) if name not in required]
+    if schema.get("minProperties") != len(required) + 1 or not optional or "maxProperties" in schema:
+        return schema
+    around = {key: value for key, value in schema.items() if key.startswith("$") or key == "definitions"}
+    here = {key: value for key, value in schema.items() if key not in around}
+    without = here | {"properties": here["properties"] | dict.fromkeys(optional, False)}
+    del here["minProperties"]
+    return around | {"anyOf": [*(here | {"required": [*required, name]} for name in optional), without]}
 
 
 def _name_order(schema: Any, ranks: dict[str, int]) -> dict[str, int]:

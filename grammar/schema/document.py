@@ -22,6 +22,9 @@ PARAMS = {
 # end to a model that would write blanks for ever.
 MAX_WHITESPACE = 16
 
+# The longest schema of the public collections has less than half of this.
+MAX_LENGTH = 1_000_000
+
 # Deeper documents are not written by people, and every walk below is recursive.
 MAX_DEPTH = 64
 
@@ -50,6 +53,8 @@ def parse_schema(source: str) -> Schema:
     Raises GrammarError, naming the place, when the text is not JSON, not a schema, nested too deeply, or when
     a `$ref` does not resolve within it: nothing is ever fetched.
     """
+    if len(source) > MAX_LENGTH:
+        raise GrammarError(f"The schema is longer than {MAX_LENGTH} characters.", param=SCHEMA_PARAM)
     try:
         document = msgspec.json.decode(source)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -4,6 +4,7 @@ What a backend enforces was found by probing it (tests/grammar/schema/test_gate.
 reading what it claims.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,20 @@ from personae.grammar.schema.walk import Path, rebuild, subschemas
 
 # Every keyword of every draft that binds instances. Others are unknown to JSON Schema, and bind nothing.
 ASSERTIONS = frozenset(
-    {"type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"}
+    {
+        "type",
+        "enum",
+        "const",
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "$dynamicAnchor",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+    }
     | {"then", "else", "properties", "patternProperties", "additionalProperties", "propertyNames", "required"}
     | {"minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"}
     | {"unevaluatedProperties", "unevaluatedItems", "items", "prefixItems", "additionalItems", "contains"}
@@ -25,8 +39,6 @@ ASSERTIONS = frozenset(
 
 # Keywords by which one schema finds another.
 _NAMES = frozenset({"$schema", "$id", "id", "$anchor", "$defs", "definitions"})
-
-_EXACT = 2**53  # doubles hold every integer up to here
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +94,57 @@ _LLGUIDANCE = frozenset(
 _LLGUIDANCE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 
+# It holds four states for each optional property of an object, and stops the answer at 2,000. Masks are slow
+# long before that: 20 ms at 1,000 properties.
+_MOST_OPTIONAL = 450
+
+# What JSON can only write as \\u and four digits, which is switched off (backends/llguidance.py).
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
+
 def _llguidance_enforces(keyword: str, schema: dict[str, Any]) -> bool:
     """It also refuses by itself what it cannot follow, as oneOf with branches that may overlap."""
     value = schema[keyword]
     if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        return bool(abs(value) <= _EXACT or float(value) == value)
+        return is_exact(value)
+    if keyword == "properties":
+        return _is_writable(list(value)) and len(value.keys() - schema.get("required", ())) <= _MOST_OPTIONAL
+    if keyword in ("enum", "const", "required"):
+        return _is_writable(value)
     if keyword == "format":
         return value in _LLGUIDANCE_FORMATS
-    if keyword == "minProperties":
-        # A property that is not listed may be written twice, and is one property then.
-        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-        return bool(closed or value <= len(set(schema.get("required", ()))) + 1)
+    if keyword in ("minProperties", "maxProperties"):
+        return _llguidance_counts_properties(schema)
     return keyword in _LLGUIDANCE
+
+
+def is_exact(number: float) -> bool:
+    """Whether a number is the same as a double, which is how grammars read it."""
+    try:
+        return abs(number) <= 2**53 or float(number) == number
+    except OverflowError:
+        return False
+
+
+def _is_writable(value: Any) -> bool:
+    """Whether all strings within can be written: the library leaves out characters that it cannot write."""
+    if isinstance(value, str):
+        return _UNWRITABLE.search(value) is None
+    if isinstance(value, dict):
+        return all(_is_writable(name) and _is_writable(one) for name, one in value.items())
+    return not isinstance(value, list) or all(map(_is_writable, value))
+
+
+def _llguidance_counts_properties(schema: dict[str, Any]) -> bool:
+    required = set(schema.get("required", ()))
+    listed = {name for name, one in schema.get("properties", {}).items() if one is not False}
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    fewest = max(0, schema.get("minProperties", 0) - len(required))
+    if not closed and fewest > 1:
+        return False  # a property that is not listed may be written twice, and is one property then
+    if not listed - required or ("maxProperties" not in schema and not fewest):
+        return True
+    return closed and fewest <= 1 and schema.get("maxProperties", len(required) + 1) == len(required) + 1
 
 
 def _xgrammar_enforces(keyword: str, schema: dict[str, Any]) -> bool:
@@ -107,7 +158,7 @@ def _xgrammar_enforces(keyword: str, schema: dict[str, Any]) -> bool:
         listed = schema.get("properties", {})
         return schema.get("additionalProperties") is False and set(schema.get("required", ())) <= set(listed)
     if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-        return schema.get("type") == "integer" and isinstance(value, int) and abs(value) <= _EXACT
+        return schema.get("type") == "integer" and isinstance(value, int) and is_exact(value)
     if keyword in ("items", "minItems", "maxItems"):
         return schema.get("type") == "array" and not isinstance(value, list)
     return keyword == "type" and isinstance(value, str)

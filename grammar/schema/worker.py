@@ -58,6 +58,7 @@ class CanonicalWorker:
             [sys.executable, "-c", _COMMAND, str(self._memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what a process says that runs out of memory helps nobody
             env=environment,
         )
         weakref.finalize(self, _end, process)

@@ -118,7 +118,12 @@ def test_schemas_that_have_to_be_rewritten_bind_all_the_same(compiler, schema):
         ({"type": "string", "format": "idn-email"}, "'format' at #/format"),
         ({"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 3}]}, "'oneOf' at #/oneOf"),
         ({"type": "string", "pattern": "^(?!a)"}, "look"),
-        (False, "Unsatisfiable"),
+        (False, "No finite answer"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "No finite answer"),
+        (
+            {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(600)}},
+            "'properties' at #/properties",
+        ),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "Unsatisfiable"),
     ],
 )
@@ -165,7 +170,7 @@ def test_strictness_changes_nothing_where_all_is_enforced(compiler):
         assert not accepts(grammar.matcher(), VOCABULARY, b'{"b": 1}')
 
 
-@pytest.mark.parametrize("source", ["[]", '{"type": "text"}', '{"type":'])
+@pytest.mark.parametrize("source", ["[]", "false", '{"type": "text"}', '{"type":'])
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_malformed_schema_is_refused_strict_or_not(compiler, source, strict):
     with pytest.raises(GrammarError):
@@ -211,3 +216,16 @@ def test_threads_compile_side_by_side(compiler):
         grammars = list(pool.map(compiler.compile, specs))
     for n, grammar in enumerate(grammars):
         assert accepts(grammar.matcher(), VOCABULARY, str(n).encode()) == bool(n % 2)
+
+
+def test_the_widest_object_that_is_let_in_can_be_written(compiler):
+    names = [f"p{n}" for n in range(450)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string", "maxLength": 3} for name in names},
+        "additionalProperties": False,
+    }
+    grammar = compiler.compile(schema_spec(schema))
+    answer = json.dumps(dict.fromkeys(names, "x"))
+    assert accepts(grammar.matcher(), VOCABULARY, answer.encode())
+    assert accepts(grammar.matcher(), VOCABULARY, b"{}")

@@ -57,6 +57,12 @@ def test_stripping_changes_nothing(schema, instance):
         {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
         {"properties": {"a": True}, "allOf": [{"properties": {"b": True}}], "unevaluatedProperties": False},
         {"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": ["b"]}},
+        {"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 2**63 - 1},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "null"}, "b": {"$ref": "#/$defs/x"}},
+            "minProperties": 1,
+        },
     ],
     ids=lambda schema: "+".join(schema),
 )
@@ -83,3 +89,25 @@ def test_properties_keep_the_order_in_which_they_were_written():
 @pytest.mark.parametrize("schema", [True, False])
 def test_a_boolean_is_its_own_canonical_form(schema):
     assert canonicalise(schema) is schema
+
+
+def test_bounds_that_no_double_holds_move_inwards():
+    schema = canonicalise({"type": "integer", "minimum": -(2**63) - 1, "maximum": 2**63 - 1})
+    assert schema["maximum"] <= 2**63 - 1 == int(schema["maximum"] + 1023)
+    assert schema["minimum"] >= -(2**63) - 1
+
+
+@pytest.mark.parametrize("keyword", ["$dynamicRef", "$recursiveRef"])
+def test_a_document_with_dynamic_references_has_no_canonical_form(keyword):
+    with pytest.raises(ValueError, match="dynamic"):
+        canonicalise({"items": {keyword: "#"}})
+
+
+def test_unevaluated_properties_behind_a_reference_see_only_what_is_beside_them():
+    schema = {
+        "$ref": "#/$defs/closed",
+        "properties": {"a": {"type": "string"}},
+        "$defs": {"closed": {"unevaluatedProperties": False}},
+    }
+    assert not accepts(schema, {"a": "x"})
+    assert not accepts(canonicalise(schema), {"a": "x"})

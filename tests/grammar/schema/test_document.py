@@ -20,6 +20,7 @@ from personae.grammar.schema.document import parse_schema, pointer, validator
         ('{"$schema": "https://example.com/dialect"}', "not a dialect"),
         ('{"$schema": "http://json-schema.org/draft-03/schema#"}', "not a dialect"),
         ('{"items":' * 100 + "{}" + "}" * 100, "nested more than"),
+        ('{"title": "' + "x" * 1_000_000 + '"}', "longer than 1000000 characters"),
         ('{"items":' * 100_000 + "{}" + "}" * 100_000, "schema"),
     ],
 )

@@ -82,6 +82,16 @@ PROBES = [
     ({"type": "number", "minimum": 1.5}, ["1.4", "1", "-2.5", "1e-1"]),
     ({"type": "number", "multipleOf": 0.5}, ["1.25"]),
     ({"minimum": 3}, ["2"]),
+    ({"const": "a\0b"}, ['"ab"']),
+    ({"enum": [{"a\x7f": 1}]}, ['{"a":1}']),
+    ({"type": "object", "properties": {"a\0": {"type": "null"}}, "required": ["a\0"]}, ['{"a":null}']),
+    ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, ["{}"]),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, ['{"a":1,"b":1}']),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2, "required": ["a"]},
+        ['{"a":1}'],
+    ),
+    ({"$ref": "#n", "$defs": {"a": {"$dynamicAnchor": "n", "type": "null"}}}, ["1"]),
     ({"maxLength": 1}, ['"ab"']),
 ]
 

@@ -1,0 +1,1 @@
+"""Suites that measure what the engine promises, on data that others made."""

@@ -1,0 +1,252 @@
+"""MaskBench: JSON Schemas with instances, put to the grammar compiler.
+
+For each schema: is it taken, how long does that take, and are exactly its valid instances accepted, token by
+token? The data are MaskBench's (https://github.com/guidance-ai/jsonschemabench, one JSON object a line) and
+the official JSON-Schema-Test-Suite's, where the repository has them beside it:
+
+    python -m personae.evals.suites.maskbench --every 10 --tokenizer TOKENIZER.json
+"""
+
+import gzip
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.progress import track
+from tokenizers import Tokenizer
+
+from personae.errors import GrammarError, RequestFailed
+from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.masks import allocate_bitmask
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+# How many properties are tried when an instance's order of properties is looked for.
+MAX_ATTEMPTS = 20_000
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A schema and its instances: (what it shows, the instance, whether it is valid)."""
+
+    name: str
+    schema: Any
+    instances: tuple[tuple[str, Any, bool], ...]
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a suite. False accepts and rejects are (case, instance) names."""
+
+    strict: bool
+    schemas: int = 0
+    compiled: int = 0
+    instances: int = 0
+    other_order: int = 0
+    false_accepts: list[tuple[str, str]] = field(default_factory=list)
+    false_rejects: list[tuple[str, str]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    mask_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """The share of schemas that were taken."""
+        return self.compiled / max(1, self.schemas)
+
+    def lines(self) -> Iterator[str]:
+        """The report as text."""
+        yield (
+            f"{'strict' if self.strict else 'not strict'}: {self.compiled} of {self.schemas} schemas taken "
+            f"({100 * self.share:.1f} %), {self.instances} instances"
+        )
+        yield f"compile, refusals included: {_quantiles(self.seconds)}"
+        if self.mask_seconds:
+            yield f"mask: {_quantiles(self.mask_seconds)}"
+        for label, failures in (("accepts", self.false_accepts), ("rejects", self.false_rejects)):
+            schemas = len({case for case, _ in failures})
+            yield f"false {label}: {len(failures)} instances of {schemas} schemas"
+            yield from (f"    {case}: {instance}" for case, instance in failures[:20])
+        yield f"accepted in another order of properties: {self.other_order} instances"
+        for reason, count in Counter(self.refusals.values()).most_common():
+            yield f"{count:6} refused: {reason}"
+
+
+def _quantiles(seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    p50, p99 = (1e3 * ordered[int(quantile * len(ordered))] for quantile in (0.5, 0.99))
+    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, most {1e3 * ordered[-1]:.2f} ms"
+
+
+def run(
+    cases: Iterable[Case], compiler: GrammarCompiler, encode: Encode, *, strict: bool, masks: bool = False
+) -> Report:
+    """Put every case to the compiler; `encode` makes tokens of an instance's text.
+
+    With `masks`, the mask before each token of the valid instances is filled and timed.
+    """
+    report = Report(strict)
+    for case in cases:
+        report.schemas += 1
+        started = time.perf_counter()
+        try:
+            grammar = compiler.compile(GrammarSpec("json_schema", json.dumps(case.schema), strict))
+        except GrammarError as refusal:
+            report.refusals[case.name] = _reason(refusal)
+            continue
+        finally:
+            report.seconds.append(time.perf_counter() - started)
+        report.compiled += 1
+        for name, instance, valid in case.instances:
+            report.instances += 1
+            accepted = _accepts(grammar, compiler.vocabulary, encode, instance)
+            if masks and accepted and valid:
+                report.mask_seconds += _time_masks(grammar, compiler.vocabulary, encode, instance)
+            if accepted and not valid:
+                report.false_accepts.append((case.name, name))
+            elif valid and not accepted:
+                if _accepts_reordered(grammar, compiler.vocabulary, encode, instance):
+                    report.other_order += 1
+                else:
+                    report.false_rejects.append((case.name, name))
+    return report
+
+
+def _reason(refusal: GrammarError) -> str:
+    """A refusal's keyword, or the first words of its message."""
+    words = refusal.message.split("'")
+    return words[1] if refusal.message.startswith("The keyword") else refusal.message[:80]
+
+
+def _accepts(grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any) -> bool:
+    matcher = grammar.matcher()
+    text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return all(matcher.accept(token) for token in (*encode(text), vocabulary.stop_ids[0]))
+    except RequestFailed:
+        return False
+
+
+def _time_masks(
+    grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any
+) -> list[float]:
+    """Seconds to fill each mask on the way through an instance."""
+    matcher = grammar.matcher()
+    bitmask = allocate_bitmask(1, vocabulary.size)
+    seconds = []
+    for token in encode(json.dumps(instance, ensure_ascii=False, separators=(",", ":"))):
+        started = time.perf_counter()
+        matcher.fill(bitmask, 0)
+        seconds.append(time.perf_counter() - started)
+        matcher.accept(token)
+    return seconds
+
+
+def _accepts_reordered(
+    grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any
+) -> bool:
+    """Whether the instance is accepted with the properties of its objects in some other order."""
+    attempts = iter(range(MAX_ATTEMPTS))
+
+    def write(matcher: Matcher, text: str) -> Matcher | None:
+        fork = matcher.fork()
+        return fork if all(fork.accept(token) for token in encode(text)) else None
+
+    def written(matcher: Matcher, value: Any) -> Iterator[Matcher]:
+        """The states in which `value` has been written after `matcher`."""
+        if isinstance(value, dict):
+            yield from members(matcher, value, "{")
+        elif isinstance(value, list):
+            yield from items(matcher, value, "[")
+        elif state := write(matcher, json.dumps(value, ensure_ascii=False)):
+            yield state
+
+    def members(matcher: Matcher, rest: dict[str, Any], opening: str) -> Iterator[Matcher]:
+        for name in rest:
+            if next(attempts, None) is None:
+                return
+            if state := write(matcher, opening + json.dumps(name, ensure_ascii=False) + ":"):
+                others = {other: value for other, value in rest.items() if other != name}
+                for after in written(state, rest[name]):
+                    yield from members(after, others, ",")
+        if not rest and (state := write(matcher, "}" if opening == "," else "{}")):
+            yield state
+
+    def items(matcher: Matcher, rest: list[Any], opening: str) -> Iterator[Matcher]:
+        if not rest and (state := write(matcher, "]" if opening == "," else "[]")):
+            yield state
+        if rest and (state := write(matcher, opening)):
+            for after in written(state, rest[0]):
+                yield from items(after, rest[1:], ",")
+
+    return any(state.accept(vocabulary.stop_ids[0]) for state in written(grammar.matcher(), instance))
+
+
+def maskbench_cases(folder: Path, every: int = 1) -> list[Case]:
+    """Each `every`-th schema of a folder of MaskBench's `*.jsonl.gz`."""
+    files = sorted(folder.glob("*.jsonl.gz"))
+    lines = [line for path in files for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return [
+        Case(row["id"], row["schema"], tuple((t["description"], t["data"], t["valid"]) for t in row["tests"]))
+        for row in map(msgspec.json.decode, lines[::every])
+    ]
+
+
+def suite_cases(folder: Path) -> list[Case]:
+    """The cases of one draft of JSON-Schema-Test-Suite."""
+    return [
+        Case(
+            f"{path.stem}: {group['description']}",
+            group["schema"],
+            tuple((test["description"], test["data"], test["valid"]) for test in group["tests"]),
+        )
+        for path in sorted(folder.glob("*.json"))
+        for group in msgspec.json.decode(path.read_bytes())
+    ]
+
+
+def byte_vocabulary() -> Vocabulary:
+    """One token for each byte, and one to stop: enough to ask what a grammar accepts."""
+    return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {})
+
+
+def main(
+    folder: Path = DATA / "jsonschemabench",
+    suite: Path = DATA / "json-schema-test-suite" / "tests" / "draft2020-12",
+    every: int = 1,
+    tokenizer: Path | None = None,
+    masks: bool = False,
+) -> None:
+    """Run MaskBench, strict and not, and the JSON-Schema-Test-Suite, and print their reports."""
+    vocabulary, encode = byte_vocabulary(), lambda text: list(text.encode())
+    if tokenizer is not None:
+        loaded = Tokenizer.from_file(str(tokenizer))
+        size = loaded.get_vocab_size()
+        vocabulary = Vocabulary.from_tokenizer_json(tokenizer.read_text(), size, [size - 1])
+        encode = lambda text: loaded.encode(text, add_special_tokens=False).ids  # noqa: E731 - one of two
+    compiler = GrammarCompiler(vocabulary)
+    for cases, strict in (
+        (maskbench_cases(folder, every), True),
+        (maskbench_cases(folder, every), False),
+        (suite_cases(suite), True),
+    ):
+        if cases:
+            shown = track(cases, transient=True, disable=not sys.stderr.isatty())
+            print("\n".join(run(shown, compiler, encode, strict=strict, masks=masks).lines()))
+    compiler.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,95 @@
+"""How short an answer can be: a bound from below, and infinity where no answer ever ends.
+
+A grammar follows a schema such as {"type": "array", "items": {"$ref": "#"}, "minItems": 1} bracket after
+bracket for ever; it has to be refused before that.
+"""
+
+import json
+import math
+from typing import Any
+
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.walk import subschemas
+
+_BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
+
+
+def shortest_instance(schema: Schema) -> float:
+    """A lower bound, in characters, of the compact JSON of a schema's instances; infinite if it has none.
+
+    The least fixed point over the references within the schema; unknown keywords leave the bound lower.
+    """
+    references = {str(one["$ref"]) for one, _ in subschemas(schema) if "$ref" in one}
+    targets = {reference: _resolve(schema, reference) for reference in references}
+    lengths = dict.fromkeys(targets, math.inf)
+    while True:
+        improved = {reference: _length(target, lengths) for reference, target in targets.items()}
+        if improved == lengths:
+            return _length(schema, lengths)
+        lengths = improved
+
+
+def _resolve(schema: Schema, reference: str) -> Any:
+    """The schema that a reference of the form "#/…" leads to; anything at all for other forms."""
+    target: Any = schema
+    if not (reference == "#" or reference.startswith("#/")):
+        return True
+    for step in reference.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        try:
+            target = target[int(name)] if isinstance(target, list) else target[name]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return True
+    return target
+
+
+def _length(schema: Any, lengths: dict[str, float]) -> float:
+    if not isinstance(schema, dict):
+        return 1.0 if schema else math.inf
+    bounds = [1.0]
+    if "$ref" in schema:
+        bounds.append(lengths[str(schema["$ref"])])
+    bounds += [_length(one, lengths) for one in schema.get("allOf", ())]
+    bounds += [
+        min((_length(one, lengths) for one in schema[keyword]), default=math.inf)
+        for keyword in ("anyOf", "oneOf")
+        if keyword in schema
+    ]
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        bounds.append(min((_written(value) for value in values), default=math.inf))
+    elif "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        bounds.append(min(_length_of_type(kind, schema, lengths) for kind in kinds))
+    return max(bounds)
+
+
+def _length_of_type(kind: str, schema: dict[str, Any], lengths: dict[str, float]) -> float:
+    if kind == "string":
+        return 2.0 + float(schema.get("minLength", 0))
+    if kind == "array":
+        return _length_of_array(schema, lengths)
+    if kind != "object":
+        return _BY_TYPE[kind]
+    listed, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    if "patternProperties" in schema:
+        others = True
+    members = [
+        _written(name) + 1 + _length(listed.get(name, others), lengths) for name in schema.get("required", ())
+    ]
+    return 2 + sum(members) + max(0, len(members) - 1)
+
+
+def _length_of_array(schema: dict[str, Any], lengths: dict[str, float]) -> float:
+    count = schema.get("minItems", 0)
+    items = schema.get("items", True)
+    first = items if isinstance(items, list) else schema.get("prefixItems", [])
+    rest = schema.get("additionalItems", True) if isinstance(items, list) else items
+    members = sum((_length(one, lengths) for one in first[:count]), 0.0)
+    if count > len(first):
+        members += (count - len(first)) * _length(rest, lengths)
+    return float(2 + members + max(0, count - 1))
+
+
+def _written(value: Any) -> float:
+    return float(len(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))

@@ -1,0 +1,130 @@
+"""The suite on schemas of our own, and on samples of the public ones where they are at hand."""
+
+import gzip
+import json
+
+import pytest
+
+from personae.evals.suites.maskbench import (
+    DATA,
+    Case,
+    byte_vocabulary,
+    maskbench_cases,
+    run,
+    suite_cases,
+)
+from personae.grammar.compiler import GrammarCompiler
+
+OWN = [
+    Case(
+        "order",
+        {
+            "type": "object",
+            "properties": {
+                "id": {"type": "string", "format": "uuid"},
+                "placed": {"type": "string", "format": "date"},
+                "lines": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "sku": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"},
+                            "count": {"type": "integer", "minimum": 1},
+                        },
+                        "required": ["sku", "count"],
+                        "additionalProperties": False,
+                    },
+                },
+                "note": {"type": ["string", "null"], "maxLength": 10},
+            },
+            "required": ["placed", "lines"],
+            "additionalProperties": False,
+        },
+        (
+            ("whole", {"placed": "2024-02-29", "lines": [{"sku": "AB-1", "count": 2}], "note": None}, True),
+            ("other order", {"lines": [{"count": 2, "sku": "AB-1"}], "placed": "2024-02-29"}, True),
+            ("no lines", {"placed": "2024-02-29", "lines": []}, False),
+            ("no such day", {"placed": "2023-02-29", "lines": [{"sku": "AB-1", "count": 2}]}, False),
+            ("long note", {"placed": "2024-02-29", "lines": [{"sku": "A-1", "count": 2}]}, False),
+            ("more", {"placed": "2024-02-29", "lines": [{"sku": "AB-1", "count": 2}], "x": 1}, False),
+        ),
+    ),
+    Case(
+        "either",
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"card": {"type": "string"}}, "required": ["card"]},
+                {"type": "object", "properties": {"iban": {"type": "string"}}, "required": ["iban"]},
+            ]
+        },
+        (("one", {"card": "1"}, True), ("both", {"card": "1", "iban": "2"}, False), ("none", {}, False)),
+    ),
+    Case("distinct", {"type": "array", "uniqueItems": True}, (("twice", [1, 1], False), ("once", [1], True))),
+    Case("nothing", {"allOf": [{"type": "string"}, {"type": "null"}]}, ()),
+]
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = GrammarCompiler(byte_vocabulary())
+    yield compiler
+    compiler.close()
+
+
+def encode(text):
+    return list(text.encode())
+
+
+def test_strict_answers_are_bound_or_refused_by_keyword(compiler):
+    report = run(OWN, compiler, encode, strict=True, masks=True)
+    assert report.false_accepts == []
+    assert report.false_rejects == []
+    assert report.other_order == 1
+    assert report.refusals["distinct"] == "uniqueItems"
+    assert "nothing" in report.refusals
+    assert (report.schemas, report.compiled) == (4, 2)
+    assert len(report.seconds) == 4
+    assert len(report.mask_seconds) > 50
+    text = "\n".join(report.lines())
+    assert "strict: 2 of 4 schemas taken (50.0 %)" in text
+    assert "1 refused: uniqueItems" in text
+
+
+def test_without_strict_all_are_taken_and_what_gets_past_is_listed(compiler):
+    report = run(OWN, compiler, encode, strict=False)
+    assert report.compiled == 4
+    assert report.false_accepts == [("distinct", "twice")]
+    assert report.false_rejects == []
+
+
+def test_every_nth_schema_of_a_folder_is_read(tmp_path):
+    rows = [
+        {"id": f"s{n}", "schema": {"const": n}, "tests": [{"description": "d", "data": n, "valid": True}]}
+        for n in range(5)
+    ]
+    with gzip.open(tmp_path / "some.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    assert [case.name for case in maskbench_cases(tmp_path, every=2)] == ["s0", "s2", "s4"]
+    assert maskbench_cases(tmp_path)[3].instances == (("d", 3, True),)
+    assert maskbench_cases(tmp_path / "none") == []
+
+
+@pytest.mark.skipif(not (DATA / "jsonschemabench").is_dir(), reason="the data are not beside the repository")
+def test_a_sample_of_maskbench_is_bound_as_promised(compiler):
+    cases = maskbench_cases(DATA / "jsonschemabench", every=24)
+    strict = run(cases, compiler, encode, strict=True)
+    assert strict.false_accepts == []
+    assert len({case for case, _ in strict.false_rejects}) <= 0.01 * strict.schemas
+    assert strict.share >= 0.9
+    assert run(cases, compiler, encode, strict=False).share >= 0.99
+
+
+@pytest.mark.skipif(
+    not (DATA / "json-schema-test-suite").is_dir(), reason="the data are not beside the repository"
+)
+def test_the_json_schema_test_suite_finds_no_invalid_instance_accepted(compiler):
+    cases = suite_cases(DATA / "json-schema-test-suite" / "tests" / "draft2020-12")
+    report = run(cases, compiler, encode, strict=True)
+    assert report.false_accepts == []
+    assert report.share >= 0.75
