@@ -44,25 +44,31 @@ class AdapterQueue(Actor[Message]):
         self._waiting: OrderedDict[str, SequenceLog] = OrderedDict()
         self._offered: set[str] = set()  # submitted, not started yet
         self._aboard: set[str] = set()  # submitted, not ended yet
+        self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
+        self._life = 0
         self._pinned = adapter is None
         self._pinning = False
 
     async def receive(self, message: Message) -> None:
         """Handle one message, then see what can move."""
         match message:
-            case Enqueue(logs=logs, again=again):
-                if again:
-                    self._forget_back()
-                self._waiting.update((log.id, log) for log in logs)
-            case Pinned(error=error):
+            case Enqueue(logs=logs, life=life):
+                if life != self._life:
+                    self._begin(life)
+                self._waiting.update((log.id, log) for log in logs if log.id not in self._refused)
+            case Pinned(error=error, life=self._life):
                 self._pinning = False
                 if error is None:
                     self._pinned = True
                 else:
-                    self._refuse_all(error)
+                    refused, self._waiting = tuple(self._waiting), OrderedDict()
+                    self._refuse(refused, "RequestFailed", error)
             case Progress(started=started, ended=ended):
                 self._offered.difference_update(started, ended)
                 self._aboard.difference_update(ended)
+                self._refused.difference_update(ended)
+                for id in ended:
+                    self._waiting.pop(id, None)
             case Cancel(ids=ids):
                 self._cancel(ids)
         self._move()
@@ -72,32 +78,32 @@ class AdapterQueue(Actor[Message]):
         if self._adapter is not None:
             if self._waiting and not self._pinned and not self._pinning:
                 self._pinning = True
-                self._store.tell(Pin(self._adapter))
+                self._store.tell(Pin(self._adapter, self._life))
             elif self._pinned and not self._waiting and not self._aboard:
                 self._pinned = False
-                self._store.tell(Unpin(self._adapter))
+                self._store.tell(Unpin(self._adapter, self._life))
         if self._pinned and self._waiting and len(self._offered) < self._window:
             count = min(self._window - len(self._offered), len(self._waiting))
             logs = [self._waiting.popitem(last=False)[1] for _ in range(count)]
             self._offered.update(log.id for log in logs)
             self._aboard.update(log.id for log in logs)
-            self._scheduler.tell(Submit(tuple(logs)))
+            self._scheduler.tell(Submit(tuple(logs), self._life))
 
     def _cancel(self, ids: tuple[str, ...]) -> None:
         waiting = tuple(id for id in ids if self._waiting.pop(id, None) is not None)
-        if waiting:
-            self._streamer.tell(Refused(waiting, "Cancelled", "withdrawn before it started"))
+        self._refuse(waiting, "Cancelled", "withdrawn before it started")
         aboard = tuple(id for id in ids if id in self._aboard)
         if aboard:
-            self._scheduler.tell(Cancel(aboard))
+            self._scheduler.tell(Cancel(aboard, self._life))
 
-    def _refuse_all(self, error: str) -> None:
-        refused, self._waiting = tuple(self._waiting), OrderedDict()
-        if refused:
-            self._streamer.tell(Refused(refused, "RequestFailed", error))
+    def _refuse(self, ids: tuple[str, ...], kind: str, why: str) -> None:
+        if ids:
+            self._refused.update(ids)
+            self._streamer.tell(Refused(ids, kind, why))
 
-    def _forget_back(self) -> None:
-        """Back has started anew and knows nothing: what was aboard comes in again with `Enqueue`."""
+    def _begin(self, life: int) -> None:
+        """Back has started anew and knows nothing; what was here and is still wanted comes in again."""
+        self._life = life
         self._offered.clear()
         self._aboard.clear()
         self._waiting.clear()

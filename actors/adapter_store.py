@@ -1,8 +1,7 @@
 """Knows every adapter on the host and which of them must be on the device.
 
 The executor's pool decides what fits and evicts; this actor keeps the line of those that did not fit yet. A
-queue pins its adapter once, however many requests it holds; pinning and unpinning twice is the same as
-once, so that a queue may repeat itself after a restart.
+queue pins its adapter once, however many requests it holds.
 """
 
 from collections import OrderedDict
@@ -23,10 +22,12 @@ class AdapterStore(Actor[Message]):
     def __init__(
         self,
         adapters: Mapping[str, Adapter],
+        life: int,
         executor: Ref[Message],
         queue_of: Callable[[str | None], Ref[Message]],
     ) -> None:
         self._adapters = adapters
+        self._life = life
         self._executor = executor
         self._queue_of = queue_of
         self._placed: set[str] = set()
@@ -39,7 +40,7 @@ class AdapterStore(Actor[Message]):
     async def receive(self, message: Message) -> None:
         """Handle one message."""
         match message:
-            case Pin(adapter=digest):
+            case Pin(adapter=digest, life=self._life):
                 if digest in self._placed:
                     self._answer(digest, None)
                 elif digest not in self._asked:
@@ -51,11 +52,11 @@ class AdapterStore(Actor[Message]):
                     if placed:
                         self._placed.add(digest)
                     self._answer(digest, error)
-            case Unpin(adapter=digest):
+            case Unpin(adapter=digest, life=self._life):
                 self._placed.discard(digest)
                 self._executor.tell(Release(digest))
                 for waiting in self._asked:  # there may be room now
                     self._executor.tell(Place(self._adapters[waiting]))
 
     def _answer(self, digest: str, error: str | None) -> None:
-        self._queue_of(digest).tell(Pinned(digest, error))
+        self._queue_of(digest).tell(Pinned(digest, self._life, error))

@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
+    BackStarted,
     Cancel,
     Close,
     Enqueue,
     Message,
     Open,
     Progress,
+    Refused,
+    Replay,
     Resubmit,
     Submission,
     Withdraw,
 )
+from personae.engine.sequence import SequenceLog
 from personae.errors import Overloaded
 
 OpenQueue = Callable[[str | None], Ref[Message]]
@@ -33,6 +37,8 @@ class Ingress(Actor[Message]):
         self._open_queue = open_queue
         self._max_live = max_live
         self._adapter_of: dict[str, str | None] = {}
+        self._withdrawn: set[str] = set()  # their end is awaited
+        self._life = 0
 
     async def receive(self, message: Message) -> None:
         """Route one message."""
@@ -42,19 +48,23 @@ class Ingress(Actor[Message]):
             case Withdraw(ids=ids):
                 live = tuple(id for id in ids if id in self._adapter_of)
                 if live:
+                    self._withdrawn.update(live)
                     self._streamer.tell(Close(live))
-                    self._route(live, Cancel)
+                    self._route(live, lambda ids: Cancel(ids, self._life))
             case Progress(started=started, ended=ended):
                 self._route(started, lambda ids: Progress(ids, ()))
                 self._route(ended, lambda ids: Progress((), ids))
                 for id in ended:
                     self._adapter_of.pop(id, None)
-            case Resubmit(logs=logs):
-                by_adapter = defaultdict(list)
-                for log in logs:
-                    by_adapter[log.adapter].append(log)
-                for adapter, mine in by_adapter.items():
-                    self._open_queue(adapter).tell(Enqueue(tuple(mine), again=True))
+                self._withdrawn.difference_update(ended)
+            case BackStarted(life=life):
+                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life.
+                self._life = life
+                self._streamer.tell(Replay(life))
+            case Resubmit(logs=logs, life=self._life):
+                self._enqueue([log for log in logs if log.id not in self._withdrawn])
+                if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
+                    self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while the engine restarted"))
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs
@@ -67,13 +77,16 @@ class Ingress(Actor[Message]):
             )
             return
         self._streamer.tell(Open(logs, submission.inbox))
+        self._adapter_of.update((log.id, log.adapter) for log in logs)
+        self._enqueue(logs)
+        submission.reply.tell(None)
+
+    def _enqueue(self, logs: Iterable[SequenceLog]) -> None:
         by_adapter = defaultdict(list)
         for log in logs:
-            self._adapter_of[log.id] = log.adapter
             by_adapter[log.adapter].append(log)
         for adapter, mine in by_adapter.items():
-            self._open_queue(adapter).tell(Enqueue(tuple(mine)))
-        submission.reply.tell(None)
+            self._open_queue(adapter).tell(Enqueue(tuple(mine), self._life))
 
     def _route(self, ids: Iterable[str], make: Callable[[tuple[str, ...]], Message]) -> None:
         by_adapter = defaultdict(list)

@@ -3,6 +3,9 @@
 Front holds the requests: ingress, one queue per adapter, streamer. Back holds the device: adapter store,
 scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain data; the others
 stay on their side and may hold live objects. One message per step and hop, never one per token.
+
+Each start of Back has a number, its `life`. What Front says to Back carries the life it is meant for, and is
+ignored by any other: whatever was on its way when Back died cannot be taken for news.
 """
 
 import msgspec
@@ -60,20 +63,30 @@ class Progress(Message, frozen=True):
     ended: tuple[str, ...]
 
 
+class BackStarted(Message, frozen=True):
+    """*Wire.* From the scheduler, first of all: a new life of Back has begun, and it knows no sequence."""
+
+    life: int
+
+
 class Resubmit(Message, frozen=True):
-    """From the streamer, when Back has started anew: the log of every live sequence as far as it got."""
+    """From the streamer, after `Replay`: logs of live sequences as far as they got."""
 
     logs: tuple[SequenceLog, ...]
+    life: int
 
 
 # --- Front: adapter queue -----------------------------------------------------------------------------------
 
 
 class Enqueue(Message, frozen=True):
-    """From the ingress: sequences for this queue's adapter; `again` when Back lost them."""
+    """From the ingress: sequences for this queue's adapter, in this life of Back.
+
+    The first of a new life: those of earlier lives are forgotten, they come again.
+    """
 
     logs: tuple[SequenceLog, ...]
-    again: bool = False
+    life: int
 
 
 class Pinned(Message, frozen=True):
@@ -83,6 +96,7 @@ class Pinned(Message, frozen=True):
     """
 
     adapter: str
+    life: int
     error: str | None = None
 
 
@@ -121,8 +135,10 @@ class Refused(Message, frozen=True):
     param: str | None = None
 
 
-class BackStarted(Message, frozen=True):
-    """*Wire.* From the scheduler, first of all: it knows no sequence."""
+class Replay(Message, frozen=True):
+    """From the ingress, when Back has started anew: answer with `Resubmit`."""
+
+    life: int
 
 
 # --- Back: adapter store ------------------------------------------------------------------------------------
@@ -132,12 +148,14 @@ class Pin(Message, frozen=True):
     """*Wire.* From a queue: have this adapter on the device; answered by `Pinned` once it is."""
 
     adapter: str
+    life: int
 
 
 class Unpin(Message, frozen=True):
     """*Wire.* From a queue: no request of this adapter is left."""
 
     adapter: str
+    life: int
 
 
 class Placed(Message, frozen=True):
@@ -155,12 +173,14 @@ class Submit(Message, frozen=True):
     """*Wire.* From a queue: these sequences wait for their turn from now on."""
 
     logs: tuple[SequenceLog, ...]
+    life: int
 
 
 class Cancel(Message, frozen=True):
     """*Wire.* From a queue: end these sequences; the last delta of each says `cancelled`."""
 
     ids: tuple[str, ...]
+    life: int
 
 
 class Compiled(Message, frozen=True):

@@ -32,12 +32,20 @@ class SchedulerActor(Actor[Message]):
     """
 
     def __init__(
-        self, scheduler: Scheduler, compiler: Ref[Message], executor: Ref[Message], streamer: Ref[Message]
+        self,
+        scheduler: Scheduler,
+        life: int,
+        compiler: Ref[Message],
+        executor: Ref[Message],
+        streamer: Ref[Message],
+        ingress: Ref[Message],
     ) -> None:
         self._scheduler = scheduler
+        self._life = life
         self._compiler = compiler
         self._executor = executor
         self._streamer = streamer
+        self._ingress = ingress
         self._known: set[str] = set()
         self._compiling: defaultdict[GrammarSpec, dict[str, SequenceLog]] = defaultdict(dict)
         self._grammars: dict[str, CompiledGrammar] = {}
@@ -49,7 +57,7 @@ class SchedulerActor(Actor[Message]):
     async def started(self) -> None:
         """Forget what was meant for an earlier life, and say that this one knows nothing."""
         self.drain()
-        self._streamer.tell(BackStarted())
+        self._ingress.tell(BackStarted(self._life))
 
     async def receive(self, message: Message) -> None:
         """Take in all that waits, then act once."""
@@ -60,10 +68,10 @@ class SchedulerActor(Actor[Message]):
                 case Sampled():
                     deltas += self._commit(each)
                     stepped = True
-                case Submit(logs=logs):
+                case Submit(logs=logs, life=self._life):
                     for log in logs:
                         self._submit(log)
-                case Cancel(ids=ids):
+                case Cancel(ids=ids, life=self._life):
                     for id in ids:
                         deltas += self._cancel(id)
                 case Compiled():
@@ -79,8 +87,6 @@ class SchedulerActor(Actor[Message]):
             self._scheduler.check_integrity()
 
     def _submit(self, log: SequenceLog) -> None:
-        if log.id in self._known:  # sent twice around a restart
-            return
         self._known.add(log.id)
         if log.grammar is None:
             self._scheduler.add(log)

@@ -14,7 +14,7 @@ personae               one_for_one, gives up at once: what Front lost could not 
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from personae.actors.adapter_queue import AdapterQueue
@@ -25,7 +25,7 @@ from personae.actors.executor import Executor
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
 from personae.actors.kit.child import Report, log_incident
-from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import Message, Submission, Withdraw
 from personae.actors.scheduler import SchedulerActor
@@ -97,9 +97,9 @@ class LocalClient:
     async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["LocalStream"]:
         """Submit the sequences; leaving the context withdraws those that have not ended."""
         inbox = Inbox()
-        await self._ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
         stream = LocalStream(inbox, {log.id for log in logs}, self._ingress)
-        try:
+        try:  # the asking too: one that is cancelled may have been admitted
+            await self._ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
             yield stream
         finally:
             stream.withdraw()
@@ -151,13 +151,17 @@ class LocalStream:
         """End one sequence now; nothing more of it is delivered."""
         if id in self._live:
             self._live.discard(id)
-            self._ingress.tell(Withdraw((id,)))
+            self._tell(Withdraw((id,)))
 
     def withdraw(self) -> None:
         """End all that still run."""
         if self._live:
-            self._ingress.tell(Withdraw(tuple(self._live)))
+            self._tell(Withdraw(tuple(self._live)))
             self._live.clear()
+
+    def _tell(self, withdraw: Withdraw) -> None:
+        with suppress(ActorStopped):  # the house is closed: everything in it has ended
+            self._ingress.tell(withdraw)
 
 
 @asynccontextmanager
@@ -173,10 +177,16 @@ async def open_stage(script: Script, report: Report = log_incident) -> AsyncIter
     latest = Latest()
     bound = 4 * script.max_live  # submit, cancel, progress and refusal of every live sequence find room
     queues: dict[str | None, Ref[Message]] = {}
+    lives = 0
+
+    def open_executor() -> Executor:
+        nonlocal lives
+        lives += 1  # the executor is the first of Back to start: those after it are of the same life
+        return Executor(script.build_step_engine, scheduler, store)
 
     def queue_of(adapter: str | None) -> Ref[Message]:
         if adapter not in queues:
-            name = "queue/base" if adapter is None else f"queue/{adapter[:16]}"
+            name = f"queue/{adapter or 'base'}"
             queues[adapter] = front.spawn(
                 name,
                 lambda: AdapterQueue(adapter, store, scheduler, streamer, script.window),
@@ -186,19 +196,19 @@ async def open_stage(script: Script, report: Report = log_incident) -> AsyncIter
 
     executor: Ref[Message] = back.spawn_thread(
         "executor",
-        lambda: Executor(script.build_step_engine, scheduler, store),
+        open_executor,
         capacity=bound,
         stop_timeout=30.0,
     )
     store: Ref[Message] = back.spawn(
-        "store", lambda: AdapterStore(script.adapters, executor, queue_of), capacity=bound
+        "store", lambda: AdapterStore(script.adapters, lives, executor, queue_of), capacity=bound
     )
     compiler: Ref[Message] = back.spawn(
         "compiler", lambda: Compiler(script.build_compiler(), scheduler), capacity=bound
     )
     scheduler: Ref[Message] = back.spawn(
         "scheduler",
-        lambda: SchedulerActor(script.build_scheduler(), compiler, executor, streamer),
+        lambda: SchedulerActor(script.build_scheduler(), lives, compiler, executor, streamer, ingress),
         capacity=bound,
     )
     streamer: Ref[Message] = front.spawn("streamer", lambda: Streamer(ingress, latest), capacity=bound)

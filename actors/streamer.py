@@ -1,7 +1,7 @@
 """Fans one step's message out to the requests, and keeps the token logs as far as they got.
 
-The logs are what makes a crash of Back a pause: when Back starts anew, every live log is submitted again, its
-emitted tokens included, and goes on where it was.
+The logs are what makes a crash of Back a pause: when Back starts anew, every live log that somebody still
+listens to is submitted again, its emitted tokens included, and goes on where it was.
 """
 
 from msgspec.structs import replace
@@ -11,13 +11,13 @@ from personae.actors.inbox import Inbox
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
-    BackStarted,
     Close,
     Load,
     Message,
     Open,
     Progress,
     Refused,
+    Replay,
     Resubmit,
     StepDone,
 )
@@ -27,22 +27,28 @@ from personae.engine.sequence import Delta, SequenceLog
 class Live:
     """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
 
-    __slots__ = ("delivered", "emitted", "inbox", "log", "seen", "started")
+    __slots__ = ("delivered", "emitted", "inbox", "log", "seen", "started", "told")
 
     def __init__(self, log: SequenceLog, inbox: Inbox) -> None:
         self.log = log
         self.inbox: Inbox | None = inbox
         self.emitted: list[int] = []
         self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
-        self.started = False
+        self.started = False  # in this life of Back
+        self.told = False  # something was delivered, in whatever life
 
-    def log_so_far(self) -> SequenceLog:
-        """The log with what has been emitted since, `after` dropped: the leader may be gone."""
+    def begin_again(self) -> SequenceLog:
+        """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
+        gone."""
+        self.started = False
         return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
 
     def unseen(self, delta: Delta) -> Delta:
         """The delta without what an earlier life of Back already brought: prompt logprobs are computed
-        again."""
+        again, and what the cache had is counted once."""
+        if self.told and delta.cached is not None:
+            delta = replace(delta, cached=None)
+        self.told = True
         entries = delta.prompt_logprobs
         if not entries:
             return delta
@@ -79,9 +85,8 @@ class Streamer(Actor[Message]):
                         self._live[id].inbox = None
             case Refused():
                 self._refuse(message)
-            case BackStarted():
-                if self._live:
-                    self._ingress.tell(Resubmit(tuple(live.log_so_far() for live in self._live.values())))
+            case Replay(life=life):
+                self._replay(life)
 
     def _deliver(self, deltas: tuple[Delta, ...]) -> None:
         started: list[str] = []
@@ -101,6 +106,15 @@ class Streamer(Actor[Message]):
                 ended.append(delta.id)
         if started or ended:
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
+
+    def _replay(self, life: int) -> None:
+        closed = tuple(id for id, live in self._live.items() if live.inbox is None)
+        for id in closed:
+            del self._live[id]
+        if closed:
+            self._ingress.tell(Progress((), closed))
+        if self._live:
+            self._ingress.tell(Resubmit(tuple(live.begin_again() for live in self._live.values()), life))
 
     def _refuse(self, refused: Refused) -> None:
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)

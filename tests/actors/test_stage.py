@@ -108,6 +108,18 @@ async def test_leaving_a_stream_frees_its_slots_and_pages(assembly) -> None:
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
+async def test_a_client_that_goes_away_while_it_waits_to_be_admitted_leaves_nothing(assembly) -> None:
+    script = assembly.script
+    async with open_stage(script) as client:
+        with anyio.CancelScope() as gone:
+            gone.cancel()
+            async with client.stream([log(script, "gone", NAMES[0], max_tokens=900)]):
+                raise AssertionError("cancelled before")
+        await play(client, [log(script, "after", None)])
+        stats = client.stats()
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
 async def test_a_stopped_sequence_brings_nothing_more_and_its_siblings_go_on(assembly) -> None:
     script = assembly.script
     async with open_stage(script) as client:

@@ -1,0 +1,237 @@
+"""Front with a make-believe Back, in every order in which messages may arrive.
+
+Each actor has a queue of its own, and a seeded die says whose next message is delivered. Between one sender
+and one receiver the order is kept, as by mailboxes; nothing else is.
+"""
+
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.inbox import Inbox
+from personae.actors.ingress import Ingress
+from personae.actors.messages import (
+    BackStarted,
+    Cancel,
+    Load,
+    Message,
+    Pin,
+    Pinned,
+    StepDone,
+    Submission,
+    Submit,
+    Unpin,
+    Withdraw,
+)
+from personae.actors.streamer import Latest, Streamer
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import Delta, SequenceLog
+from personae.errors import PersonaeError
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+ADAPTERS = [None, "poet", "clerk"]
+
+
+class Letters(deque[Message]):
+    """A mailbox that only notes."""
+
+    tell = deque.append
+
+
+class Answer:
+    """The asker of a submission."""
+
+    error: Exception | None = None
+
+    def tell(self, value: None) -> None:
+        pass
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+@dataclass
+class Back:
+    """Emits a sequence's own length as its next token; refuses to run one whose adapter is not pinned."""
+
+    ingress: Letters
+    streamer: Letters
+    queue_of: dict[str | None, Letters]
+    life: int = 0
+    letters: Letters = field(default_factory=Letters)
+    pinned: set[str | None] = field(default_factory=set)
+    running: dict[str, list[SequenceLog | int]] = field(default_factory=dict)
+    refuses: bool = False
+
+    def start(self) -> None:
+        self.life += 1
+        self.letters.clear()
+        self.pinned = {None}
+        self.running.clear()
+        self.ingress.tell(BackStarted(self.life))
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Pin(adapter=adapter, life=self.life):
+                if self.refuses:
+                    self.queue_of[adapter].tell(Pinned(adapter, self.life, "no room"))
+                else:
+                    self.pinned.add(adapter)
+                    self.queue_of[adapter].tell(Pinned(adapter, self.life))
+            case Unpin(adapter=adapter, life=self.life):
+                self.pinned.discard(adapter)
+                assert adapter not in {log.adapter for log, _ in self.running.values()}
+            case Submit(logs=logs, life=self.life):
+                for log in logs:
+                    assert log.id not in self.running, "submitted twice"
+                    self.running[log.id] = [log, len(log.tokens)]
+            case Cancel(ids=ids, life=self.life):
+                gone = [id for id in ids if self.running.pop(id, None) is not None]
+                self.streamer.tell(StepDone(tuple(Delta(id, finish="cancelled") for id in gone), Load()))
+
+    def step(self, rng: random.Random) -> None:
+        deltas = []
+        for id, state in list(self.running.items()):
+            log, length = state
+            assert log.adapter in self.pinned, "runs without its adapter"
+            if rng.random() < 0.5:
+                last = length + 1 == log.prompt_length + log.params.max_tokens
+                deltas.append(Delta(id, (length,), finish="length" if last else None))
+                state[1] = length + 1
+                if last:
+                    del self.running[id]
+        self.streamer.tell(StepDone(tuple(deltas), Load()))
+
+
+class House:
+    """Front's actors, each with its letters."""
+
+    def __init__(self, seed: int, window: int = 2) -> None:
+        self.rng = random.Random(seed)
+        self.inbox_of: dict[str, Inbox] = {}
+        self.letters: dict[object, Letters] = defaultdict(Letters)
+        ingress, streamer = self.letters["ingress"], self.letters["streamer"]
+        self.back = Back(ingress, streamer, self.letters)
+        self.actors: dict[object, object] = {
+            "ingress": Ingress(streamer, self.open_queue, 1000),
+            "streamer": Streamer(ingress, Latest()),
+        }
+        self.window = window
+        self.back.start()
+
+    def open_queue(self, adapter: str | None) -> Letters:
+        if adapter not in self.actors:
+            back = self.back.letters
+            self.actors[adapter] = AdapterQueue(adapter, back, back, self.letters["streamer"], self.window)
+        return self.letters[adapter]
+
+    def submit(self, id: str, adapter: str | None) -> None:
+        log = SequenceLog(id, (7, 7, 7), 3, SamplingParams(max_tokens=6, seed=0), adapter=adapter)
+        self.inbox_of[id] = Inbox()
+        self.letters["ingress"].tell(Submission((log,), self.inbox_of[id], Answer()))
+
+    async def deliver(self) -> bool:
+        """One message, of a receiver chosen by the die; False if there is none."""
+        waiting = [name for name, letters in self.letters.items() if letters]
+        if self.back.letters:
+            waiting.append(self.back)
+        if not waiting:
+            return False
+        name = self.rng.choice(waiting)
+        if name is self.back:
+            self.back.receive(self.back.letters.popleft())
+        else:
+            await self.actors[name].receive(self.letters[name].popleft())
+        return True
+
+    async def settle(self) -> None:
+        """Everything that was begun comes to its end."""
+        while True:
+            while await self.deliver():
+                pass
+            if not self.back.running:
+                return
+            self.back.step(self.rng)
+
+    def heard(self, id: str) -> tuple[list[int], list[str]]:
+        deltas = self.inbox_of[id]._deltas
+        return [token for d in deltas for token in d.tokens], [d.finish for d in deltas if d.finish]
+
+    def assert_empty(self) -> None:
+        ingress, streamer = self.actors["ingress"], self.actors["streamer"]
+        assert not ingress._adapter_of
+        assert not ingress._withdrawn
+        assert not streamer._live
+        assert self.back.pinned == {None}
+        for adapter in ADAPTERS:
+            if adapter in self.actors:
+                queue = self.actors[adapter]
+                assert [*queue._waiting, *queue._offered, *queue._aboard, *queue._refused] == []
+
+
+@pytest.mark.parametrize("seed", range(150))
+async def test_every_request_ends_once_and_whole_however_often_back_dies(seed: int) -> None:
+    house = House(seed)
+    rng = house.rng
+    withdrawn: set[str] = set()
+    submitted: list[str] = []
+    for _ in range(400):
+        match rng.choices(["deliver", "step", "submit", "withdraw", "crash"], [60, 12, 8, 2, 2])[0]:
+            case "deliver":
+                await house.deliver()
+            case "step":
+                house.back.step(rng)
+            case "submit":
+                submitted.append(f"s{len(submitted)}")
+                house.submit(submitted[-1], rng.choice(ADAPTERS))
+            case "withdraw" if submitted:
+                withdrawn.add(unwanted := rng.choice(submitted))
+                house.letters["ingress"].tell(Withdraw((unwanted,)))
+            case "crash":
+                house.back.start()
+    await house.settle()
+    house.assert_empty()
+    for id in submitted:
+        tokens, ends = house.heard(id)
+        assert tokens == list(range(3, 3 + len(tokens))), "in order, none twice, none missing"
+        if id not in withdrawn:
+            assert (len(tokens), ends) == (6, ["length"])
+        assert len(ends) <= 1
+
+
+@pytest.mark.parametrize("seed", range(50))
+async def test_a_request_whose_adapter_finds_no_place_ends_once_around_a_restart(seed: int) -> None:
+    house = House(seed)
+    house.back.refuses = True
+    for number in range(4):
+        house.submit(f"{number}", "poet")
+        for _ in range(house.rng.randrange(8)):
+            await house.deliver()
+    house.back.start()
+    await house.settle()
+    house.assert_empty()
+    for inbox in house.inbox_of.values():
+        assert isinstance(inbox._error, PersonaeError)
+
+
+async def test_what_runs_again_after_a_restart_leaves_room_for_others_in_the_window() -> None:
+    house = House(0, window=2)
+    for number in range(2):
+        house.submit(f"{number}", None)
+    while await house.deliver():
+        pass
+    house.back.step(random.Random(1))  # both have begun
+    house.back.step(random.Random(2))
+    house.back.start()
+    for number in range(2, 4):
+        house.submit(f"{number}", None)
+    for _ in range(3):
+        while await house.deliver():
+            pass
+        house.back.step(random.Random(3))
+    while await house.deliver():
+        pass
+    assert set(house.back.running) == {"0", "1", "2", "3"}
