@@ -8,7 +8,7 @@ from personae.grammar.backend import Matcher
 from personae.grammar.masks import allocate_bitmask
 from personae.grammar.vocabulary import Vocabulary
 
-CLOSERS = (b'"', b"@", b"}", b"]")  # the at sign is what an email address waits for
+CLOSERS = (b"}", b"]", b"@", b"b")  # an email address waits for its at sign, the pattern b$ for its b
 
 
 def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
@@ -44,7 +44,9 @@ def _rank(token: int, vocabulary: Vocabulary) -> int:
     if token in vocabulary.stop_ids:
         return 0
     text = vocabulary.tokens[token]
-    return CLOSERS.index(text) + 1 if text in CLOSERS else len(CLOSERS) + 1
+    if text == b'"':
+        return 1
+    return 2 if text in CLOSERS else 3
 
 
 def spell(text: bytes, vocabulary: Vocabulary) -> list[int]:
