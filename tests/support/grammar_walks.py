@@ -8,7 +8,12 @@ from personae.grammar.backend import Matcher
 from personae.grammar.masks import allocate_bitmask
 from personae.grammar.vocabulary import Vocabulary
 
-CLOSERS = (b"}", b"]", b"@", b"b")  # an email address waits for its at sign, the pattern b$ for its b
+# Besides brackets: what an email address, a URI and the pattern b$ wait for.
+CLOSERS = (b"}", b"]", b"@", b":", b"b")
+
+
+class Unfinished(AssertionError):
+    """The walk found no end; there may be one all the same."""
 
 
 def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
@@ -37,7 +42,7 @@ def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, budget: i
         text += vocabulary.tokens[token]
         if matcher.terminated:
             return text
-    raise AssertionError(f"the answer does not end: {text!r}")
+    raise Unfinished(f"the answer does not end: {text!r}")
 
 
 def _rank(token: int, vocabulary: Vocabulary) -> int:
