@@ -12,7 +12,10 @@ from personae.grammar.spec import GrammarSpec
 
 
 class Matcher(Protocol):
-    """The state of one sequence's answer within a grammar. Not thread-safe; one owner at a time."""
+    """The state of one sequence's answer within a grammar. Not thread-safe; one owner at a time.
+
+    In a state that is past its library's limits it allows and accepts nothing: that answer fails.
+    """
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the tokens allowed next to `bitmask[row]`; once terminated, the stop tokens."""

@@ -29,7 +29,9 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 * 2**20) -> None:
         self.vocabulary = vocabulary
-        self._backends: dict[str, GrammarBackend] = {}
+        # The backend of nearly all specs is made now: it takes a second at a large vocabulary.
+        self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
+        self._backends_lock = Lock()
         self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
@@ -115,7 +117,7 @@ class GrammarCompiler:
         return backend.compile(_with_source(spec, True, strict=False))
 
     def _backend(self, name: str) -> GrammarBackend:
-        with self._lock:
+        with self._backends_lock:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]

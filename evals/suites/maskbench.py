@@ -22,7 +22,7 @@ import typer
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from personae.errors import GrammarError, RequestFailed
+from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.masks import allocate_bitmask
@@ -133,10 +133,7 @@ def _reason(refusal: GrammarError) -> str:
 def _accepts(grammar: CompiledGrammar, vocabulary: Vocabulary, encode: Encode, instance: Any) -> bool:
     matcher = grammar.matcher()
     text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return all(matcher.accept(token) for token in (*encode(text), vocabulary.stop_ids[0]))
-    except RequestFailed:
-        return False
+    return all(matcher.accept(token) for token in (*encode(text), vocabulary.stop_ids[0]))
 
 
 def _time_masks(

@@ -10,7 +10,7 @@ import json
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 
-from personae.errors import GrammarError, RequestFailed
+from personae.errors import GrammarError
 from personae.grammar.masks import allow_only
 from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, Schema
 from personae.grammar.spec import GrammarSpec
@@ -123,28 +123,22 @@ class LLGuidanceMatcher:
         self._ended = ended
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
-        """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens.
-
-        Raises RequestFailed when this state of the grammar is past the library's limits: its mask would be
-        false.
-        """
-        if self._ended:
-            allow_only(bitmask[row], self._vocabulary.stop_ids)
-            return
+        """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
         words = bitmask[row]
-        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
-        self._check()
+        if not self._ended:
+            self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
+        if self._ended or self._matcher.is_error():
+            # Past its limits the library would have the answer stop; an answer that is not whole must fail.
+            allow_only(words, self._vocabulary.stop_ids if self._ended else ())
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False, and no change, if it is not allowed. Raises as `fill` does."""
+        """Advance by one token; False, and no change, if it is not allowed."""
         if self._ended:
             return False
         if token in self._vocabulary.stop_ids:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
-        accepted = self._matcher.try_consume_tokens([token])
-        self._check()
-        return bool(accepted)
+        return bool(self._matcher.try_consume_tokens([token]))
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
@@ -156,10 +150,6 @@ class LLGuidanceMatcher:
     def fork(self) -> "LLGuidanceMatcher":
         """A second matcher in the same state."""
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._ended)
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise RequestFailed(f"The grammar is too complex here: {_reason(self._matcher.get_error())}")
 
     @property
     def terminated(self) -> bool:

@@ -4,6 +4,7 @@ The rewriting is exponential for some schemas, and a schema comes from anywhere:
 limit of its own, and takes nobody's interpreter lock meanwhile.
 """
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -93,7 +94,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     """The worker process: a document a line in, (canonical form, error) a line out."""
     memory = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with contextlib.suppress(ValueError, OSError):  # not every system can limit the address space
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for line in sys.stdin.buffer:
         schema: Schema = True
         error = None

@@ -8,7 +8,12 @@ from personae.grammar.backend import Matcher
 from personae.grammar.masks import allocate_bitmask
 from personae.grammar.vocabulary import Vocabulary
 
-CLOSERS = (b'"', b"@", b"}", b"]")  # the at sign is what an email address waits for
+# Besides brackets: what an email address, a URI and the pattern b$ wait for.
+CLOSERS = (b"}", b"]", b"@", b":", b"b")
+
+
+class Unfinished(AssertionError):
+    """The walk found no end; there may be one all the same."""
 
 
 def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
@@ -37,14 +42,16 @@ def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, budget: i
         text += vocabulary.tokens[token]
         if matcher.terminated:
             return text
-    raise AssertionError(f"the answer does not end: {text!r}")
+    raise Unfinished(f"the answer does not end: {text!r}")
 
 
 def _rank(token: int, vocabulary: Vocabulary) -> int:
     if token in vocabulary.stop_ids:
         return 0
     text = vocabulary.tokens[token]
-    return CLOSERS.index(text) + 1 if text in CLOSERS else len(CLOSERS) + 1
+    if text == b'"':
+        return 1
+    return 2 if text in CLOSERS else 3
 
 
 def spell(text: bytes, vocabulary: Vocabulary) -> list[int]:

@@ -176,6 +176,17 @@ def test_a_malformed_schema_after_a_good_one_leaves_the_good_one_working(backend
     jsonschema.validate(json.loads(text), PERSON)
 
 
+def test_past_the_limits_of_the_library_nothing_is_allowed_and_nothing_accepted():
+    names = {f"p{n}": {"type": "null"} for n in range(600)}
+    matcher = compiled(
+        make_backend("llguidance", VOCABULARY), {"type": "object", "properties": names}
+    ).matcher()
+    assert not matcher.accept(*spell(b"{", VOCABULARY))
+    assert allowed_tokens(matcher, VOCABULARY) == []
+    assert not matcher.accept(0)
+    assert not matcher.terminated
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "source", "valid", "invalid"),
     [

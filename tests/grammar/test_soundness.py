@@ -1,0 +1,56 @@
+"""The promise as a whole: what is taken under strict is valid, whatever the schema and whatever the model."""
+
+import contextlib
+import json
+import random
+
+import jsonschema
+import pytest
+from byte_bpe import byte_level_vocabulary
+from grammar_walks import Unfinished, spell, walk
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from json_schemas import VALUES, schemas
+
+from personae.errors import GrammarError
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.spec import GrammarSpec
+
+VOCABULARY = byte_level_vocabulary()
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = GrammarCompiler(VOCABULARY)
+    yield compiler
+    compiler.close()
+
+
+def compiled(compiler, schema):
+    try:
+        return compiler.compile(GrammarSpec("json_schema", json.dumps(schema)))
+    except GrammarError:
+        return assume(False)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=schemas(), seed=st.integers(0, 2**16))
+def test_whatever_a_model_chooses_the_answer_is_valid(compiler, schema, seed):
+    grammar = compiled(compiler, schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for offset in range(3):
+        with contextlib.suppress(Unfinished):
+            text = walk(grammar.matcher(), VOCABULARY, random.Random(seed + offset), budget=15)
+            validator.validate(json.loads(text))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=schemas(), instances=st.lists(VALUES, min_size=4, max_size=8))
+def test_no_invalid_instance_is_accepted(compiler, schema, instances):
+    grammar = compiled(compiler, schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for instance in instances:
+        matcher = grammar.matcher()
+        text = json.dumps(instance, ensure_ascii=False).encode()
+        if all(matcher.accept(token) for token in spell(text, VOCABULARY)) and matcher.accept(0):
+            validator.validate(instance)
