@@ -14,7 +14,7 @@ from personae.actors.inbox import Inbox
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
-from personae.errors import GrammarError
+from personae.errors import PersonaeError
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -188,7 +188,7 @@ class Compiled(Message, frozen=True):
 
     spec: GrammarSpec
     grammar: CompiledGrammar | None = None
-    error: GrammarError | None = None
+    error: PersonaeError | None = None
 
 
 class Sampled(Message, frozen=True):

@@ -1,7 +1,5 @@
 """The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
 
-from collections import defaultdict
-
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
@@ -47,7 +45,7 @@ class SchedulerActor(Actor[Message]):
         self._streamer = streamer
         self._ingress = ingress
         self._known: set[str] = set()
-        self._compiling: defaultdict[GrammarSpec, dict[str, SequenceLog]] = defaultdict(dict)
+        self._compiling: dict[GrammarSpec, dict[str, SequenceLog]] = {}
         self._grammars: dict[str, CompiledGrammar] = {}
         self._in_flight = 0
         self._seconds = 0.0
@@ -91,7 +89,8 @@ class SchedulerActor(Actor[Message]):
         if log.grammar is None:
             self._scheduler.add(log)
             return
-        if not self._compiling[log.grammar]:
+        if log.grammar not in self._compiling:  # still there while it compiles, although all have left
+            self._compiling[log.grammar] = {}
             self._compiler.tell(Compile(log.grammar))
         self._compiling[log.grammar][log.id] = log
 

@@ -79,9 +79,7 @@ class Runner:
             log = admission.log
             self._known[admission.slot] = np.array(log.tokens, np.int64)
             self._page_count[admission.slot] = 0
-            self._adapter_slot[admission.slot] = (
-                None if log.adapter is None else self.adapters.slot(log.adapter)
-            )
+            self._adapter_slot[admission.slot] = None if log.adapter is None else self._slot(log.adapter)
         if plan.copies:
             self.kv.copy_pages(plan.copies)
         for row in plan.rows:
@@ -89,6 +87,12 @@ class Runner:
                 have = self._page_count[row.slot]
                 self._page_table[row.slot, have : have + len(row.pages)] = row.pages
                 self._page_count[row.slot] = have + len(row.pages)
+
+    def _slot(self, digest: str) -> int:
+        slot = self.adapters.slot(digest)
+        if slot is None:
+            raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
+        return slot
 
     def forward(self, plan: StepPlan) -> Forward:
         """Run the model over the plan's rows, at least one (after `apply`)."""

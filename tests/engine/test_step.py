@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hf import hf_greedy, hf_logits, hf_model
+from msgspec.structs import replace
 from peft import PeftModel
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
@@ -188,3 +189,9 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(base) -> None:
     assert played["ill"].finish == "error"
     assert played["ill"].error == "the model's logits are not finite"
     assert played["well"].finish == "length"
+
+
+def test_a_row_whose_adapter_is_not_on_the_device_stops_the_step_and_is_not_served_by_the_base() -> None:
+    troupe = Troupe(model_folder("qwen3"))
+    with pytest.raises(RuntimeError, match="not on the device"):
+        troupe.play([replace(troupe.log("a", range(4, 20)), adapter="f" * 64)])

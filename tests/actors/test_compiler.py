@@ -1,0 +1,126 @@
+"""Compiles that go wrong, and compiles that nobody waits for any more."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from told import Told
+from virtual_clock import real_clock
+
+from personae.actors.compiler import AT_ONCE, Compiler
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import BackStarted, Cancel, Compile, Compiled, Message, Refused, Submit
+from personae.actors.scheduler import SchedulerActor
+from personae.engine.fairness import VirtualTokenCounters
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog
+from personae.errors import RequestFailed
+from personae.grammar.spec import GrammarSpec
+
+pytestmark = real_clock
+SPEC = GrammarSpec("regex", "a+")
+
+
+class Panic(BaseException):
+    """As Rust libraries raise it."""
+
+
+class Grammars:
+    """A compiler that does what its test wants."""
+
+    def __init__(self, outcome: BaseException | None = None) -> None:
+        self.outcome = outcome
+        self.going = self.most = 0
+        self.go_on = threading.Event()
+        self.lock = threading.Lock()
+
+    def get(self, spec: GrammarSpec) -> None:
+        return None
+
+    def put(self, spec: GrammarSpec, grammar: object) -> None:
+        pass
+
+    def compile(self, spec: GrammarSpec) -> object:
+        if self.outcome is not None:
+            raise self.outcome
+        with self.lock:
+            self.going += 1
+            self.most = max(self.most, self.going)
+        self.go_on.wait(10)
+        with self.lock:
+            self.going -= 1
+        return object()
+
+
+class Arrivals(Told):
+    """Waits until so many messages have come."""
+
+    async def wait_for(self, count: int) -> None:
+        with anyio.fail_after(10):
+            while len(self) < count:  # noqa: ASYNC110  another thread fills it
+                await anyio.sleep(0.001)
+
+
+@asynccontextmanager
+async def compiling(grammars: Grammars) -> AsyncIterator[tuple[Ref[Message], Arrivals]]:
+    scheduler = Arrivals()
+    top = Supervisor("top", max_restarts=0)
+    compiler: Ref[Message] = top.spawn("compiler", lambda: Compiler(grammars, scheduler))
+    async with top:
+        yield compiler, scheduler
+
+
+@pytest.mark.parametrize("outcome", [RuntimeError("a bug of theirs"), Panic("index out of bounds")])
+async def test_a_library_that_stumbles_fails_the_request_and_the_compiler_lives(outcome) -> None:
+    grammars = Grammars(outcome)
+    async with compiling(grammars) as (compiler, scheduler):
+        compiler.tell(Compile(SPEC))
+        await scheduler.wait_for(1)
+        assert isinstance(scheduler[0].error, RequestFailed)
+        grammars.outcome = None
+        grammars.go_on.set()
+        compiler.tell(Compile(SPEC))
+        await scheduler.wait_for(2)
+        assert scheduler[1].grammar is not None
+
+
+async def test_only_so_many_compile_at_once() -> None:
+    grammars = Grammars()
+    async with compiling(grammars) as (compiler, scheduler):
+        for number in range(3 * AT_ONCE):
+            compiler.tell(Compile(GrammarSpec("regex", f"a{{{number}}}")))
+        with anyio.fail_after(10):
+            while grammars.going < AT_ONCE:  # noqa: ASYNC110  threads count it
+                await anyio.sleep(0.001)
+        grammars.go_on.set()
+        await scheduler.wait_for(3 * AT_ONCE)
+    assert grammars.most == AT_ONCE
+
+
+async def test_a_grammar_asked_for_and_withdrawn_again_and_again_is_compiled_once() -> None:
+    layout = MemoryLayout(num_pages=8, page_size=16, max_seqs=2, max_model_len=64, max_batch_tokens=16)
+    compiler, executor, streamer, ingress = Told(), Told(), Arrivals(), Told()
+    top = Supervisor("top", max_restarts=0)
+    scheduler: Ref[Message] = top.spawn(
+        "scheduler",
+        lambda: SchedulerActor(
+            Scheduler(layout, VirtualTokenCounters()), 1, compiler, executor, streamer, ingress
+        ),
+    )
+    async with top:
+        for number in range(5):
+            log = SequenceLog(f"{number}", (1,), 1, SamplingParams(max_tokens=2, seed=0), grammar=SPEC)
+            scheduler.tell(Submit((log,), 1))
+            scheduler.tell(Cancel((log.id,), 1))
+        scheduler.tell(Submit((SequenceLog("last", (1,), 1, log.params, grammar=SPEC),), 1))
+        scheduler.tell(Compiled(SPEC, error=RequestFailed("no")))
+        await streamer.wait_for(2)
+        assert ingress == [BackStarted(1)]
+    assert compiler == [Compile(SPEC)]
+    refused = [message for message in streamer if isinstance(message, Refused)]
+    assert [message.ids for message in refused] == [("last",)]
