@@ -1,0 +1,11 @@
+"""Arithmetic of sizes."""
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n >= 1."""
+    return 1 << (n - 1).bit_length()
