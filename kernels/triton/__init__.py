@@ -13,8 +13,11 @@ def operators() -> dict[str, Callable[..., Any]]:
     """The operators of this backend by name; empty without Triton or without such a GPU."""
     if find_spec("triton") is None or torch.version.cuda is None or not torch.cuda.is_available():
         return {}
-    if torch.cuda.get_device_capability() < OLDEST:
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST:
         return {}
     from personae.kernels.triton.calls import TritonOperators
+    from personae.kernels.triton.sizes import Gpu
 
-    return TritonOperators(torch.cuda.get_device_properties().multi_processor_count).by_name()
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    return TritonOperators(Gpu(processors, hopper=capability[0] == 9)).by_name()

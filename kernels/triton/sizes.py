@@ -1,4 +1,14 @@
-"""Arithmetic of sizes."""
+"""What block shapes are computed from."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """processors: streaming multiprocessors; hopper: has the matrix instructions for 64 rows at once."""
+
+    processors: int
+    hopper: bool
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -5,6 +5,18 @@ So they have a process of their own: `tests/kernels/test_triton.py` starts it, a
 """
 
 import os
+from collections.abc import Iterator
+
+import pytest
+import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """What torch.empty returns is NaN, so that whatever a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -11,6 +11,7 @@ from personae.kernels import reference
 from personae.kernels.sgmv import WorkList
 from personae.kernels.triton import sgmv as host
 from personae.kernels.triton.calls import TritonOperators
+from personae.kernels.triton.sizes import Gpu
 
 sgmv = partial(host.sgmv, programs=2)
 NARROW = {"inputs": 24, "outputs": (24, 8)}
@@ -96,7 +97,9 @@ def test_a_captured_list_of_fixed_length_serves_more_and_fewer_adapters_than_it_
 
 
 def test_what_the_kernels_do_not_take_the_reference_does() -> None:
-    check_sgmv(TritonOperators(processors=1).sgmv, RANKS["mixed"], POPULARITY["uniform"], dtype=torch.float64)
+    check_sgmv(
+        TritonOperators(Gpu(1, hopper=True)).sgmv, RANKS["mixed"], POPULARITY["uniform"], dtype=torch.float64
+    )
 
 
 def test_a_rows_bits_do_not_depend_on_its_company() -> None:
