@@ -8,7 +8,9 @@ rank of one adapter, its row of A and its row of B^T. So an adapter of rank 8 co
 largest rank is. Rows are given out in pages of RANK_PAGE; a module's page table is the same in all layers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +26,17 @@ class WorkList:
     """Which packed rows take which adapter. All [S], int32, contiguous, on the model's device.
 
     Segment i is the rows first_row[i] to first_row[i] + rows[i] - 1; they take the adapter in slot
-    adapter[i]. Segments are not empty, ascend, and do not overlap. An adapter whose rows are contiguous has
-    one segment.
+    adapter[i]. Segments ascend and do not overlap. An adapter whose rows are contiguous has one segment. A
+    segment of no rows is skipped: a captured graph has a list of fixed length.
+
+    plans: what a backend has derived from this list for the other layers of its step. Whoever changes the
+    tensors, or the ranks and pages of an adapter in them, makes a new WorkList.
     """
 
     first_row: Tensor
     rows: Tensor
     adapter: Tensor
+    plans: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

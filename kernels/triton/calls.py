@@ -1,0 +1,96 @@
+"""The Triton operators with the reference's signatures; what they do not take, the reference does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personae.kernels import reference
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.sgmv import Arena, RankTable, WorkList
+from personae.kernels.triton import attention as triton_attention
+from personae.kernels.triton import pointwise
+from personae.kernels.triton import sgmv as triton_sgmv
+from personae.kernels.triton.sizes import Gpu
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+OPERATORS = ("append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+PROGRAMS_PER_PROCESSOR = 4  # of SGMV's fixed grid
+
+
+class TritonOperators:
+    """Calls into the kernels."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """The operators under the reference's names."""
+        return {name: getattr(self, name) for name in OPERATORS}
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """See `reference.paged_attention`."""
+        if q.dtype not in TYPES or k_cache.dtype != q.dtype or not _dense_heads(q):
+            return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
+        return triton_attention.paged_attention(q, k_cache, v_cache, batch, scale, window, self.gpu)
+
+    def sgmv(
+        self,
+        x: Tensor,
+        ys: tuple[Tensor, ...],
+        arenas: tuple[Arena, ...],
+        tables: tuple[RankTable, ...],
+        work: WorkList,
+    ) -> None:
+        """See `reference.sgmv`."""
+        rows_contiguous = all(y.stride(1) == 1 for y in (x, *ys))
+        if x.dtype not in TYPES or len(ys) > 3 or not rows_contiguous:
+            reference.sgmv(x, ys, arenas, tables, work)
+            return
+        triton_sgmv.sgmv(x, ys, arenas, tables, work, self.gpu.processors * PROGRAMS_PER_PROCESSOR)
+
+    def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
+        """See `reference.append_kv`."""
+        if k_cache.dtype != k.dtype or not _dense_heads(k) or not _dense_heads(v):
+            reference.append_kv(k, v, k_cache, v_cache, write_index)
+            return
+        pointwise.append_kv(k, v, k_cache, v_cache, write_index)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `reference.rms_norm`."""
+        if x.dtype not in TYPES or x.dim() not in (2, 3) or x.stride(-1) != 1:
+            return reference.rms_norm(x, weight, eps)
+        return pointwise.rms_norm(x, None, weight, eps)[0]
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `reference.add_rms_norm`."""
+        if x.dtype not in TYPES or x.dim() != 2 or x.stride(1) != 1 or residual.stride(1) != 1:
+            return reference.add_rms_norm(x, residual, weight, eps)
+        return pointwise.rms_norm(x, residual, weight, eps)
+
+    def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See `reference.rotary`."""
+        if q.dtype not in TYPES or not _dense_heads(q) or not _dense_heads(k):
+            reference.rotary(q, k, positions, cos, sin)
+            return
+        pointwise.rotary(q, k, positions, cos, sin)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """See `reference.silu_and_mul`."""
+        if x.dtype not in TYPES or x.stride(1) != 1:
+            return reference.silu_and_mul(x)
+        return pointwise.silu_and_mul(x)
+
+
+def _dense_heads(x: Tensor) -> bool:
+    """Whether each token's heads lie one after the other; the tokens may lie apart."""
+    return x.stride()[1:] == (x.shape[2], 1)

@@ -1,0 +1,1 @@
+"""The Triton kernels themselves. Not type-checked: a kernel's arguments are device values, not Python's."""

@@ -1,0 +1,21 @@
+"""What block shapes are computed from."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """processors: streaming multiprocessors; hopper: has the matrix instructions for 64 rows at once."""
+
+    processors: int
+    hopper: bool
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n >= 1."""
+    return 1 << (n - 1).bit_length()

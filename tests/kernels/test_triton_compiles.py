@@ -1,0 +1,115 @@
+"""Every Triton kernel, compiled ahead of time for Ampere and Hopper at the shapes of Llama 3.1 8B.
+
+What can be known without a GPU: it compiles, no register is spilled, products run on tensor cores (HMMA;
+HGMMA where the tile is large enough for Hopper's), and loads are 16 bytes wide.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.sgmv import Arena, RankTable, WorkList
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="needs Triton's compiler",
+)
+GROUPS = {"qkv": (4096, (4096, 1024, 1024)), "down": (14336, (4096,))}
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces 3.10's default
+@pytest.mark.parametrize(
+    ("group", "tokens", "capability"),
+    [("qkv", 64, 80), ("qkv", 64, 90), ("down", 64, 90), ("qkv", 2048, 80), ("qkv", 2048, 90)],
+)
+def test_sgmv_runs_on_tensor_cores_without_spills(
+    group: str, tokens: int, capability: int, tmp_path: Path
+) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton.sgmv import sgmv
+
+    inputs, outputs = GROUPS[group]
+    arenas = tuple(Arena(meta(4096, inputs), meta(4096, out)) for out in outputs)
+    tables = tuple(RankTable(ints(64), ints(64, 32)) for _ in outputs)
+    ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
+    with launches() as found:
+        sgmv(meta(tokens, inputs), ys, arenas, tables, WorkList(ints(64), ints(64), ints(64)), 528)
+    plan, shrink, expand = (compiled(launch, capability, tmp_path) for launch in found)
+    for machine in (plan, shrink, expand):
+        print(tokens, group, capability, machine)
+        assert machine.stack == machine.spills == 0
+    product = "HGMMA" if capability == 90 and tokens > 64 else "HMMA"
+    for machine in (shrink, expand):
+        assert machine.instructions[product]
+        assert machine.wide_loads >= 8
+        assert machine.registers <= (128 if tokens <= 64 else 255)  # 128: four programs on a multiprocessor
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(
+    ("max_query", "dtype", "window", "capability"),
+    [
+        (1, torch.bfloat16, None, 80),
+        (1, torch.bfloat16, None, 90),
+        (512, torch.bfloat16, None, 80),
+        (512, torch.bfloat16, 1024, 90),
+        (512, torch.float16, None, 90),
+    ],
+    ids=str,
+)
+def test_attention_runs_on_tensor_cores_without_spills(
+    max_query: int, dtype: torch.dtype, window: int | None, capability: int, tmp_path: Path
+) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.sizes import Gpu
+
+    caches = meta(2, 4096, 8, 16, 128, dtype=dtype)
+    batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), max_query, max_kv=8192)
+    q = meta(63 + max_query, 6144, dtype=dtype)[:, :4096].view(-1, 32, 128)
+    with launches() as found:
+        paged_attention(q, caches[0], caches[1], batch, 0.1, window, Gpu(132, hopper=capability == 90))
+    attention, merge = (compiled(launch, capability, tmp_path) for launch in found)
+    for machine in (attention, merge):
+        print(max_query, dtype, window, capability, machine)
+        assert machine.stack == machine.spills == 0
+    assert attention.instructions["HGMMA" if capability == 90 and max_query > 1 else "HMMA"]
+    assert attention.wide_loads >= 8
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_what_lies_between_the_products_compiles_without_spills(capability: int, tmp_path: Path) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton import pointwise
+
+    qkv = meta(64, 6144)
+    q, k, v = qkv[:, :4096].view(64, 32, 128), *(part.view(64, 8, 128) for part in qkv[:, 4096:].chunk(2, 1))
+    tables = meta(8192, 64, dtype=torch.float32)
+    caches = meta(2, 4096, 8, 16, 128)
+    with launches() as found:
+        pointwise.rms_norm(meta(64, 4096), meta(64, 4096), meta(4096), 1e-5)
+        pointwise.rotary(q, k, meta(64, dtype=torch.int64), tables, tables)
+        pointwise.silu_and_mul(meta(64, 28672))
+        pointwise.append_kv(k, v, caches[0], caches[1], meta(64, dtype=torch.int64))
+    assert len(found) == 4
+    for launch in found:
+        machine = compiled(launch, capability, tmp_path)
+        print(capability, machine)
+        assert machine.stack == machine.spills == 0
+        assert machine.wide_loads or machine.name == "rotary_kernel"  # a warp's 4 heads of 64 halves: 8 bytes

@@ -1,0 +1,92 @@
+"""The Triton kernels between the products, in the interpreter, against the references."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from personae.kernels import reference
+from personae.kernels.triton.calls import TritonOperators
+from personae.kernels.triton.sizes import Gpu
+
+OURS = TritonOperators(Gpu(1, hopper=True))
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(ours: Tensor, truth: Tensor) -> None:
+    assert ours.dtype == truth.dtype
+    tolerance = TOLERANCE[ours.dtype]
+    torch.testing.assert_close(ours.float(), truth.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 40), (3, 2, 24)])
+def test_norms_equal_the_reference(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = noise(*shape[:-1], shape[-1] + 8, dtype=dtype)[..., : shape[-1]]
+    weight = noise(shape[-1], dtype=dtype, seed=1)
+    close(OURS.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    if len(shape) == 2:
+        residual = noise(*shape, dtype=dtype, seed=2)
+        kept = residual.clone()
+        normed, total = OURS.add_rms_norm(x, residual, weight, 1e-5)
+        if dtype is torch.bfloat16:  # the interpreter cuts bits off where a GPU rounds
+            close(total, residual + x)
+        else:
+            assert torch.equal(total, residual + x)
+        assert torch.equal(residual, kept)
+        close(normed, reference.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 16), (4, 1, 24)])
+def test_rotary_equals_the_reference_and_leaves_v_alone(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    merged = noise(5, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    angles = noise(100, dim // 2, seed=1)
+    positions = torch.tensor([0, 3, 99, 4, 3])
+    results = []
+    for rotary in (OURS.rotary, reference.rotary):
+        copy = merged.clone()
+        q, k, _ = copy.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+        rotary(q.view(5, heads, dim), k.view(5, kv_heads, dim), positions, angles.cos(), angles.sin())
+        results.append(copy)
+    close(*results)
+    assert torch.equal(results[0][:, (heads + kv_heads) * dim :], merged[:, (heads + kv_heads) * dim :])
+
+
+# The interpreter's NumPy warns where exp(-gate) is infinite; so it is on a GPU, and the quotient 0.
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_silu_equals_the_reference_at_every_magnitude(dtype: torch.dtype) -> None:
+    gate = torch.cat([torch.linspace(-200, 200, 1101), torch.tensor([0.0, 1e-8, -1e-8, 88.0, -88.0, 6e4])])
+    x = torch.cat([gate, torch.ones_like(gate)]).repeat(2, 1).to(dtype)
+    ours = OURS.silu_and_mul(x)
+    assert torch.isfinite(ours).all()
+    close(ours, reference.silu_and_mul(x))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_append_writes_where_it_should_and_nowhere_else(dtype: torch.dtype) -> None:
+    caches = [torch.full((6, 3, 8, 16), torch.nan, dtype=dtype) for _ in range(4)]
+    merged = noise(5, 3 * 16 * 2 + 7, dtype=dtype)
+    k, v = merged[:, :48].view(5, 3, 16), merged[:, 48:96].view(5, 3, 16)
+    index = torch.tensor([0, 47, 9, 30, 8])
+    OURS.append_kv(k, v, caches[0], caches[1], index)
+    reference.append_kv(k, v, caches[2], caches[3], index)
+    for ours, truth in zip(caches[:2], caches[2:], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_the_kernels_do_not_take_the_reference_does() -> None:
+    x, weight = noise(3, 16).double(), noise(16).double()
+    torch.testing.assert_close(OURS.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    assert torch.equal(OURS.silu_and_mul(x), reference.silu_and_mul(x))
+
+
+def test_every_operator_of_the_reference_is_there() -> None:
+    assert all(callable(getattr(reference, name)) for name in OURS.by_name())
+    assert {"sgmv", "paged_attention", "append_kv", "rotary"} <= OURS.by_name().keys()

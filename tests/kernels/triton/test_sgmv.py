@@ -1,0 +1,113 @@
+"""The Triton SGMV in the interpreter, over ranks, popularity, dtypes, shapes, and graphs' fixed lists."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from sgmv_cases import POPULARITY, RANKS, check_sgmv, make_module, make_work
+
+from personae.kernels import reference
+from personae.kernels.sgmv import WorkList
+from personae.kernels.triton import sgmv as host
+from personae.kernels.triton.calls import TritonOperators
+from personae.kernels.triton.sizes import Gpu
+
+sgmv = partial(host.sgmv, programs=2)
+NARROW = {"inputs": 24, "outputs": (24, 8)}
+
+
+@pytest.mark.parametrize("popularity", POPULARITY)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_mix_of_ranks_and_adapters_equals_one_product_per_row(ranks: str, popularity: str) -> None:
+    check_sgmv(sgmv, RANKS[ranks], POPULARITY[popularity], **NARROW)
+
+
+# Triton's interpreter does not multiply bfloat16 tiles rightly; rows one by one it does.
+@pytest.mark.parametrize(
+    ("dtype", "copies"),
+    [
+        (torch.float32, 3),
+        (torch.float32, 18),
+        (torch.float16, 1),
+        (torch.float16, 18),
+        (torch.bfloat16, 1),
+        (torch.bfloat16, 2),
+    ],
+    ids=str,
+)
+def test_every_dtype_equals_one_product_per_row(dtype: torch.dtype, copies: int) -> None:
+    check_sgmv(sgmv, RANKS["mixed"], POPULARITY["with base rows"], copies=copies, dtype=dtype, **NARROW)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(1, (1,)), (7, (5,)), (48, (264, 16)), (1100, (36, 12, 12)), (2100, (8,))]
+)
+@pytest.mark.parametrize("copies", [1, 6])
+def test_every_shape_equals_one_product_per_row(inputs: int, outputs: tuple[int, ...], copies: int) -> None:
+    check_sgmv(sgmv, RANKS["mixed"], POPULARITY["distinct"], copies=copies, inputs=inputs, outputs=outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_prefill_takes_large_tiles_and_equals_one_product_per_row(dtype: torch.dtype) -> None:
+    check_sgmv(sgmv, [0, 1, 13, 70], [3] * 70 + [None, 2, 2, 1, 0] + [1] * 6, inputs=1030, dtype=dtype)
+
+
+def test_the_tensor_cores_keep_more_of_the_shrunk_rows_than_half_precision_holds() -> None:
+    # s = 1 + 2^-12 is not a float16; rounded to one, the small part would be lost under the base of -1.
+    module = make_module([8], 8, 8, torch.float16, seed=0)
+    module.arena.a[~module.arena.a.isnan()] = 0
+    module.arena.b[~module.arena.b.isnan()] = 0
+    row = module.table.rows(0)[0]
+    module.arena.a[row, :2] = torch.tensor([1, 2.0**-12], dtype=torch.float16)
+    module.arena.b[row] = 1
+    y = torch.full((6, 8), -1, dtype=torch.float16)
+    x = torch.ones(6, 8, dtype=torch.float16)
+    sgmv(x, (y,), (module.arena,), (module.table,), make_work([0], 6)[0])
+    assert torch.equal(y, torch.full_like(y, 2.0**-12))
+
+
+def test_the_plan_is_made_once_for_all_layers_of_a_step() -> None:
+    work, _ = make_work([0, 1], 2)
+    x = torch.randn(4, 16)
+    tables = None
+    for layer in range(3):
+        module = make_module([8, 3], 16, 8, torch.float32, seed=layer)
+        tables = tables or (module.table,)
+        sgmv(x, (torch.zeros(4, 8),), (module.arena,), tables, work)
+    assert len(work.plans) == 1
+
+
+def test_a_captured_list_of_fixed_length_serves_more_and_fewer_adapters_than_it_has_segments() -> None:
+    # What a graph replays: the same tensors, refilled; a segment of no rows is skipped.
+    module = make_module([8, 16, 3, 1], 16, 24, torch.float32, seed=0)
+    work = WorkList(*(torch.zeros(6, dtype=torch.int32) for _ in range(3)))
+    x = torch.randn(6, 16)
+    for adapters in ([0, 1, 2, 3, 0, 1], [2, None, None], [None], [1, 1, 1, 1, 1, 1]):
+        live, _ = make_work(adapters, 1)
+        for own, new in zip(
+            (work.first_row, work.rows, work.adapter), (live.first_row, live.rows, live.adapter), strict=True
+        ):
+            own.zero_()
+            own[: len(new)] = new
+        ours, truth = torch.ones(2, 6, 24)
+        sgmv(x, (ours,), (module.arena,), (module.table,), replace(work, plans={}))
+        reference.sgmv(x, (truth,), (module.arena,), (module.table,), live)
+        torch.testing.assert_close(ours, truth)
+
+
+def test_what_the_kernels_do_not_take_the_reference_does() -> None:
+    check_sgmv(
+        TritonOperators(Gpu(1, hopper=True)).sgmv, RANKS["mixed"], POPULARITY["uniform"], dtype=torch.float64
+    )
+
+
+def test_a_rows_bits_do_not_depend_on_its_company() -> None:
+    module = make_module([16, 8], 600, 40, torch.float32, seed=0)
+    x, y = torch.randn(9, 600), torch.randn(9, 40)
+    together, alone = y.clone(), y.clone()
+    sgmv(x, (together,), (module.arena,), (module.table,), make_work([0, 1, 1, 0, 0, None, 1, 0, 1], 1)[0])
+    for row, adapter in enumerate([0, 1, 1, 0, 0, None, 1, 0, 1]):
+        part = alone[row : row + 1]
+        sgmv(x[row : row + 1], (part,), (module.arena,), (module.table,), make_work([adapter], 1)[0])
+    assert torch.equal(together, alone)

@@ -1,0 +1,106 @@
+"""Compiles ahead of time, for GPUs that are not here, the very kernels that a host function would launch.
+
+`launches` runs the host function on meta tensors with the launches intercepted, so shapes may be as large as
+in life. `compiled` turns a launch into machine code and reads it.
+"""
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: JITFunction
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the compiler made of a kernel. instructions: how often each SASS opcode, without suffixes."""
+
+    name: str
+    registers: int
+    stack: int
+    shared: int
+    instructions: Counter[str]
+    wide_loads: int  # of 16 bytes, to registers or to shared memory
+
+    @property
+    def spills(self) -> int:
+        return self.instructions["LDL"] + self.instructions["STL"]
+
+
+@contextmanager
+def launches() -> Iterator[list[Launch]]:
+    """Within the block, what would be launched is listed instead."""
+    found: list[Launch] = []
+
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+        found.append(Launch(kernel, dict(kernel.signature.bind(*args, **kwargs).arguments), options))
+
+    original, JITFunction.run = JITFunction.run, run
+    try:
+        yield found
+    finally:
+        JITFunction.run = original
+
+
+def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
+    """The launch's kernel as the just-in-time compiler would make it for a GPU of this capability."""
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name], aligned = POINTERS[value.dtype], True
+        elif isinstance(value, float):
+            signature[parameter.name], aligned = "fp32", False
+        else:
+            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
+            aligned = value % 16 == 0 and special
+        if aligned:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    path = folder / "kernel.cubin"
+    path.write_bytes(binary.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    usage, code = (
+        subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+        for option in ("-res-usage", "-sass")
+    )
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]*)", code, re.MULTILINE)
+    return Machine(
+        name=launch.kernel.__name__,
+        registers=registers,
+        stack=stack,
+        shared=binary.metadata.shared,
+        instructions=Counter(opcode.split(".")[0] for opcode in opcodes),
+        wide_loads=sum(opcode.startswith(("LDG", "LDGSTS")) and ".128" in opcode for opcode in opcodes),
+    )
