@@ -6,9 +6,10 @@ instead of ignoring it.
 """
 
 import json
+from collections.abc import Callable
 
 import torch
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from personae.errors import GrammarError
 from personae.grammar.masks import allow_only
@@ -18,6 +19,9 @@ from personae.grammar.vocabulary import Vocabulary
 
 # Every tokenization of an allowed text is allowed: the model, not the grammar, chooses among them.
 _HEADER = '%llguidance {"no_forcing": true}\n'
+# A lexer state takes about 2 kB, and the lexer lives as long as the grammar is in the cache.
+_LIMITS = LLParserLimits(max_lexer_states=50_000)
+
 # What a grammar holds after its first mask, measured over schemas of 3 to 100 properties: bytes in all, and
 # bytes for each byte of its text.
 _BASE_BYTES, _BYTES_PER_CHARACTER = 70_000, 80
@@ -35,15 +39,18 @@ class LLGuidanceBackend:
     def compile(self, spec: GrammarSpec) -> "LLGuidanceCompiled":
         """Compile a spec. Raises GrammarError when it is malformed or holds what llguidance does not know."""
         grammar = _HEADER + _lark(spec)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if not matcher.is_error():
-            # The first mask here and not in a step: it builds what all answers share, and finds grammars of
-            # no text.
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            reason = _reason(matcher.get_error())
+        start = self._start(grammar)
+        if start.is_error():
+            reason = _reason(start.get_error())
             raise GrammarError(f"The {spec.kind} cannot be compiled: {reason}", param=PARAMS[spec.kind])
-        return LLGuidanceCompiled(matcher, len(grammar), self._vocabulary)
+        return LLGuidanceCompiled(start, lambda: self._start(grammar), len(grammar), self._vocabulary)
+
+    def _start(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            # The first mask here and not in a step: it builds what is shared, and finds grammars of no text.
+            matcher.compute_bitmask()
+        return matcher
 
 
 def _reason(error: str) -> str:
@@ -97,12 +104,20 @@ def _json(schema: Schema, strict: bool) -> str:
 
 
 class LLGuidanceCompiled:
-    """A compiled grammar, shared by all answers that it binds."""
+    """A compiled grammar, shared by all answers that it binds.
 
-    def __init__(self, start: LLMatcher, length: int, vocabulary: Vocabulary) -> None:
+    They also share a lexer, which grows as they go. One that has grown past the library's limit fails every
+    answer from there on: `spoil` has the next answer start from a new one.
+    """
+
+    def __init__(
+        self, start: LLMatcher, restart: Callable[[], LLMatcher], length: int, vocabulary: Vocabulary
+    ) -> None:
         self._start = start
+        self._restart = restart
         self._length = length
         self._vocabulary = vocabulary
+        self._spoiled = False
 
     @property
     def nbytes(self) -> int:
@@ -111,15 +126,24 @@ class LLGuidanceCompiled:
 
     def matcher(self) -> "LLGuidanceMatcher":
         """A new matcher at the grammar's start."""
-        return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary)
+        if self._spoiled:
+            self._start, self._spoiled = self._restart(), False
+        return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary, self.spoil)
+
+    def spoil(self) -> None:
+        """The shared lexer is past its limit."""
+        self._spoiled = True
 
 
 class LLGuidanceMatcher:
     """The state of one answer. Stop tokens are kept here, the library sees text alone."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, ended: bool = False) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: Vocabulary, spoil: Callable[[], None], ended: bool = False
+    ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._spoil = spoil
         self._ended = ended
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
@@ -127,9 +151,12 @@ class LLGuidanceMatcher:
         words = bitmask[row]
         if not self._ended:
             self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
-        if self._ended or self._matcher.is_error():
+        if self._ended:
+            allow_only(words, self._vocabulary.stop_ids)
+        elif self._matcher.is_error():
             # Past its limits the library would have the answer stop; an answer that is not whole must fail.
-            allow_only(words, self._vocabulary.stop_ids if self._ended else ())
+            allow_only(words, ())
+            self._spoil()
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed."""
@@ -149,7 +176,7 @@ class LLGuidanceMatcher:
 
     def fork(self) -> "LLGuidanceMatcher":
         """A second matcher in the same state."""
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._ended)
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._spoil, self._ended)
 
     @property
     def terminated(self) -> bool:

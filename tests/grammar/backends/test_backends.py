@@ -187,6 +187,17 @@ def test_past_the_limits_of_the_library_nothing_is_allowed_and_nothing_accepted(
     assert not matcher.terminated
 
 
+def test_an_answer_past_the_limits_fails_alone():
+    words = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 5000}
+    grammar = compiled(make_backend("llguidance", VOCABULARY), {"anyOf": [words, {"type": "null"}]})
+    matcher = grammar.matcher()
+    for token in spell(b'"This is too much', VOCABULARY):
+        if token in allowed_tokens(matcher, VOCABULARY):
+            matcher.accept(token)
+    assert allowed_tokens(matcher, VOCABULARY) == []
+    assert accepts(grammar.matcher(), VOCABULARY, b"null")
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "source", "valid", "invalid"),
     [
