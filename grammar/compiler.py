@@ -70,7 +70,20 @@ class GrammarCompiler:
         if strict, cannot be enforced.
         """
         if spec.kind == "json_schema":
-            return self._compile_schema(spec)
+            try:
+                return self._compile_schema(spec)
+            except (
+                ArithmeticError,
+                AttributeError,
+                LookupError,
+                RecursionError,
+                TypeError,
+                ValueError,
+            ) as error:
+                # References lead into parts of a document that no meta-schema has checked.
+                raise GrammarError(
+                    f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
+                ) from error
         return self._backend(BACKENDS_OF_KIND[spec.kind][0]).compile(spec)
 
     def close(self) -> None:

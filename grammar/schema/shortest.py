@@ -19,8 +19,14 @@ def shortest_instance(schema: Schema) -> float:
 
     The least fixed point over the references within the schema; unknown keywords leave the bound lower.
     """
-    references = {str(one["$ref"]) for one, _ in subschemas(schema) if "$ref" in one}
-    targets = {reference: _resolve(schema, reference) for reference in references}
+    targets: dict[str, Any] = {}
+    unseen = [schema]
+    while unseen:  # a reference may lead to where no keyword leads
+        for one, _ in subschemas(unseen.pop()):
+            reference = str(one.get("$ref", "#"))
+            if reference not in targets:
+                targets[reference] = _resolve(schema, reference)
+                unseen.append(targets[reference])
     lengths = dict.fromkeys(targets, math.inf)
     while True:
         improved = {reference: _length(target, lengths) for reference, target in targets.items()}

@@ -177,6 +177,32 @@ def test_a_malformed_schema_is_refused_strict_or_not(compiler, source, strict):
         compiler.compile(GrammarSpec("json_schema", source, strict))
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"type": "object", "required": 3},
+        {"type": 5},
+        {"properties": {"a": 1}, "enum": 2},
+        {"type": "array", "minItems": "x"},
+        {"maximum": "x", "oneOf": {"a": []}},
+        {"$ref": 7},
+        [],
+        None,
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_a_reference_finds_outside_of_all_schemas_is_refused_or_taken_and_nothing_else(
+    compiler, hidden, strict
+):
+    spec = schema_spec({"properties": {"x": {"$ref": "#/own/place"}}, "own": {"place": hidden}}, strict)
+    try:
+        grammar = compiler.compile(spec)
+    except GrammarError as refusal:
+        assert refusal.param is not None  # noqa: PT017 - either outcome is right, no other is
+    else:
+        assert accepts(grammar.matcher(), VOCABULARY, b"{}")
+
+
 @pytest.mark.parametrize("source", ["{}", "true"])
 def test_a_schema_that_allows_everything_gives_any_json(compiler, source):
     grammar = compiler.compile(GrammarSpec("json_schema", source))

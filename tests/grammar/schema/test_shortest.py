@@ -56,6 +56,12 @@ def test_schemas_whose_answers_never_end_have_no_length(schema):
     assert shortest_instance(schema) == math.inf
 
 
+def test_references_are_followed_to_where_no_keyword_leads():
+    schema = {"$ref": "#/own/a", "own": {"a": {"type": "array", "items": {"$ref": "#/own/b"}, "minItems": 1}}}
+    assert shortest_instance({**schema, "own": {**schema["own"], "b": {"type": "null"}}}) == len("[null]")
+    assert shortest_instance({**schema, "own": {**schema["own"], "b": {"$ref": "#/own/a"}}}) == math.inf
+
+
 @pytest.mark.parametrize("reference", ["#anchor", "#/$defs/a/items/7", "other.json"])
 def test_references_that_are_not_followed_bound_nothing(reference):
     assert shortest_instance({"$ref": reference, "$defs": {"a": {"items": []}}}) == 1
