@@ -17,7 +17,7 @@ from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import refusal, weakened
+from personae.grammar.schema.prepare import refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.worker import CanonicalWorker
 from personae.grammar.spec import GrammarSpec
@@ -91,7 +91,7 @@ class GrammarCompiler:
         self._worker.close()
 
     def _compile_schema(self, spec: GrammarSpec) -> CompiledGrammar:
-        document = parse_schema(spec.source)
+        document = without_ignored(parse_schema(spec.source))
         if math.isinf(shortest_instance(document)):
             raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
         reason: Unenforced | GrammarError | None = None

@@ -5,13 +5,32 @@ Where neither is wholly enforced a strict schema is refused; for one that is not
 left of it.
 """
 
+import jsonschema_rs
+
 from personae.errors import GrammarError
-from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
-from personae.grammar.schema.gate import Unenforced, unenforced
+from personae.grammar.schema.document import SCHEMA_PARAM, Schema, dialect, pointer
+from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
 # Rewriting turns these into others: a keyword that the caller did not write came from one of them.
 _ORIGINS = ("not", "oneOf", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref")
+
+
+def without_ignored(document: Schema) -> Schema:
+    """The document without what stands beside a `$ref` in draft 7 and before, where it says nothing."""
+    if isinstance(document, bool) or dialect(document) > jsonschema_rs.Draft7:
+        return document
+    return _without_siblings(document, root=True)
+
+
+def _without_siblings(schema: Schema, *, root: bool = False) -> Schema:
+    if not isinstance(schema, dict):
+        return schema
+    kept = schema
+    if isinstance(schema.get("$ref"), str):
+        ignored = ASSERTIONS - {"$ref"} if root else (ASSERTIONS | {"$id", "id"}) - {"$ref"}
+        kept = {keyword: value for keyword, value in schema.items() if keyword not in ignored}
+    return rebuild(kept, lambda _, child: _without_siblings(child))
 
 
 def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> GrammarError:

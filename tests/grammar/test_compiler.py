@@ -177,6 +177,20 @@ def test_a_malformed_schema_is_refused_strict_or_not(compiler, source, strict):
         compiler.compile(GrammarSpec("json_schema", source, strict))
 
 
+@pytest.mark.parametrize(("draft", "longest"), [("draft-04", 3), ("draft-07", 3), ("draft/2019-09", 1)])
+def test_what_stands_beside_a_reference_counts_as_its_draft_says(compiler, draft, longest):
+    schema = {
+        "$schema": f"https://json-schema.org/{draft}/schema",
+        "type": "object",
+        "properties": {"a": {"$ref": "#/definitions/short", "maxLength": 1}},
+        "definitions": {"short": {"type": "string", "maxLength": 3}},
+    }
+    grammar = compiler.compile(schema_spec(schema))
+    for length in (1, 3, 4):
+        answer = json.dumps({"a": "x" * length}).encode()
+        assert accepts(grammar.matcher(), VOCABULARY, answer) == (length <= longest)
+
+
 @pytest.mark.parametrize(
     "hidden",
     [
