@@ -1,0 +1,1 @@
+"""The kernels on a GPU: are they right, and how far from the floor. Needs torch and Triton, nothing else."""

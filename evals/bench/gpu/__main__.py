@@ -1,0 +1,99 @@
+"""Checks the kernels on this machine's GPU and measures them: `python -m personae.evals.bench.gpu`.
+
+    python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 500] [--seed N]
+
+First correctness, then the tables, in order of importance, until the time is up; what did not fit says so.
+Writes gpu.json and gpu.md. Ends with 1 if a check failed, with 2 where there is no GPU.
+"""
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from personae.evals.bench.gpu.checks import (
+    LIMITS,
+    Check,
+    attention_checks,
+    graph_checks,
+    pointwise_checks,
+    sgmv_checks,
+)
+from personae.evals.bench.gpu.report import check_entries, markdown
+from personae.evals.bench.gpu.tables import attention_table, pointwise_table, sgmv_table, step_table
+from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
+from personae.kernels import registry
+
+EXPECTED = {"append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul"}
+
+
+def all_checks(operators: dict[str, Callable[..., Any]], generator: torch.Generator) -> Iterator[Check]:
+    """Every operator in every dtype."""
+    for dtype in LIMITS:
+        for checks in (sgmv_checks, attention_checks, pointwise_checks):
+            yield from checks(operators, dtype, generator)
+
+
+def measure(seconds: float, seed: int) -> dict[str, Any]:
+    """The report; see `markdown` for its fields."""
+    import triton
+
+    begun, deadline = time.monotonic(), Deadline.after(seconds)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    operators = registry.operators("cuda")
+    missing = EXPECTED - operators.keys()
+    if missing:
+        raise SystemExit(f"no Triton kernels for {', '.join(sorted(missing))} on this GPU")
+    checks = [*all_checks(operators, generator), *graph_checks(operators, generator)]
+    for check in checks:
+        if not check.passed:
+            print(f"FAILED {check.name}: error {check.error:.3g}, at most {check.limit:.3g}", flush=True)
+    bandwidth = copy_bandwidth()
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for title, rows in {
+        "A decode step, context 1024, with adapters": partial(step_table, bandwidth, generator, deadline),
+        "SGMV alone, cold weights": partial(sgmv_table, bandwidth, generator, deadline),
+        "Attention": partial(attention_table, bandwidth, generator, deadline),
+        "Between the products": partial(pointwise_table, bandwidth, generator),
+    }.items():
+        tables[title] = list(rows())
+        torch.cuda.empty_cache()
+    return {
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "seed": seed,
+        "seconds": time.monotonic() - begun,
+        "bandwidth": bandwidth,
+        "checks": check_entries(checks),
+        "tables": tables,
+    }
+
+
+def main() -> int:
+    """Run it all; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m personae.evals.bench.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--seconds", type=float, default=480.0, help="begin nothing after so long")
+    parser.add_argument("--seed", type=int, default=None, help="fresh by default")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("there is no CUDA GPU on this machine: nothing to check, nothing to measure", file=sys.stderr)
+        return 2
+    report = measure(options.seconds, secrets.randbits(32) if options.seed is None else options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "gpu.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    text = markdown(report)
+    (options.out / "gpu.md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0 if all(check["passed"] for check in report["checks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""One decoder layer of the 8B shape out of our kernels and cuBLAS, with weights of its own."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from personae.evals.bench.gpu.shapes import (
+    DIM,
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    KV,
+    KV_HEADS,
+    PAGE,
+    Adapters,
+    noise,
+)
+from personae.kernels.activation import silu_and_mul
+from personae.kernels.attention import AttentionBatch, append_kv, paged_attention
+from personae.kernels.norm import add_rms_norm
+from personae.kernels.rotary import rotary
+from personae.kernels.sgmv import WorkList, sgmv
+
+
+class Layer:
+    """The weights and the cache of one layer, random."""
+
+    def __init__(self, num_pages: int, generator: torch.Generator) -> None:
+        dtype = torch.bfloat16
+        self.weights = {
+            group: noise((inputs, sum(outputs)), dtype, generator) * inputs**-0.5
+            for group, (inputs, outputs) in GROUPS.items()
+        }
+        self.norms = [noise((HIDDEN,), dtype, generator) for _ in range(2)]
+        self.caches = noise((2, num_pages, KV_HEADS, PAGE, DIM), dtype, generator)
+
+
+class Step:
+    """One step through some layers: x and residual [T, HIDDEN], positions [T] int64, tables [P, DIM / 2]."""
+
+    def __init__(
+        self, layers: list[Layer], batch: AttentionBatch, adapters: Adapters | None, work: WorkList | None
+    ) -> None:
+        self.layers, self.batch, self.adapters, self.work = layers, batch, adapters, work
+
+    def run(self, x: Tensor, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """All layers, one after the other, as the engine runs them.
+
+        Each run plans its adapters anew, as each step does: a captured run has the plan in its graph.
+        """
+        work = None if self.work is None else replace(self.work, plans={})
+        for index, layer in enumerate(self.layers):
+            normed, residual = add_rms_norm(x, residual, layer.norms[0], 1e-5)
+            merged = self._linear(work, index, "qkv", normed)
+            q, k, v = torch.split(merged, [HIDDEN, KV, KV], 1)
+            q, k, v = q.view(-1, HEADS, DIM), k.view(-1, KV_HEADS, DIM), v.view(-1, KV_HEADS, DIM)
+            rotary(q, k, positions, cos, sin)
+            append_kv(k, v, layer.caches[0], layer.caches[1], self.batch.write_index)
+            mixed = paged_attention(q, layer.caches[0], layer.caches[1], self.batch, DIM**-0.5)
+            mixed = self._linear(work, index, "o", mixed.flatten(1))
+            normed, residual = add_rms_norm(mixed, residual, layer.norms[1], 1e-5)
+            x = self._linear(work, index, "down", silu_and_mul(self._linear(work, index, "gate_up", normed)))
+        return x
+
+    def _linear(self, work: WorkList | None, index: int, group: str, x: Tensor) -> Tensor:
+        y: Tensor = x @ self.layers[index].weights[group]
+        if self.adapters is not None and work is not None:
+            arenas, tables = self.adapters.arenas[group][index], self.adapters.tables[group]
+            sgmv(x, torch.split(y, list(GROUPS[group][1]), 1), arenas, tables, work)
+        return y
+
+
+def step_inputs(tokens: int, keys: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """What `Step.run` takes, for tokens at position keys - 1."""
+    x, residual = (noise((tokens, HIDDEN), torch.bfloat16, generator) for _ in "xr")
+    positions = torch.full((tokens,), keys - 1, device=generator.device)
+    angles = torch.rand(keys, DIM // 2, generator=generator, device=generator.device)
+    return x, residual, positions, angles.cos(), angles.sin()

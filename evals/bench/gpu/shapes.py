@@ -1,0 +1,162 @@
+"""What is measured: the shape of Llama 3.1 8B, and batches of rows with adapters of every popularity."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, PAGE = 4096, 14336, 32, 8, 128, 32, 16
+KV = KV_HEADS * DIM
+GROUPS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "qkv": (HIDDEN, (HIDDEN, KV, KV)),
+    "o": (HIDDEN, (HIDDEN,)),
+    "gate_up": (HIDDEN, (INNER, INNER)),
+    "down": (INNER, (HIDDEN,)),
+}
+WEIGHT_BYTES = 2 * sum(inputs * sum(outputs) for inputs, outputs in GROUPS.values())  # of one layer
+RANK_BYTES = 2 * sum(inputs * len(outputs) + sum(outputs) for inputs, outputs in GROUPS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A batch of one-token rows: each row's adapter (None is the base model), and all adapters' ranks."""
+
+    name: str
+    rows: tuple[int | None, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def lora_bytes(self) -> int:
+        """The fewest bytes of adapters that one layer must read."""
+        return RANK_BYTES * sum(self.ranks[adapter] for adapter in {a for a in self.rows if a is not None})
+
+
+def mixes(batch: int, seed: int) -> list[Mix]:
+    """The batches of the table, rows sorted by adapter."""
+    zipf = random.Random(seed).choices(range(1000), [1 / (i + 1) for i in range(1000)], k=batch)
+    distinct = {adapter: slot for slot, adapter in enumerate(sorted(set(zipf)))}
+    cycle = (8, 16, 32, 64)
+    found = [
+        Mix("one adapter, r16", (0,) * batch, (16,)),
+        Mix("one adapter, r64", (0,) * batch, (64,)),
+    ]
+    if batch > 1:
+        found += [
+            Mix("all different, r16", tuple(range(batch)), (16,) * batch),
+            Mix("all different, r64", tuple(range(batch)), (64,) * batch),
+            Mix("all different, r8 to r64", tuple(range(batch)), tuple(cycle[i % 4] for i in range(batch))),
+            Mix(
+                f"Zipf over 1000 ({len(distinct)} met), r16",
+                tuple(sorted(distinct[adapter] for adapter in zipf)),
+                (16,) * len(distinct),
+            ),
+        ]
+    return found
+
+
+def work_list(rows: tuple[int | None, ...], capacity: int, device: torch.device) -> WorkList:
+    """The rows' segments, padded with empty ones to `capacity`, as a captured graph holds them."""
+    segments: list[tuple[int, int, int]] = []
+    for row, adapter in enumerate(rows):
+        if adapter is None:
+            continue
+        if segments and segments[-1][2] == adapter and sum(segments[-1][:2]) == row:
+            segments[-1] = (segments[-1][0], segments[-1][1] + 1, adapter)
+        else:
+            segments.append((row, 1, adapter))
+    segments += [(0, 0, 0)] * (capacity - len(segments))
+    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
+    return WorkList(columns[0], columns[1], columns[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The arenas of each group, one tuple per layer, and the rank tables that all layers share."""
+
+    arenas: dict[str, list[tuple[Arena, ...]]]
+    tables: dict[str, tuple[RankTable, ...]]
+
+
+def make_adapters(
+    ranks: tuple[int, ...],
+    layers: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    groups: dict[str, tuple[int, tuple[int, ...]]] = GROUPS,
+) -> Adapters:
+    """Adapters of these ranks in random pages; every row of the arenas that is not theirs is NaN."""
+    device = generator.device
+    counts = [-(-rank // RANK_PAGE) for rank in ranks]
+    spare = sum(counts) + 1
+    arenas: dict[str, list[tuple[Arena, ...]]] = {}
+    tables: dict[str, tuple[RankTable, ...]] = {}
+    for group, (inputs, outputs) in groups.items():
+        of_group = []
+        live = []
+        for _ in outputs:
+            order = torch.randperm(spare, generator=generator, device=device).int()
+            pages = torch.zeros(len(ranks), max(counts), dtype=torch.int32, device=device)
+            taken = 0
+            rows = []
+            for slot, (rank, count) in enumerate(zip(ranks, counts, strict=True)):
+                pages[slot, :count] = order[taken : taken + count]
+                own = pages[slot, :count].long()[:, None] * RANK_PAGE + torch.arange(RANK_PAGE, device=device)
+                rows.append(own.flatten()[:rank])
+                taken += count
+            live.append(torch.cat(rows))
+            of_group.append(RankTable(torch.tensor(ranks, dtype=torch.int32, device=device), pages))
+        tables[group] = tuple(of_group)
+        arenas[group] = [
+            tuple(
+                Arena(
+                    _poisoned(rows, spare * RANK_PAGE, inputs, inputs**-0.5, dtype, generator),
+                    _poisoned(rows, spare * RANK_PAGE, out, 0.25, dtype, generator),
+                )
+                for rows, out in zip(live, outputs, strict=True)
+            )
+            for _ in range(layers)
+        ]
+    return Adapters(arenas, tables)
+
+
+def _poisoned(
+    rows: Tensor, height: int, width: int, scale: float, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    matrix = torch.full((height, width), torch.nan, dtype=dtype, device=rows.device)
+    matrix[rows] = noise((len(rows), width), dtype, generator) * scale
+    return matrix
+
+
+def noise(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Normal noise on the generator's device."""
+    return torch.randn(shape, dtype=dtype, generator=generator, device=generator.device)
+
+
+def attention_batch(
+    rows: list[tuple[int, int]], device: torch.device, seed: int
+) -> tuple[AttentionBatch, int]:
+    """The batch of rows (queries, keys) on shuffled pages, and how many pages there must be."""
+    needed = [-(-keys // PAGE) for _, keys in rows]
+    num_pages = sum(needed) + 1
+    order = random.Random(seed).sample(range(num_pages), num_pages)
+    table = torch.full((len(rows), max(needed)), order.pop(), dtype=torch.int32)
+    write = []
+    for row, ((queries, keys), count) in enumerate(zip(rows, needed, strict=True)):
+        own = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
+        table[row, :count] = own
+        position = torch.arange(keys - queries, keys)
+        write.append(own[position // PAGE].long() * PAGE + position % PAGE)
+    starts = torch.tensor([0, *(queries for queries, _ in rows)]).cumsum(0)
+    batch = AttentionBatch(
+        query_start=starts.int().to(device),
+        kv_length=torch.tensor([keys for _, keys in rows], dtype=torch.int32, device=device),
+        page_table=table.to(device),
+        write_index=torch.cat(write).to(device),
+        max_query=max(queries for queries, _ in rows),
+        max_kv=max(keys for _, keys in rows),
+    )
+    return batch, num_pages

@@ -1,0 +1,202 @@
+"""The tables: a decode step with adapters against the same step without, attention, what lies between."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personae.evals.bench.gpu.layer import Layer, Step, step_inputs
+from personae.evals.bench.gpu.peers import vllm_attention, vllm_lora
+from personae.evals.bench.gpu.shapes import (
+    DIM,
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    PAGE,
+    WEIGHT_BYTES,
+    Adapters,
+    Mix,
+    attention_batch,
+    make_adapters,
+    mixes,
+    noise,
+    work_list,
+)
+from personae.evals.bench.gpu.timing import Call, Deadline, replay_time
+from personae.kernels.activation import silu_and_mul
+from personae.kernels.attention import AttentionBatch, paged_attention
+from personae.kernels.norm import add_rms_norm
+from personae.kernels.sgmv import WorkList, sgmv
+
+Row = dict[str, Any]
+CONTEXT = 1024
+COPIES = 4  # layers with weights of their own: 1.7 GB, far more than the cache
+CUDA = torch.device("cuda")
+
+
+def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+    """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules."""
+    for batch in (1, 16, 64):
+        attention, num_pages = attention_batch([(1, CONTEXT)] * batch, CUDA, seed=batch)
+        layers = [Layer(num_pages, generator) for _ in range(COPIES)]
+        inputs = step_inputs(batch, CONTEXT, generator)
+        alone = Step(layers, attention, None, None)
+        base = replay_time([partial(alone.run, *inputs)]) / COPIES
+        cache_bytes = 2 * 2 * batch * CONTEXT * KV_HEADS * DIM
+        floor = (WEIGHT_BYTES + cache_bytes) / bandwidth
+        yield {"rows": batch, "adapters": "none", "us a layer": base, "of the floor": base / floor}
+        for mix in [Mix("engine with LoRA, base rows only", (None,) * batch, (16,)), *mixes(batch, seed=1)]:
+            if deadline.passed:
+                yield {"rows": batch, "adapters": mix.name, "left out": "no time left"}
+                continue
+            adapters = make_adapters(mix.ranks, COPIES, torch.bfloat16, generator)
+            step = Step(layers, attention, adapters, work_list(mix.rows, batch, CUDA))
+            time = replay_time([partial(step.run, *inputs)]) / COPIES
+            row = {"rows": batch, "adapters": mix.name, "us a layer": time, "slower by %": slower(time, base)}
+            if mix.lora_bytes:
+                row["floor %"] = 100 * mix.lora_bytes / bandwidth / base
+                row["LoRA bandwidth %"] = 100 * mix.lora_bytes / bandwidth / max(time - base, 1e-9)
+            yield row
+            del adapters, step
+        del layers, alone
+        torch.cuda.empty_cache()
+
+
+def slower(time: float, base: float) -> float:
+    """How much longer than the base, in percent."""
+    return 100 * (time / base - 1)
+
+
+def sgmv_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+    """SGMV by itself, all four groups of a layer, beside cuBLAS (one adapter) and vLLM's kernels."""
+    for batch in (1, 16, 64):
+        x = {
+            group: noise((batch, inputs), torch.bfloat16, generator) for group, (inputs, _) in GROUPS.items()
+        }
+        ys = {
+            group: noise((batch, sum(outputs)), torch.bfloat16, generator)
+            for group, (_, outputs) in GROUPS.items()
+        }
+        for mix in mixes(batch, seed=1):
+            if deadline.passed:
+                yield {"rows": batch, "adapters": mix.name, "left out": "no time left"}
+                continue
+            copies = max(2, min(128, int(300e6 / mix.lora_bytes)))
+            adapters = make_adapters(mix.ranks, copies, torch.bfloat16, generator)
+            time = replay_time(sgmv_calls(adapters, work_list(mix.rows, batch, CUDA), copies, x, ys))
+            row: Row = {"rows": batch, "adapters": mix.name, "us a layer": time}
+            row["bandwidth %"] = 100 * mix.lora_bytes / bandwidth / time
+            if len(mix.ranks) == 1:
+                row["cuBLAS us"] = replay_time(cublas(mix.ranks[0], copies, x, ys, generator))
+            row["vLLM us"] = vllm_lora(mix, copies, x, ys, generator)
+            yield row
+            del adapters
+
+
+def sgmv_calls(
+    adapters: Adapters, work: WorkList, copies: int, x: dict[str, Tensor], ys: dict[str, Tensor]
+) -> list[Call]:
+    """One call a layer: its four groups. The plan is made once, in the warm-up."""
+
+    def call(layer: int) -> None:
+        for group, (_, outputs) in GROUPS.items():
+            slices = torch.split(ys[group], list(outputs), 1)
+            sgmv(x[group], slices, adapters.arenas[group][layer], adapters.tables[group], work)
+
+    return [partial(call, layer) for layer in range(copies)]
+
+
+def cublas(
+    rank: int,
+    copies: int,
+    x: dict[str, Tensor],
+    ys: dict[str, Tensor],
+    generator: torch.Generator,
+) -> list[Call]:
+    """The same update for one adapter as two dense products a module."""
+    weights = [
+        {
+            group: [
+                (
+                    noise((inputs, rank), torch.bfloat16, generator),
+                    noise((rank, out), torch.bfloat16, generator),
+                )
+                for out in outputs
+            ]
+            for group, (inputs, outputs) in GROUPS.items()
+        }
+        for _ in range(copies)
+    ]
+
+    def call(layer: int) -> None:
+        for group, (_, outputs) in GROUPS.items():
+            slices = torch.split(ys[group], list(outputs), 1)
+            for y, (a, b) in zip(slices, weights[layer][group], strict=True):
+                y.addmm_(x[group] @ a, b)
+
+    return [partial(call, layer) for layer in range(copies)]
+
+
+ATTENTION: dict[str, list[tuple[int, int]]] = {
+    "1 row, context 1024": [(1, 1024)],
+    "1 row, context 65536": [(1, 65536)],
+    "16 rows, context 8192": [(1, 8192)] * 16,
+    "64 rows, context 1024": [(1, 1024)] * 64,
+    "64 rows, context 8192": [(1, 8192)] * 64,
+    "32 rows, context 256 to 16384": [(1, 256 << (i % 7)) for i in range(32)],
+    "prefill of 2048": [(2048, 2048)],
+    "prefill of 512 after 8192": [(512, 8704)],
+    "prefill of 1024 beside 32 rows, context 2048": [(1024, 1024), *[(1, 2048)] * 32],
+}
+
+
+def attention_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
+    """One layer's attention: decode against bandwidth, prefill in TFLOP/s, beside vLLM's Triton kernel."""
+    for name, rows in ATTENTION.items():
+        if deadline.passed:
+            yield {"batch": name, "left out": "no time left"}
+            continue
+        batch, num_pages = attention_batch(rows, CUDA, seed=3)
+        size = 2 * num_pages * KV_HEADS * PAGE * DIM * 2
+        copies = max(1, min(8, int(400e6 / size)))
+        caches = [
+            noise((2, num_pages, KV_HEADS, PAGE, DIM), torch.bfloat16, generator) for _ in range(copies)
+        ]
+        q = noise((len(batch.write_index), HEADS, DIM), torch.bfloat16, generator)
+        time = replay_time(attention_calls(q, caches, batch))
+        moved = 4 * KV_HEADS * DIM * sum(keys for _, keys in rows)
+        operations = 4 * HEADS * DIM * sum(n * keys - n * (n - 1) // 2 for n, keys in rows)
+        yield {
+            "batch": name,
+            "us": time,
+            "bandwidth %": 100 * moved / bandwidth / time,
+            "TFLOP/s": operations / time / 1e6,
+            "vLLM us": vllm_attention(q, caches, batch),
+        }
+        del caches
+
+
+def attention_calls(q: Tensor, caches: list[Tensor], batch: AttentionBatch) -> list[Call]:
+    """One call a cache."""
+    return [partial(paged_attention, q, c[0], c[1], batch, DIM**-0.5) for c in caches]
+
+
+def pointwise_table(bandwidth: float, generator: torch.Generator) -> Iterator[Row]:
+    """The fused norm and the activation against the bytes they must move."""
+    for tokens in (64, 2048):
+        x, residual = (noise((tokens, HIDDEN), torch.bfloat16, generator) for _ in "xr")
+        weight = noise((HIDDEN,), torch.bfloat16, generator)
+        wide = noise((tokens, 2 * INNER), torch.bfloat16, generator)
+        norm = replay_time([partial(add_rms_norm, x, residual, weight, 1e-5)] * 8)
+        gated = replay_time([partial(silu_and_mul, wide)] * 8)
+        yield {
+            "tokens": tokens,
+            "add_rms_norm us": norm,
+            "its floor us": 8 * tokens * HIDDEN / bandwidth,
+            "silu_and_mul us": gated,
+            "the floor us": 6 * tokens * INNER / bandwidth,
+        }
