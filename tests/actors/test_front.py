@@ -197,8 +197,8 @@ async def test_every_request_ends_once_and_whole_however_often_back_dies(seed: i
                 withdrawn.add(unwanted := rng.choice(submitted))
                 house.letters["ingress"].tell(Withdraw((unwanted,)))
             case "yield":
-                adapter = rng.choice(ADAPTERS[1:])
-                house.letters[adapter].tell(Yield(adapter, house.back.life))
+                for adapter in house.back.pinned - {None}:
+                    house.letters[adapter].tell(Yield(adapter, house.back.life))
             case "crash":
                 house.back.start()
     await house.settle()
