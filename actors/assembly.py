@@ -102,6 +102,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     vocabulary = Vocabulary.from_tokenizer_json(
         (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )
+
     def build_step_engine() -> StepEngine:
         sampler = Sampler(layout.max_seqs, config.vocab_size, device)
         pool = LoraPool(

@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from anyio import to_thread
@@ -19,6 +19,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from personae.errors import PayloadTooLarge, RequestError
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 from personae.lora.peft_config import MAX_CONFIG
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 _TEXTS = ("name", "base_model", "replace", "shared")
 _MAX_TEXT = 256  # bytes of a text field
@@ -90,7 +93,7 @@ class _Form:
         self.gathered = 0
         self.complete = False
 
-    def callbacks(self) -> dict[str, object]:
+    def callbacks(self) -> "MultipartCallbacks":
         return {
             "on_part_begin": self._headers.clear,
             "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
@@ -157,9 +160,7 @@ class _Form:
         """Have all of it on disk. Raises RequestError if a file is missing."""
         for name in self._wanted:
             if name not in self._files:
-                raise RequestError(
-                    f"`{name}` is required.", param=name, code="missing_required_parameter"
-                )
+                raise RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
         self.flush()
         for file in self._files.values():
             os.fsync(file.fileno())

@@ -25,7 +25,7 @@ from personae.actors.client import ModelCard
 from personae.api.adapters.form import sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import AdapterError, Conflict, LoadError, NotFound, RateLimited
+from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
@@ -143,7 +143,9 @@ class Registry:
             raise Conflict(f"The name `{name}` is the server's own.", param="name")
         rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (who.tenant, name))
         if rows and not replace:
-            raise Conflict(f"There is an adapter `{name}`; `replace` puts another in its place.", param="name")
+            raise Conflict(
+                f"There is an adapter `{name}`; `replace` puts another in its place.", param="name"
+            )
         if not rows:
             (count,) = self._data.rows("select count(*) from adapters where tenant = ?", (who.tenant,))[0]
             limit = who.limits.adapters

@@ -76,8 +76,7 @@ class TenantStore:
         """
         if _NAME.fullmatch(name) is None:
             raise RequestError(
-                f"{name[:80]!r} is no tenant's name: 1 to 63 of a-z, 0-9, - and _, "
-                "a letter or digit first.",
+                f"{name[:80]!r} is no tenant's name: 1 to 63 of a-z, 0-9, - and _, a letter or digit first.",
                 param="name",
             )
         for field, value in msgspec.structs.asdict(limits).items():
@@ -92,7 +91,7 @@ class TenantStore:
         except sqlite3.IntegrityError:
             raise RequestError(f"There is or was a tenant {name!r}.", param="name") from None
 
-    def tenants(self) -> list[Tenant]:
+    def list_tenants(self) -> list[Tenant]:
         """All of them, by name."""
         return [
             Tenant(row["name"], row["created"], row["revoked"], _limits(row))
@@ -108,20 +107,24 @@ class TenantStore:
         id = secrets.token_hex(6)
         key = f"psn_{id}_{secrets.token_hex(32)}"
         with self._data.write() as db:
-            if not db.execute("select 1 from tenants where name = ? and revoked is null", (tenant,)).fetchone():
+            if not db.execute(
+                "select 1 from tenants where name = ? and revoked is null", (tenant,)
+            ).fetchone():
                 raise RequestError(f"There is no tenant {tenant[:80]!r}.", param="tenant")
             db.execute(
-                "insert into keys values (?, ?, ?, ?, ?, null)", (id, tenant, role, _hash(key), int(time.time()))
+                "insert into keys values (?, ?, ?, ?, ?, null)",
+                (id, tenant, role, _hash(key), int(time.time())),
             )
         return key
 
-    def keys(self) -> list[Key]:
+    def list_keys(self) -> list[Key]:
         """All of them, by tenant."""
         rows = self._data.rows("select id, tenant, role, created, revoked from keys order by tenant, created")
         return [Key(*row) for row in rows]
 
     def revoke_key(self, id: str) -> None:
-        """From now on the key is not valid. `id` may be the whole key. Raises RequestError if there is none."""
+        """From now on the key is not valid. `id` may be the whole key. Raises RequestError if there is no
+        such key."""
         match = _KEY.fullmatch(id)
         self._revoke("keys", "id", match[1] if match else id)
 

@@ -183,9 +183,9 @@ async def test_every_request_ends_once_and_whole_however_often_back_dies(seed: i
     withdrawn: set[str] = set()
     submitted: list[str] = []
     for _ in range(400):
-        match rng.choices(
-            ["deliver", "step", "submit", "withdraw", "yield", "crash"], [60, 12, 8, 2, 4, 2]
-        )[0]:
+        match rng.choices(["deliver", "step", "submit", "withdraw", "yield", "crash"], [60, 12, 8, 2, 4, 2])[
+            0
+        ]:
             case "deliver":
                 await house.deliver()
             case "step":
