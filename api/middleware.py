@@ -13,6 +13,7 @@ from personae.api.settings import ApiSettings
 from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
 
 _FORM_BYTES = 2**21  # what an upload may have around its tensors
+_CLOSE = (b"connection", b"close")
 _UPLOADS = {("POST", "/v1/adapters")}
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -49,7 +50,7 @@ class Gate:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if not body.complete:  # nobody will read the rest of it
-                    message["headers"].append((b"connection", b"close"))
+                    message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
 
         try:

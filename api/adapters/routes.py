@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -59,12 +60,9 @@ async def create(request: Request) -> Response:
     registry.check_room(who, int(length) if length.isdigit() else 0)
     with registry.stage() as folder:
         try:
-            form = await read_form(
-                request.stream(),
-                request.headers.get("content-type", ""),
-                folder,
-                door.settings.max_upload_bytes,
-            )
+            async with aclosing(request.stream()) as stream:
+                kind = request.headers.get("content-type", "")
+                form = await read_form(stream, kind, folder, door.settings.max_upload_bytes)
         except ClientDisconnect:
             raise Cancelled("The client went away before its upload was complete.") from None
         except OSError as error:

@@ -25,13 +25,16 @@ class Bucket:
         self._at = now
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until there is this much (or a full bucket, if that is less); 0 when it is there now."""
+        """Seconds until there is this much (or a full bucket, if that is less); 0 when it is there now.
+
+        For a bucket that never fills, a minute: by then the limit may be another.
+        """
+        if not self.per_minute:
+            return 60.0
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
         self._at = now
         missing = min(amount, self.per_minute) - self._level
-        if missing <= 0:
-            return 0.0
-        return missing * 60 / self.per_minute if self.per_minute else 60.0
+        return max(missing, 0.0) * 60 / self.per_minute
 
     def take(self, amount: float) -> None:
         """Use this much, into debt if need be."""
