@@ -177,7 +177,8 @@ class Job:
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
         meter.prompt(who, self.prompt_tokens)
-        clocks = {log.id: SequenceClock(metrics, self.model.name, self.arrived) for log in self.logs}
+        label = metrics.label(self.model.name)
+        clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
         reason = "error"
         try:
             await self._follow(clocks, sink)
@@ -199,7 +200,8 @@ class Job:
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
         async with self.door.client.stream(self.logs) as stream:
-            self.door.metrics.prompt_tokens.labels(self.model.name).inc(self.prompt_tokens)
+            metrics = self.door.metrics
+            metrics.prompt_tokens.labels(metrics.label(self.model.name)).inc(self.prompt_tokens)
             async for delta in stream:
                 choice = self.choices[delta.id]
                 if choice.ended:

@@ -6,10 +6,10 @@ from typing import Any
 
 import anyio
 import pytest
-from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, tensors, upload, whole
+from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, upload, whole
 
 from personae.api.settings import ApiSettings
-from personae.errors import LoadError
+from personae.errors import AdapterError, LoadError
 from personae.lora.adapter import LoraShapes
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
@@ -184,7 +184,7 @@ async def test_files_that_change_under_their_digest_are_not_served(house: House)
         digest = (await upload(client, "poet", whole(1))).json()["sha256"]
     assert library.read(digest).digest == digest
     (house.data.adapters / digest / TENSORS).write_bytes(whole(2)[TENSORS])
-    with pytest.raises(Exception, match="have changed"):
+    with pytest.raises(AdapterError, match="have changed"):
         library.read(digest)
 
 
@@ -277,5 +277,7 @@ async def test_two_uploads_of_one_name_at_the_same_time_make_one_adapter(house: 
     assert house.leftovers() == []
 
 
-def test_the_tensors_here_are_what_peft_would_name_them() -> None:
-    assert len(tensors()) == 2 * len(BOUNDS.shapes.modules) * BOUNDS.shapes.layers
+def test_a_library_says_what_it_does_not_have(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        with pytest.raises(AdapterError, match="not there any more"):
+            AdapterLibrary(BOUNDS.shapes, {}, folder, 1).read("0" * 64)
