@@ -5,8 +5,11 @@
     │   ├── UnsupportedParameter  a field that we know of and do not serve, or do not know   400
     │   ├── ContextLengthExceeded the prompt and the answer do not fit the context           400
     │   ├── GrammarError          a schema, regex or grammar that cannot be enforced         400
+    │   ├── Unauthorized          no API key, or none that is valid                          401
+    │   ├── Forbidden             a valid key that may not do this                           403
     │   ├── NotFound              no such model, adapter, route                              404
     │   ├── MethodNotAllowed                                                                 405
+    │   ├── Conflict              the name is taken                                          409
     │   ├── RequestTimeout        the client sent its request too slowly                     408
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
@@ -72,6 +75,20 @@ class GrammarError(RequestError):
     code = "invalid_schema"
 
 
+class Unauthorized(RequestError):
+    """No API key came with the request, or none that is valid. Which of the two is not said."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The key is valid and may not do this."""
+
+    status = 403
+    code = "permission_denied"
+
+
 class NotFound(RequestError):
     """No such model, adapter or route. Another tenant's is the same as none."""
 
@@ -84,6 +101,13 @@ class MethodNotAllowed(RequestError):
 
     status = 405
     code = "method_not_allowed"
+
+
+class Conflict(RequestError):
+    """The name is taken."""
+
+    status = 409
+    code = "conflict"
 
 
 class RequestTimeout(RequestError):

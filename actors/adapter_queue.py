@@ -2,6 +2,7 @@
 
 A burst for one adapter waits here, not in Back. The scheduler sees the head of every queue at once, so its
 fairness policy always has a choice between adapters, and a cold adapter holds up its own requests only.
+Within a queue every tenant has a lane of its own, so that the policy has the same choice between tenants.
 """
 
 from collections import OrderedDict
@@ -18,14 +19,26 @@ from personae.actors.messages import (
     Refused,
     Submit,
     Unpin,
+    Yield,
 )
 from personae.engine.sequence import SequenceLog
+
+
+class Lane:
+    """One tenant's sequences: those that wait here, and those that the scheduler has and has not started."""
+
+    __slots__ = ("offered", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[str, SequenceLog] = OrderedDict()
+        self.offered: set[str] = set()
 
 
 class AdapterQueue(Actor[Message]):
     """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
 
-    `window` is how many sequences may wait in the scheduler before this queue holds the rest back.
+    `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
+    back.
     """
 
     def __init__(
@@ -41,13 +54,12 @@ class AdapterQueue(Actor[Message]):
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
-        self._waiting: OrderedDict[str, SequenceLog] = OrderedDict()
-        self._offered: set[str] = set()  # submitted, not started yet
+        self._lanes: dict[str, Lane] = {}  # by tenant; those with something in them
         self._aboard: set[str] = set()  # submitted, not ended yet
         self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
         self._life = 0
         self._pinned = adapter is None
-        self._pinning = False
+        self._pinning = self._yielding = False
 
     async def receive(self, message: Message) -> None:
         """Handle one message, then see what can move."""
@@ -55,42 +67,56 @@ class AdapterQueue(Actor[Message]):
             case Enqueue(logs=logs, life=life):
                 if life != self._life:
                     self._begin(life)
-                self._waiting.update((log.id, log) for log in logs if log.id not in self._refused)
+                for log in logs:
+                    if log.id not in self._refused:
+                        self._lanes.setdefault(log.tenant, Lane()).waiting[log.id] = log
             case Pinned(error=error, life=self._life):
                 self._pinning = False
                 if error is None:
                     self._pinned = True
                 else:
-                    refused, self._waiting = tuple(self._waiting), OrderedDict()
+                    refused = tuple(id for lane in self._lanes.values() for id in lane.waiting)
+                    self._lanes.clear()  # nothing is offered without a pin
                     self._refuse(refused, "RequestFailed", error)
+            case Yield(life=self._life):
+                self._yielding = self._pinned
             case Progress(started=started, ended=ended):
-                self._offered.difference_update(started, ended)
                 self._aboard.difference_update(ended)
                 self._refused.difference_update(ended)
-                for id in ended:
-                    self._waiting.pop(id, None)
+                for lane in self._lanes.values():
+                    lane.offered.difference_update(started, ended)
+                    for id in ended:
+                        lane.waiting.pop(id, None)
             case Cancel(ids=ids):
                 self._cancel(ids)
         self._move()
 
     def _move(self) -> None:
-        """Offer what the window allows; take or give back the pin."""
+        """Offer what the windows allow; take or give back the pin."""
+        self._lanes = {name: lane for name, lane in self._lanes.items() if lane.waiting or lane.offered}
+        waiting = any(lane.waiting for lane in self._lanes.values())
         if self._adapter is not None:
-            if self._waiting and not self._pinned and not self._pinning:
+            if self._pinned and not self._aboard and (self._yielding or not waiting):
+                self._pinned = self._yielding = False
+                self._store.tell(Unpin(self._adapter, self._life))
+            if waiting and not self._pinned and not self._pinning:
                 self._pinning = True
                 self._store.tell(Pin(self._adapter, self._life))
-            elif self._pinned and not self._waiting and not self._aboard:
-                self._pinned = False
-                self._store.tell(Unpin(self._adapter, self._life))
-        if self._pinned and self._waiting and len(self._offered) < self._window:
-            count = min(self._window - len(self._offered), len(self._waiting))
-            logs = [self._waiting.popitem(last=False)[1] for _ in range(count)]
-            self._offered.update(log.id for log in logs)
+        if self._pinned and not self._yielding:
+            for lane in self._lanes.values():
+                self._offer(lane)
+
+    def _offer(self, lane: Lane) -> None:
+        count = min(self._window - len(lane.offered), len(lane.waiting))
+        if count > 0:
+            logs = tuple(lane.waiting.popitem(last=False)[1] for _ in range(count))
+            lane.offered.update(log.id for log in logs)
             self._aboard.update(log.id for log in logs)
-            self._scheduler.tell(Submit(tuple(logs), self._life))
+            self._scheduler.tell(Submit(logs, self._life))
 
     def _cancel(self, ids: tuple[str, ...]) -> None:
-        waiting = tuple(id for id in ids if self._waiting.pop(id, None) is not None)
+        lanes = list(self._lanes.values())
+        waiting = tuple(id for id in ids if any(lane.waiting.pop(id, None) is not None for lane in lanes))
         self._refuse(waiting, "Cancelled", "withdrawn before it started")
         aboard = tuple(id for id in ids if id in self._aboard)
         if aboard:
@@ -104,8 +130,7 @@ class AdapterQueue(Actor[Message]):
     def _begin(self, life: int) -> None:
         """Back has started anew and knows nothing; what was here and is still wanted comes in again."""
         self._life = life
-        self._offered.clear()
+        self._lanes.clear()
         self._aboard.clear()
-        self._waiting.clear()
         self._pinned = self._adapter is None
-        self._pinning = False
+        self._pinning = self._yielding = False

@@ -1,62 +1,131 @@
-"""Knows every adapter on the host and which of them must be on the device.
+"""Knows which adapters must be on the device, and brings them there: from disk, from the host.
 
-The executor's pool decides what fits and evicts; this actor keeps the line of those that did not fit yet. A
-queue pins its adapter once, however many requests it holds.
+The executor's pool decides what fits and evicts; this actor keeps the line of those that wait. The first few
+in line are read, each in a task of its own, and offered to the pool; one that finds no room keeps its place
+and tries again when another leaves. If it has to wait long, the adapter that was placed first is told to
+yield, so that those that are always busy cannot starve the others.
+
+A queue pins its adapter once, however many requests it holds.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from itertools import islice
+from typing import Literal
+
+from anyio import CapacityLimiter, sleep, to_thread
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
-from personae.actors.messages import Message, Pin, Pinned, Place, Placed, Release, Unpin
+from personae.actors.messages import Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
+from personae.errors import AdapterError
 from personae.lora.adapter import Adapter
+from personae.lora.library import AdapterLibrary
+
+_AT_ONCE = 4  # adapters that are read and offered to the pool at the same time; bounds their memory
+_PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
+
+Waiting = Literal["unread", "trying", "no room"]
 
 
 class AdapterStore(Actor[Message]):
     """Answers `Pin` with `Pinned` when the executor has placed the adapter.
 
-    `queue_of` gives the queue to answer to. Adapters wait for room in the order in which they asked.
+    `queue_of` gives the queue to answer to. Adapters come to the front in the order in which they asked.
     """
 
     def __init__(
         self,
-        adapters: Mapping[str, Adapter],
+        library: AdapterLibrary,
         life: int,
         executor: Ref[Message],
         queue_of: Callable[[str | None], Ref[Message]],
     ) -> None:
-        self._adapters = adapters
+        self._library = library
         self._life = life
         self._executor = executor
         self._queue_of = queue_of
-        self._placed: set[str] = set()
-        self._asked: OrderedDict[str, None] = OrderedDict()  # placing, or waiting for room
+        self._placed: OrderedDict[str, None] = OrderedDict()  # in the order of their placing
+        self._line: OrderedDict[str, Waiting] = OrderedDict()
+        self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
+        self._released = 0  # how often there has been new room
+        self._impatient = False
 
     async def started(self) -> None:
         """Forget what was meant for an earlier life."""
         self.drain()
+        self._readers = CapacityLimiter(_AT_ONCE)
 
     async def receive(self, message: Message) -> None:
-        """Handle one message."""
+        """Handle one message, then see who can go on."""
         match message:
             case Pin(adapter=digest, life=self._life):
                 if digest in self._placed:
-                    self._answer(digest, None)
-                elif digest not in self._asked:
-                    self._asked[digest] = None
-                    self._executor.tell(Place(self._adapters[digest]))
+                    self._queue_of(digest).tell(Pinned(digest, self._life))
+                else:
+                    self._line.setdefault(digest, "unread")
             case Placed(adapter=digest, placed=placed, error=error):
-                if placed or error is not None:
-                    self._asked.pop(digest, None)
-                    if placed:
-                        self._placed.add(digest)
-                    self._answer(digest, error)
+                if digest in self._line:
+                    self._settle(digest, placed, error)
             case Unpin(adapter=digest, life=self._life):
-                self._placed.discard(digest)
+                self._placed.pop(digest, None)
                 self._executor.tell(Release(digest))
-                for waiting in self._asked:  # there may be room now
-                    self._executor.tell(Place(self._adapters[waiting]))
+                self._released += 1
+                for waiting, state in self._line.items():
+                    if state == "no room":
+                        self._line[waiting] = "unread"
+        self._advance()
 
-    def _answer(self, digest: str, error: str | None) -> None:
-        self._queue_of(digest).tell(Pinned(digest, self._life, error))
+    def _advance(self) -> None:
+        """Read, or offer to the pool, those at the front that are not on their way already."""
+        for digest in list(islice(self._line, _AT_ONCE)):
+            if self._line[digest] != "unread":
+                continue
+            self._line[digest] = "trying"
+            adapter = self._library.get(digest)
+            if adapter is None:
+                self.start_soon(self._read, digest)
+            else:
+                self._offer(adapter)
+
+    async def _read(self, digest: str) -> None:
+        try:
+            adapter = await to_thread.run_sync(self._library.read, digest, limiter=self._readers)
+        except AdapterError as error:
+            self._settle(digest, False, error.message)
+            self._advance()
+        else:
+            self._library.put(adapter)
+            self._offer(adapter)
+
+    def _offer(self, adapter: Adapter) -> None:
+        self._tried[adapter.digest] = self._released
+        self._executor.tell(Place(adapter))
+
+    def _settle(self, digest: str, placed: bool, error: str | None) -> None:
+        """Note what became of an adapter in line."""
+        tried = self._tried.pop(digest, None)
+        if placed or error is not None:
+            del self._line[digest]
+            if placed:
+                self._placed[digest] = None
+            self._queue_of(digest).tell(Pinned(digest, self._life, error))
+        elif tried != self._released:
+            self._line[digest] = "unread"  # there is new room since the pool was asked
+        else:
+            self._line[digest] = "no room"
+            if not self._impatient:
+                self._impatient = True
+                self.start_soon(self._make_room)
+
+    async def _make_room(self) -> None:
+        """As long as anyone finds no room: tell one adapter after the other to yield."""
+        while True:
+            await sleep(_PATIENCE)
+            if "no room" not in self._line.values():
+                break
+            if self._placed:
+                oldest = next(iter(self._placed))
+                self._placed.move_to_end(oldest)
+                self._queue_of(oldest).tell(Yield(oldest, self._life))
+        self._impatient = False

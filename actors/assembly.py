@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,13 +30,15 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
-from personae.lora.pool import LoraPool
+from personae.lora.pool import LoraPool, pool_bytes
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
 HOST_KV_BYTES = 2 * 2**30
-SPARE_RANKS = 64  # room for one more adapter of that rank
+SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise
+HOST_ADAPTER_BYTES = 2 * 2**30  # of adapters that are kept on the host beside those on the device
 
 Progress = Callable[[int, int], None]
 
@@ -45,7 +47,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
     `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
-    known by its folder's name. `kv_memory` is in bytes, the other sizes are in tokens or sequences.
+    known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_memory` and
+    `adapter_memory` are in bytes, the other sizes are in tokens or sequences. `secret` is what the tenants'
+    prefix-cache salts are derived from.
     """
 
     model: Path
@@ -56,7 +60,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_batch_tokens: int | None = None
     max_seqs: int | None = None
     kv_memory: int | None = None
+    adapter_memory: int | None = None
+    adapter_store: Path | None = None
     served_model_name: str | None = None
+    secret: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class Assembly:
     script: Script
     defaults: GenerationDefaults
     max_adapters: int
+    bounds: AdapterBounds
 
 
 def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Assembly:
@@ -79,17 +87,21 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     tokenizer = Tokenizer.load(options.model)
     defaults = read_generation_defaults(options.model, config.vocab_size)
     shapes = LoraShapes(config.layers, config.linear_shapes)
-    named = {folder.name: read_adapter(folder, shapes) for folder in _adapter_folders(options.adapters)}
-    layout = _layout(options, model)
+    folders = {folder.name: folder for folder in _adapter_folders(options.adapters)}
+    named = {name: read_adapter(folder, shapes) for name, folder in folders.items()}
     base = options.served_model_name or options.model.resolve().name
     if base in named:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
+    capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
+    layout = _layout(options, model, pool_bytes(shapes, capacity, model.dtype))
+    max_adapters = max(capacity // RANK_PAGE, 1)
+    known = {adapter.digest: folders[name] for name, adapter in named.items()}
+    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES)
+    for adapter in named.values():
+        library.put(adapter)
     vocabulary = Vocabulary.from_tokenizer_json(
         (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )
-    adapters = {adapter.digest: adapter for adapter in named.values()}
-    capacity = sum(_pages(adapter) for adapter in adapters.values()) * RANK_PAGE + SPARE_RANKS
-    max_adapters = len(adapters) + 1
 
     def build_step_engine() -> StepEngine:
         sampler = Sampler(layout.max_seqs, config.vocab_size, device)
@@ -99,7 +111,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         kv = KVCache(config, layout, model.dtype, device)
         return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
 
-    secret = secrets.token_bytes(32)
+    secret = options.secret or secrets.token_bytes(32)
     script = Script(
         build_step_engine=build_step_engine,
         build_scheduler=lambda: Scheduler(layout, VirtualTokenCounters()),
@@ -108,10 +120,11 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         vocab_size=config.vocab_size,
         tokenizer=tokenizer,
         models=_cards(base, options.model, named),
-        adapters=adapters,
+        library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
     )
-    return Assembly(script, defaults, max_adapters)
+    bounds = AdapterBounds(shapes, capacity, torch.finfo(model.dtype).max)
+    return Assembly(script, defaults, max_adapters, bounds)
 
 
 def _device(choice: str) -> torch.device:
@@ -122,10 +135,11 @@ def _device(choice: str) -> torch.device:
     return torch.device(choice)
 
 
-def _layout(options: EngineOptions, model: Decoder) -> MemoryLayout:
-    """The sizes that fit: what was asked for, else what the model and the memory allow."""
+def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayout:
+    """The sizes that fit: what was asked for, else what the model and the memory without `reserved` bytes
+    allow."""
     on_cpu = model.device.type == "cpu"
-    memory = options.kv_memory or (HOST_KV_BYTES if on_cpu else _free_device_bytes())
+    memory = options.kv_memory or (HOST_KV_BYTES if on_cpu else _free_device_bytes(reserved))
     page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, model.dtype)
     num_pages = memory // page_bytes
     longest = min(model.config.max_position, num_pages * PAGE_SIZE)
@@ -149,9 +163,24 @@ def _layout(options: EngineOptions, model: Decoder) -> MemoryLayout:
     )
 
 
-def _free_device_bytes() -> int:
+def _free_device_bytes(reserved: int) -> int:
     free, _ = torch.cuda.mem_get_info()
-    return int(free * DEVICE_SHARE)
+    return max(int((free - reserved) * DEVICE_SHARE), 0)
+
+
+def _adapter_ranks(
+    options: EngineOptions, adapters: Collection[Adapter], shapes: LoraShapes, dtype: torch.dtype
+) -> int:
+    """How many ranks a module has in the pool: what was asked for, else those of the adapters that are there
+    and some to spare."""
+    page_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
+    if options.adapter_memory is None:
+        return sum(map(_pages, adapters)) * RANK_PAGE + SPARE_RANKS
+    pages = options.adapter_memory // page_bytes
+    needed = max(map(_pages, adapters), default=1)
+    if pages < needed:
+        raise LoadError(f"--adapter-memory must be at least {needed * page_bytes} bytes for these adapters.")
+    return pages * RANK_PAGE
 
 
 def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:

@@ -100,6 +100,13 @@ class Pinned(Message, frozen=True):
     error: str | None = None
 
 
+class Yield(Message, frozen=True):
+    """*Wire.* From the adapter store: others wait for this adapter's place. Finish what runs, then unpin."""
+
+    adapter: str
+    life: int
+
+
 # --- Front: streamer ----------------------------------------------------------------------------------------
 
 

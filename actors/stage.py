@@ -36,7 +36,7 @@ from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.grammar.compiler import GrammarCompiler
-from personae.lora.adapter import Adapter
+from personae.lora.library import AdapterLibrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Script:
     """What a company needs to play: the engine's parts, made anew for every life of Back, and the fixed
     facts.
 
-    `models` maps the names that requests may use to their cards; `adapters` maps digests to adapters.
+    `models` maps the names of the base and the adapters that are there from the start to their cards;
+    `library` has every adapter by its digest.
     `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house.
     """
 
@@ -55,7 +56,7 @@ class Script:
     vocab_size: int
     tokenizer: Tokenizer
     models: Mapping[str, ModelCard]
-    adapters: Mapping[str, Adapter]
+    library: AdapterLibrary
     salt: Callable[[str], bytes]
     max_live: int = 4096
     window: int = 64
@@ -201,7 +202,7 @@ async def open_stage(script: Script, report: Report = log_incident) -> AsyncIter
         stop_timeout=30.0,
     )
     store: Ref[Message] = back.spawn(
-        "store", lambda: AdapterStore(script.adapters, lives, executor, queue_of), capacity=bound
+        "store", lambda: AdapterStore(script.library, lives, executor, queue_of), capacity=bound
     )
     compiler: Ref[Message] = back.spawn(
         "compiler", lambda: Compiler(script.build_compiler(), scheduler), capacity=bound

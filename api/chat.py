@@ -19,7 +19,7 @@ from personae.api.answers import (
 from personae.api.chat_template import plain_messages
 from personae.api.choices import Choice, Part
 from personae.api.decode import read_json
-from personae.api.generation import Door, Job
+from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
 from personae.api.params import (
     answer_length,
@@ -37,7 +37,7 @@ from personae.errors import RequestError
 
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
-    door: Door = request.app.state.door
+    door = door_of(request)
     body = await read_json(request, ChatRequest, door.settings.max_json_depth)
     job, form = await admit(door, body)
     if body.stream:

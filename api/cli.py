@@ -1,4 +1,4 @@
-"""The command line: `personae serve` and `personae chat`.
+"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`.
 
 What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
 """
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from personae.api.options import DeviceChoice, DtypeChoice, ServeOptions, parse_size
+from personae.api.adapters.cli import KeyOption
+from personae.api.adapters.cli import app as adapters_app
+from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
+from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import LoadError
 
 if TYPE_CHECKING:
@@ -21,19 +24,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(tenants_app, name="tenants")
+app.add_typer(keys_app, name="keys")
+app.add_typer(adapters_app, name="adapters")
+
 _START_UP_ERROR = 2
 
 
 def main() -> None:
     """The entry point of the `personae` command."""
     app()
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()
@@ -58,10 +58,26 @@ def serve(
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
     max_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences computed in one step.")] = None,
     kv_memory: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Memory for the KV cache, such as 2GiB.")
+        int | None,
+        typer.Option(parser=size_option, metavar="SIZE", help="Memory for the KV cache, as 2GiB."),
+    ] = None,
+    adapter_memory: Annotated[
+        int | None,
+        typer.Option(parser=size_option, metavar="SIZE", help="Memory for adapters on the device."),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The base's name in requests.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of requests that give none.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keeps tenants, keys and uploads; else they are forgotten."),
+    ] = None,
+    adapter_root: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Admins may load adapters from below. Can be repeated."),
+    ] = None,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="Ask nobody for a key, on whatever address.")
+    ] = False,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -73,13 +89,15 @@ def serve(
         max_batch_tokens=max_batch_tokens,
         max_seqs=max_seqs,
         kv_memory=kv_memory,
+        adapter_memory=adapter_memory,
         served_model_name=served_model_name,
         seed=seed,
     )
+    access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run
 
     try:
-        run(options, host, port)
+        run(options, host, port, access)
     except LoadError as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_START_UP_ERROR) from None
@@ -92,8 +110,9 @@ def chat(
         str | None, typer.Option(help="Which model or adapter to talk to; else the first.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="Instructions for the model.")] = None,
+    key: KeyOption = None,
 ) -> None:
     """Talk to a running server. Ctrl-C stops an answer; /model, /system, /reset and /exit are commands."""
     from personae.api.terminal import Conversation, talk
 
-    talk(Conversation(url, model, system))
+    talk(Conversation(url, model, system, key=key))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from personae.api.answers import Completion, TextChoice, Usage
 from personae.api.choices import Choice, Part
 from personae.api.decode import read_json
-from personae.api.generation import Door, Job
+from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import prompt_logprobs, text_logprobs
 from personae.api.params import (
     answer_length,
@@ -39,7 +39,7 @@ class _Prompt:
 
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
-    door: Door = request.app.state.door
+    door = door_of(request)
     body = await read_json(request, CompletionRequest, door.settings.max_json_depth)
     job, form = await admit(door, body)
     if body.stream:

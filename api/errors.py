@@ -8,7 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.errors import MethodNotAllowed, NotFound, PersonaeError, RequestError, RequestFailed
+from personae.errors import (
+    MethodNotAllowed,
+    NotFound,
+    PersonaeError,
+    RequestError,
+    RequestFailed,
+    Unauthorized,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +40,8 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 def error_answer(error: PersonaeError) -> ErrorAnswer:
     """The wire form of an error."""
-    return ErrorAnswer(ErrorDetail(error.message, error.type, error.param, error.code))
+    param = None if error.param is None else _sendable(error.param)
+    return ErrorAnswer(ErrorDetail(_sendable(error.message), error.type, param, error.code))
 
 
 def error_response(error: PersonaeError) -> Response:
@@ -43,8 +51,15 @@ def error_response(error: PersonaeError) -> Response:
         headers["retry-after"] = str(math.ceil(error.retry_after))
     if error.status in _CLOSES:
         headers["connection"] = "close"
+    if error.status == Unauthorized.status:
+        headers["www-authenticate"] = "Bearer"
     body = msgspec.json.encode(error_answer(error))
     return Response(body, error.status, headers, media_type="application/json")
+
+
+def _sendable(text: str) -> str:
+    """Text that may repeat what a client sent, without the lone surrogates that UTF-8 does not have."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def visible(error: Exception, request_id: str) -> PersonaeError:

@@ -3,10 +3,11 @@
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
@@ -17,31 +18,58 @@ from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
 from personae.api.schema import Message
 from personae.api.settings import ApiSettings
+from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
+from personae.api.tenants.limits import Meter
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
 from personae.grammar.spec import GrammarSpec
 
+if TYPE_CHECKING:
+    from personae.api.adapters.registry import Registry
+
 T = TypeVar("T")
 Sink = Callable[[Part], None]
 
-TENANT = "default"
 _LONG_TEXT = 16_384
 """Texts of more characters than this are encoded off the event loop: they take longer than a thread hop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What every route needs; one per app. `template` is None if the model has none."""
+    """What every route needs: the app's parts, and who asks. `template` is None if the model has none.
+
+    `registry` has the adapters that came while the server runs; None if there is no place for them.
+    """
 
     client: EngineClient
     settings: ApiSettings
     metrics: Metrics
     template: ChatTemplate | None
+    meter: Meter
+    registry: "Registry | None" = None
+    caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+
+    @property
+    def base(self) -> str:
+        """The base model's name."""
+        return next(iter(self.client.models(self.caller.tenant)))
+
+    def models(self) -> list[ModelCard]:
+        """All that the caller may name in `model`: the base, what came with the server, what came since."""
+        cards = dict(self.client.models(self.caller.tenant))
+        for record in self.registry.list(self.caller.tenant) if self.registry else ():
+            cards.setdefault(record.name, record.card())
+        return list(cards.values())
 
     def model(self, name: str) -> ModelCard:
-        """The base or the adapter of that name. Raises NotFound."""
-        card = self.client.models(TENANT).get(name)
+        """The base or the adapter of that name, held until the request is over. Raises NotFound."""
+        card = self.client.models(self.caller.tenant).get(name)
+        if card is None and self.registry is not None:
+            record = self.registry.find(self.caller.tenant, name)
+            if record is not None:
+                self.caller.until_done.enter_context(self.registry.hold(record.sha256))
+                card = record.card()
         if card is None:
             raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
         return card
@@ -85,6 +113,12 @@ class Door:
         return await self.encode(prompt, add_special_tokens=add_special_tokens)
 
 
+def door_of(request: Request) -> Door:
+    """The app's door, as this request's caller finds it."""
+    door: Door = request.app.state.door
+    return replace(door, caller=caller_of(request))
+
+
 @dataclass(slots=True)
 class Job:
     """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id."""
@@ -114,7 +148,8 @@ class Job:
     ) -> None:
         """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
         client = self.door.client
-        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(TENANT)
+        tenant = self.door.caller.tenant
+        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
         self.prompt_tokens += len(tokens)
         first: str | None = None
         for index, choice in enumerate(choices):
@@ -126,7 +161,7 @@ class Job:
                 eos=eos,
                 adapter=self.model.adapter,
                 grammar=grammar,
-                tenant=TENANT,
+                tenant=tenant,
                 salt=salt,
                 after=first,
             )
@@ -137,11 +172,13 @@ class Job:
     async def run(self, sink: Sink) -> None:
         """Hand every part to `sink` as it comes, until all choices have ended.
 
-        Raises what the engine refuses with, and RequestFailed if a sequence could not be finished. However
-        this ends, the engine has let go of the request when it does.
+        Raises RateLimited, what the engine refuses with, and RequestFailed if a sequence could not be
+        finished. However this ends, the engine has let go of the request when it does.
         """
-        metrics = self.door.metrics
-        clocks = {log.id: SequenceClock(metrics, self.model.name, self.arrived) for log in self.logs}
+        metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
+        meter.prompt(who, self.prompt_tokens)
+        label = metrics.label(self.model.name)
+        clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
         reason = "error"
         try:
             await self._follow(clocks, sink)
@@ -154,6 +191,7 @@ class Job:
             reason = "abort"
             raise
         finally:
+            meter.answer(who, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 
@@ -162,7 +200,8 @@ class Job:
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
         async with self.door.client.stream(self.logs) as stream:
-            self.door.metrics.prompt_tokens.labels(self.model.name).inc(self.prompt_tokens)
+            metrics = self.door.metrics
+            metrics.prompt_tokens.labels(metrics.label(self.model.name)).inc(self.prompt_tokens)
             async for delta in stream:
                 choice = self.choices[delta.id]
                 if choice.ended:

@@ -23,7 +23,7 @@ from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
 from personae.api.decode import decode
-from personae.api.generation import TENANT, Door, Job
+from personae.api.generation import Door, Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.schema import ChatRequest, CompletionRequest
@@ -40,7 +40,7 @@ class Engine:
     @property
     def models(self) -> tuple[str, ...]:
         """The names that `model` may be, the base first."""
-        return tuple(self._door.client.models(TENANT))
+        return tuple(card.name for card in self._door.models())
 
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
         """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless

@@ -16,11 +16,16 @@ DEMO = Path(__file__).resolve().parent.parent / "evals" / "demo"
 
 @asynccontextmanager
 async def open_engine(
-    options: ServeOptions, on_progress: Callable[[int, int], None] | None = None
+    options: ServeOptions,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    adapter_store: Path | None = None,
+    secret: bytes | None = None,
 ) -> AsyncIterator[Opened]:
     """Load the model and its adapters, start the actors, yield the engine; stop everything in order.
 
-    Without a model it is the bundled one, with its adapters beside those that were asked for.
+    `adapter_store` is where adapters lie that come later, `secret` what tenants' prefix-cache salts are made
+    from. Without a model it is the bundled one, with its adapters beside those that were asked for.
     `on_progress(done_bytes, total_bytes)` is called from another thread while weights load. Raises LoadError.
     """
     model, adapters, dtype, name = options.model, options.adapters, options.dtype, options.served_model_name
@@ -38,8 +43,11 @@ async def open_engine(
         max_batch_tokens=options.max_batch_tokens,
         max_seqs=options.max_seqs,
         kv_memory=options.kv_memory,
+        adapter_memory=options.adapter_memory,
+        adapter_store=adapter_store,
         served_model_name=name,
+        secret=secret,
     )
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_stage(assembly.script) as client:
-        yield Opened(client, assembly.defaults, assembly.max_adapters)
+        yield Opened(client, assembly.defaults, assembly.max_adapters, assembly.bounds)

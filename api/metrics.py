@@ -58,6 +58,7 @@ _PER_TOKEN = (
 )
 _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _LABELS = ("model_name",)
+_MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
@@ -65,6 +66,7 @@ class Metrics:
 
     def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
         self.registry = CollectorRegistry()
+        self._names = {model_name}
         self.registry.register(_EngineCollector(client, model_name, max_adapters))
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
@@ -96,6 +98,12 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
+
+    def label(self, model: str) -> str:
+        """The model's name as a label. Tenants make up names: from some number on they are all "other"."""
+        if model not in self._names and len(self._names) < _MAX_NAMES:
+            self._names.add(model)
+        return model if model in self._names else "other"
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""

@@ -12,6 +12,9 @@ from personae.api.metrics import Metrics
 from personae.api.settings import ApiSettings
 from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
 
+_FORM_BYTES = 2**21  # what an upload may have around its tensors
+_CLOSE = (b"connection", b"close")
+_UPLOADS = {("POST", "/v1/adapters")}
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -31,6 +34,14 @@ class Gate:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
+        upload = (scope["method"], scope["path"]) in _UPLOADS
+        settings = self._settings
+        body = _Body(
+            receive,
+            settings.max_upload_bytes + _FORM_BYTES if upload else settings.max_body_bytes,
+            settings.upload_seconds if upload else settings.body_seconds,
+            complete=scope["method"] != "POST",
+        )
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -38,11 +49,14 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if not body.complete:  # nobody will read the rest of it
+                    message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
 
         try:
-            self._check(scope, headers)
-            await self._app(scope, self._limited(receive), send_with_id)
+            self._check(scope)
+            body.check(headers.get(b"content-length", b"0"))
+            await self._app(scope, body.receive, send_with_id)
         except Exception as error:
             shown = visible(error, request_id)
             if status:
@@ -52,50 +66,52 @@ class Gate:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.http.labels(scope["method"], route, str(status or 499)).inc()
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check(self, scope: Scope) -> None:
         settings = self._settings
         pairs = scope["headers"]
         if len(pairs) > settings.max_headers:
             _refuse_headers(f"The request has more than {settings.max_headers} headers.")
         if sum(len(name) + len(value) for name, value in pairs) > settings.max_header_bytes:
             _refuse_headers(f"The request's headers have more than {settings.max_header_bytes} bytes.")
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > settings.max_body_bytes:
+
+
+class _Body:
+    """A request's body on its way in: complete within its limit and its time, or refused."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float, *, complete: bool) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._left = limit
+        self._seconds = seconds
+        self._deadline: float | None = None
+        self.complete = complete
+
+    def check(self, length: bytes) -> None:
+        """Raises PayloadTooLarge for a content-length that is none or over the limit."""
+        if not length.isdigit() or int(length[:20]) > self._limit:
             raise self._too_large()
 
-    def _limited(self, receive: Receive) -> Receive:
-        """`receive` until the body is complete within its limit and its time; then just `receive`."""
-        settings = self._settings
-        left = settings.max_body_bytes
-        deadline: float | None = None
-        complete = False
-
-        async def limited() -> Message:
-            nonlocal left, deadline, complete
-            if complete:
-                return await receive()
-            now = anyio.current_time()
-            deadline = now + settings.body_seconds if deadline is None else deadline
-            try:
-                with anyio.fail_after(deadline - now):
-                    message = await receive()
-            except TimeoutError:
-                raise RequestTimeout(
-                    f"The request's body did not arrive within {settings.body_seconds:g} seconds.",
-                    param="body",
-                ) from None
-            left -= len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if left < 0:
-                raise self._too_large()
-            return message
-
-        return limited
+    async def receive(self) -> Message:
+        """The next piece; once it is complete, whatever comes."""
+        if self.complete:
+            return await self._receive()
+        now = anyio.current_time()
+        self._deadline = now + self._seconds if self._deadline is None else self._deadline
+        try:
+            with anyio.fail_after(self._deadline - now):
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The request's body did not arrive within {self._seconds:g} seconds.", param="body"
+            ) from None
+        self._left -= len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
+        if self._left < 0:
+            raise self._too_large()
+        return message
 
     def _too_large(self) -> PersonaeError:
-        return PayloadTooLarge(
-            f"The body is over the limit of {self._settings.max_body_bytes} bytes.", param="body"
-        )
+        return PayloadTooLarge(f"The body is over the limit of {self._limit} bytes.", param="body")
 
 
 class _Broken(Exception):

@@ -10,6 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from personae.actors.client import EngineClient
     from personae.engine.config import GenerationDefaults
+    from personae.lora.library import AdapterBounds
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
@@ -22,8 +23,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
     `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
-    `adapters` is an adapter. `kv_memory` is in bytes, the other sizes are in tokens or sequences. `seed` is
-    that of requests that give none.
+    `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the other sizes are in tokens or
+    sequences. `seed` is that of requests that give none.
     """
 
     model: Path | None = None
@@ -34,20 +35,35 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_batch_tokens: int | None = None
     max_seqs: int | None = None
     kv_memory: int | None = None
+    adapter_memory: int | None = None
     served_model_name: str | None = None
     seed: int | None = None
+
+
+class AccessOptions(msgspec.Struct, frozen=True):
+    """Who may use the server, and what it keeps.
+
+    `data_dir` has the tenants, their keys and their adapters; None keeps nothing. `adapter_roots` are the
+    folders below which admins may load adapters by path. `insecure_no_auth` asks nobody for a key.
+    """
+
+    data_dir: Path | None = None
+    adapter_roots: tuple[Path, ...] = ()
+    insecure_no_auth: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open engine, and what the API wants to know of the model besides.
 
-    `max_adapters` is how many adapters fit in memory at once; None if nobody knows.
+    `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
+    nobody knows.
     """
 
     client: "EngineClient"
     defaults: "GenerationDefaults"
     max_adapters: int | None = None
+    bounds: "AdapterBounds | None" = None
 
 
 def parse_size(text: str) -> int:

@@ -8,9 +8,10 @@ import personae
 from personae.actors.client import ModelCard
 from personae.api.answers import Model, ModelList, Text, Tokens
 from personae.api.decode import read_json
-from personae.api.generation import TENANT, Door
+from personae.api.generation import Door, door_of
 from personae.api.respond import json_response
 from personae.api.schema import DetokenizeRequest, TokenizeRequest
+from personae.api.tenants.access import admin_only
 from personae.errors import Overloaded, RequestError
 
 
@@ -22,13 +23,13 @@ def _model(card: ModelCard, door: Door) -> Model:
 
 async def list_models(request: Request) -> Response:
     """`GET /v1/models`: the base first, then the adapters."""
-    door: Door = request.app.state.door
-    return json_response(ModelList([_model(card, door) for card in door.client.models(TENANT).values()]))
+    door = door_of(request)
+    return json_response(ModelList([_model(card, door) for card in door.models()]))
 
 
 async def get_model(request: Request) -> Response:
     """`GET /v1/models/{id}`."""
-    door: Door = request.app.state.door
+    door = door_of(request)
     return json_response(_model(door.model(request.path_params["id"]), door))
 
 
@@ -39,7 +40,7 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """`GET /ready`: requests would be served now; 503 until then."""
-    door: Door = request.app.state.door
+    door = door_of(request)
     if not door.client.stats().ready:
         raise Overloaded("The engine is not ready.", code="not_ready")
     return JSONResponse({"status": "ready"})
@@ -50,15 +51,16 @@ async def version(request: Request) -> Response:
     return JSONResponse({"version": personae.__version__})
 
 
+@admin_only
 async def metrics(request: Request) -> Response:
-    """`GET /metrics`, in Prometheus's text format."""
-    door: Door = request.app.state.door
+    """`GET /metrics`, in Prometheus's text format; for admins, since it names every tenant's adapters."""
+    door = door_of(request)
     return Response(door.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`: the ids that a prompt or a conversation has; nothing is generated."""
-    door: Door = request.app.state.door
+    door = door_of(request)
     body = await read_json(request, TokenizeRequest, door.settings.max_json_depth)
     if body.model is not None:
         door.model(body.model)
@@ -84,7 +86,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """`POST /detokenize`: the text of token ids, special tokens included."""
-    door: Door = request.app.state.door
+    door = door_of(request)
     body = await read_json(request, DetokenizeRequest, door.settings.max_json_depth)
     if body.model is not None:
         door.model(body.model)

@@ -1,30 +1,46 @@
 """`personae serve`, after its options are read: open the engine, serve it, close it."""
 
+import ipaddress
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
-from personae.api.generation import TENANT
 from personae.api.local import open_engine
-from personae.api.options import ServeOptions
+from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.server import Server, bind, url
 from personae.api.settings import ApiSettings
+from personae.api.tenants.data import DataDir, serving
+from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.errors import LoadError
 
 
-def run(options: ServeOptions, host: str, port: int) -> None:
-    """Serve until told to stop. Raises LoadError when the address, the model or an adapter is refused."""
+def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> None:
+    """Serve until told to stop. Raises LoadError when the address, the model or an adapter is refused, or
+    when others than this machine could use a server that asks nobody for a key."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    with bind(host, port) as listener:
-        uvloop.run(_serve(options, listener))
+    with bind(host, port) as listener, serving(access.data_dir) as data:
+        tenants = TenantStore(data)
+        local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        if not local and not tenants.has_keys() and not access.insecure_no_auth:
+            raise LoadError(
+                f"There are no API keys, so {host} would be open to everybody who reaches it: make keys with "
+                "`personae keys create`, or listen on 127.0.0.1, or say --insecure-no-auth."
+            )
+        uvloop.run(_serve(options, access, listener, data, tenants))
 
 
-async def _serve(options: ServeOptions, listener: socket.socket) -> None:
+async def _serve(
+    options: ServeOptions, access: AccessOptions, listener: socket.socket, data: DataDir, tenants: TenantStore
+) -> None:
     progress = Progress(
         TextColumn("loading"),
         BarColumn(),
@@ -39,19 +55,40 @@ async def _serve(options: ServeOptions, listener: socket.socket) -> None:
 
     progress.start()
     try:
-        async with open_engine(options, on_progress) as opened:
+        async with open_engine(
+            options, on_progress, adapter_store=data.adapters, secret=data.secret
+        ) as opened:
             progress.stop()
             client = opened.client
-            models = client.models(TENANT)
+            models = client.models(DEFAULT_TENANT)
             base = next(iter(models))
 
             def on_ready() -> None:
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
             settings = ApiSettings(
-                defaults=opened.defaults, max_adapters=opened.max_adapters, seed=options.seed
+                defaults=opened.defaults,
+                max_adapters=opened.max_adapters,
+                seed=options.seed,
+                adapter_roots=access.adapter_roots,
+                insecure=access.insecure_no_auth,
             )
-            app = create_app(client, settings)
-            await Server(app, settings, on_ready=on_ready).serve(sockets=[listener])
+            with _registry(opened, data) as registry:
+                app = create_app(client, settings, tenants=tenants, registry=registry)
+                await Server(app, settings, on_ready=on_ready).serve(sockets=[listener])
     finally:
         progress.stop()
+
+
+@contextmanager
+def _registry(opened: Opened, data: DataDir) -> Iterator[Registry | None]:
+    """The registry for an engine whose bounds are known."""
+    if opened.bounds is None:
+        yield None
+        return
+    models = opened.client.models(DEFAULT_TENANT)
+    registry = Registry(data, next(iter(models)), set(models), opened.bounds)
+    try:
+        yield registry
+    finally:
+        registry.close()

@@ -1,5 +1,7 @@
 """What the HTTP side is told when it is made: limits, and what a request means when it says nothing."""
 
+from pathlib import Path
+
 import msgspec
 
 from personae.engine.config import GenerationDefaults
@@ -13,8 +15,10 @@ class ApiSettings(msgspec.Struct, frozen=True):
     times `n` of one request, `max_logprobs` bounds every kind of logprobs. `max_json_depth` bounds the
     nesting of free-form JSON (schemas, template arguments). A request's head and body must arrive within
     `header_seconds` and `body_seconds`; a client that leaves its answer unread, more than the connection's
-    buffers hold, is dropped after `stall_seconds`. `max_adapters`, if known, is how many adapters the
-    engine can hold in memory at once; `/metrics` shows it.
+    buffers hold, is dropped after `stall_seconds`. An upload of an adapter has limits of its own,
+    `max_upload_bytes` and `upload_seconds`. `adapter_roots` are the folders below which admins may load
+    adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is how
+    many adapters the engine can hold in memory at once; `/metrics` shows it.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -31,4 +35,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
     header_seconds: float = 15.0
     body_seconds: float = 30.0
     stall_seconds: float = 60.0
+    max_upload_bytes: int = 2**30
+    upload_seconds: float = 600.0
+    adapter_roots: tuple[Path, ...] = ()
+    insecure: bool = False
     max_adapters: int | None = None

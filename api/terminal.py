@@ -20,9 +20,16 @@ class Conversation:
     """What was said so far, and with whom. The server keeps nothing between two answers."""
 
     def __init__(
-        self, url: str, model: str | None, system: str | None, client: httpx.Client | None = None
+        self,
+        url: str,
+        model: str | None,
+        system: str | None,
+        client: httpx.Client | None = None,
+        *,
+        key: str | None = None,
     ) -> None:
-        self._client = client or httpx.Client(base_url=url, timeout=_PATIENCE)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._client = client or httpx.Client(base_url=url, timeout=_PATIENCE, headers=headers)
         self.system = system
         self.messages: list[dict[str, str]] = []
         self._model = model

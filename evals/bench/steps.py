@@ -44,9 +44,14 @@ class Parts:
         self.samples[name].append(time.perf_counter() - begun)
 
 
+def digests(script: Script) -> list[str]:
+    """The adapters that are there from the start."""
+    return [card.adapter for card in script.models.values() if card.adapter is not None]
+
+
 def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> list[SequenceLog]:
     """`rows` greedy sequences that do not end before their budget."""
-    adapters = [*script.adapters] if mixed else []
+    adapters = digests(script) if mixed else []
     return [
         SequenceLog(
             id=f"{row}",
@@ -62,8 +67,8 @@ def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> lis
 def engine_parts(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> Parts:
     """The engine alone: plan, forward (packing and model), sample, finish, commit of pure decode steps."""
     engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts()
-    for adapter in script.adapters.values():
-        engine.place(adapter)
+    for digest in digests(script):
+        engine.place(script.library.read(digest))
     for log in logs(script, rows, mixed, prompt, steps):
         scheduler.add(log)
     while True:

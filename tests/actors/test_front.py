@@ -25,6 +25,7 @@ from personae.actors.messages import (
     Submit,
     Unpin,
     Withdraw,
+    Yield,
 )
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.params import SamplingParams
@@ -128,8 +129,9 @@ class House:
             self.actors[adapter] = AdapterQueue(adapter, back, back, self.letters["streamer"], self.window)
         return self.letters[adapter]
 
-    def submit(self, id: str, adapter: str | None) -> None:
-        log = SequenceLog(id, (7, 7, 7), 3, SamplingParams(max_tokens=6, seed=0), adapter=adapter)
+    def submit(self, id: str, adapter: str | None, tenant: str = "default") -> None:
+        params = SamplingParams(max_tokens=6, seed=0)
+        log = SequenceLog(id, (7, 7, 7), 3, params, adapter=adapter, tenant=tenant)
         self.inbox_of[id] = Inbox()
         self.letters["ingress"].tell(Submission((log,), self.inbox_of[id], Answer()))
 
@@ -169,7 +171,9 @@ class House:
         for adapter in ADAPTERS:
             if adapter in self.actors:
                 queue = self.actors[adapter]
-                assert [*queue._waiting, *queue._offered, *queue._aboard, *queue._refused] == []
+                lanes = queue._lanes.values()
+                assert not any(lane.waiting or lane.offered for lane in lanes)
+                assert [*queue._aboard, *queue._refused] == []
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -179,17 +183,22 @@ async def test_every_request_ends_once_and_whole_however_often_back_dies(seed: i
     withdrawn: set[str] = set()
     submitted: list[str] = []
     for _ in range(400):
-        match rng.choices(["deliver", "step", "submit", "withdraw", "crash"], [60, 12, 8, 2, 2])[0]:
+        match rng.choices(["deliver", "step", "submit", "withdraw", "yield", "crash"], [60, 12, 8, 2, 4, 2])[
+            0
+        ]:
             case "deliver":
                 await house.deliver()
             case "step":
                 house.back.step(rng)
             case "submit":
                 submitted.append(f"s{len(submitted)}")
-                house.submit(submitted[-1], rng.choice(ADAPTERS))
+                house.submit(submitted[-1], rng.choice(ADAPTERS), rng.choice(["ann", "bob"]))
             case "withdraw" if submitted:
                 withdrawn.add(unwanted := rng.choice(submitted))
                 house.letters["ingress"].tell(Withdraw((unwanted,)))
+            case "yield":
+                for adapter in house.back.pinned - {None}:
+                    house.letters[adapter].tell(Yield(adapter, house.back.life))
             case "crash":
                 house.back.start()
     await house.settle()
@@ -235,3 +244,32 @@ async def test_what_runs_again_after_a_restart_leaves_room_for_others_in_the_win
     while await house.deliver():
         pass
     assert set(house.back.running) == {"0", "1", "2", "3"}
+
+
+async def test_a_tenant_that_floods_leaves_the_window_of_another_alone() -> None:
+    house = House(0, window=2)
+    for number in range(9):
+        house.submit(f"flood-{number}", None, "ann")
+    house.submit("one", None, "bob")
+    while await house.deliver():
+        pass
+    assert set(house.back.running) == {"flood-0", "flood-1", "one"}
+
+
+async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_its_adapter_between() -> None:
+    house = House(0)
+    for number in range(3):
+        house.submit(f"{number}", "poet")
+    while await house.deliver():
+        pass
+    assert set(house.back.running) == {"0", "1"}
+    house.letters["poet"].tell(Yield("poet", house.back.life))
+    while house.back.running:
+        assert set(house.back.running) <= {"0", "1"}, "nothing new is offered while it yields"
+        assert "poet" in house.back.pinned
+        house.back.step(house.rng)
+        while not (house.back.letters and isinstance(house.back.letters[0], Unpin)) and await house.deliver():
+            pass
+    await house.settle()
+    house.assert_empty()
+    assert house.heard("2") == (list(range(3, 9)), ["length"])

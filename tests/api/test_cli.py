@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from personae.api.cli import app
-from personae.api.options import ServeOptions
+from personae.api.options import AccessOptions, ServeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ from personae.engine.config import GenerationDefaults
 from personae.errors import ModelLoadError
 
 @asynccontextmanager
-async def open_engine(options, on_progress):
+async def open_engine(options, on_progress, **kept):
     if options.model is not None:
         raise ModelLoadError(f"{options.model} has no config.json.")
     on_progress(1, 2)
@@ -89,9 +89,9 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeOptions, str, int]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """What the command would serve, instead of serving it."""
-    calls: list[tuple[ServeOptions, str, int]] = []
+    calls: list[tuple[object, ...]] = []
     monkeypatch.setitem(sys.modules, "personae.api.local", None)
     fake = type(sys)("personae.api.serve")
     monkeypatch.setattr(fake, "run", lambda *arguments: calls.append(arguments), raising=False)
@@ -99,11 +99,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServeOptions, str, int]
     return calls
 
 
-def test_every_option_is_passed_on(asked: list[tuple[ServeOptions, str, int]]) -> None:
+def test_every_option_is_passed_on(asked: list[tuple[object, ...]]) -> None:
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
-        "--served-model-name name --seed 4"
+        "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
+        "--insecure-no-auth"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -116,15 +117,16 @@ def test_every_option_is_passed_on(asked: list[tuple[ServeOptions, str, int]]) -
         max_batch_tokens=20,
         max_seqs=3,
         kv_memory=2 * 2**30,
+        adapter_memory=1024,
         served_model_name="name",
         seed=4,
     )
-    assert asked == [(options, "::1", 9)]
+    assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True))]
 
 
-def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[ServeOptions, str, int]]) -> None:
+def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, ...]]) -> None:
     assert CliRunner().invoke(app, ["serve"]).exit_code == 0
-    assert asked == [(ServeOptions(), "127.0.0.1", 8000)]
+    assert asked == [(ServeOptions(), "127.0.0.1", 8000, AccessOptions())]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,7 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[ServeOpt
         (["--nonsense"], "--nonsense"),
     ],
 )
-def test_a_wrong_option_is_named(
-    arguments: list[str], named: str, asked: list[tuple[ServeOptions, str, int]]
-) -> None:
+def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[tuple[object, ...]]) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 2
     assert named in re.sub(r"\x1b\[[0-9;]*m", "", result.output)

@@ -162,3 +162,12 @@ async def test_two_apps_count_apart(app: Starlette) -> None:
         await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})
     other = await scrape(create_app(FakeEngine()))
     assert ("vllm:prompt_tokens_total", labels(model_name="base")) not in other
+
+
+async def test_names_that_tenants_make_up_do_not_grow_the_metrics_without_bound(app: Starlette) -> None:
+    metrics = app.state.door.metrics
+    labels = {metrics.label(f"adapter-{number}") for number in range(1000)}
+    assert len(labels) == 256, "the base is one of them"
+    assert "other" in labels
+    assert metrics.label("base") == "base"
+    assert metrics.label("adapter-0") == "adapter-0"

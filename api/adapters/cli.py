@@ -1,0 +1,99 @@
+"""`personae adapters`: what `/v1/adapters` does, from a shell."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from personae.api.tenants.cli import reporting
+from personae.errors import RequestError
+
+if TYPE_CHECKING:
+    import httpx
+
+app = typer.Typer(help="The adapters of a running server.", no_args_is_help=True)
+
+UrlOption = Annotated[str, typer.Option("--url", help="Where the server runs.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", envvar="PERSONAE_API_KEY", help="Better given as PERSONAE_API_KEY.")
+]
+URL = "http://127.0.0.1:8000"
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@app.command()
+@reporting
+def push(
+    folder: Annotated[Path, typer.Argument(help="A folder as PEFT writes it.")],
+    name: Annotated[str | None, typer.Option(help="The adapter's name; else the folder's.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of another.")] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="For all tenants; needs an admin's key.")] = False,
+    url: UrlOption = URL,
+    key: KeyOption = None,
+) -> None:
+    """Upload an adapter; it can be used when this returns."""
+    fields = {"name": name or folder.resolve().name}
+    fields |= {"replace": "true"} if replace else {}
+    fields |= {"shared": "true"} if shared else {}
+    with ExitStack() as stack:
+        try:
+            files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
+        except OSError as error:
+            raise RequestError(f"{error.filename}: {error.strerror}.") from None
+        client = stack.enter_context(_client(url, key))
+        answer = _checked(client.post("/v1/adapters", data=fields, files=files)).json()
+    typer.echo(f"{answer['name']} version {answer['version']} sha256 {answer['sha256']}")
+
+
+@app.command("list")
+@reporting
+def list_adapters(url: UrlOption = URL, key: KeyOption = None) -> None:
+    """Show the adapters that the key's tenant may use."""
+    with _client(url, key) as client:
+        records = _checked(client.get("/v1/adapters")).json()["data"]
+    for record in records:
+        rank, targets = max(record["ranks"].values()), ",".join(record["targets"])
+        parts = (
+            record["name"],
+            f"version {record['version']}",
+            f"rank {rank}",
+            targets,
+            f"{record['bytes']} bytes",
+            "shared" if record["shared"] else "",
+        )
+        typer.echo("  ".join(part for part in parts if part))
+
+
+@app.command()
+@reporting
+def remove(name: str, url: UrlOption = URL, key: KeyOption = None) -> None:
+    """Remove an adapter. Requests that use it finish."""
+    with _client(url, key) as client:
+        _checked(client.delete(f"/v1/adapters/{quote(name, safe='')}"))
+    typer.echo(f"{name} removed")
+
+
+@contextmanager
+def _client(url: str, key: str | None) -> Iterator["httpx.Client"]:
+    import httpx
+
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
+            yield client
+    except httpx.HTTPError as error:
+        raise RequestError(f"{url}: {error}") from None
+
+
+def _checked(response: "httpx.Response") -> "httpx.Response":
+    """The response, unless it is an error: then RequestError with the server's reason."""
+    if response.is_error:
+        try:
+            message = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = f"HTTP {response.status_code}"
+        raise RequestError(str(message))
+    return response

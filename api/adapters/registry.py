@@ -1,0 +1,256 @@
+"""Which tenant has which adapters, and the files behind them.
+
+An adapter's files lie in a folder named after its digest, so replacing an adapter touches nothing that
+another request, tenant or version uses. A folder stays for as long as a row names it or a request holds it;
+one that a crash left without either goes at the next start.
+
+Everything here belongs to the event loop, except what it hands to threads itself.
+"""
+
+import os
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from sqlite3 import Row
+
+import msgspec
+from anyio import CapacityLimiter, Lock, to_thread
+
+from personae.actors.client import ModelCard
+from personae.api.adapters.form import sync_folder
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.store import Identity
+from personae.errors import Conflict, LoadError, NotFound, RateLimited
+from personae.lora.adapter import Adapter
+from personae.lora.library import AdapterBounds
+from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
+
+STAGING = "staging"
+_QUOTA_RETRY = 60.0  # seconds; something has to be removed first
+
+
+class AdapterRecord(msgspec.Struct, frozen=True):
+    """A registered adapter, as the API shows it. `bytes` are those of its files."""
+
+    id: str
+    name: str
+    version: int
+    sha256: str
+    ranks: dict[str, int]
+    targets: list[str]
+    bytes: int
+    created: int
+    base_model: str
+    shared: bool
+    object: str = "adapter"
+
+    def card(self) -> ModelCard:
+        """As a model that requests may name."""
+        return ModelCard(self.name, self.sha256, self.created, self.base_model, max(self.ranks.values()))
+
+
+class Registry:
+    """The adapters of a data directory, for one base.
+
+    `reserved` are names that the server itself gives out. Raises LoadError when the directory's adapters are
+    of a base with other shapes.
+    """
+
+    def __init__(self, data: DataDir, base: str, reserved: Collection[str], bounds: AdapterBounds) -> None:
+        self._data = data
+        self._base = base
+        self._reserved = reserved
+        self._bounds = bounds
+        self._held: Counter[str] = Counter()
+        self._staging = data.adapters / STAGING
+        self._lock = Lock()
+        self._readers = CapacityLimiter(1)  # adapters in memory for being checked
+        self._janitor = ThreadPoolExecutor(1, "janitor")
+        self._bind(f"{bounds.shapes.layers} {sorted(bounds.shapes.modules.items())}")
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging.mkdir()
+        for folder in data.adapters.iterdir():
+            if folder != self._staging:
+                self._collect(folder.name)
+
+    def close(self) -> None:
+        """Wait until what was thrown away is gone."""
+        self._janitor.shutdown()
+
+    def find(self, tenant: str, name: str) -> AdapterRecord | None:
+        """The tenant's adapter of that name, else one that is shared."""
+        rows = self._data.rows(
+            "select * from adapters where name = ? and (tenant = ? or shared) "
+            "order by tenant <> ?, created, tenant limit 1",
+            (name, tenant, tenant),
+        )
+        return self._record(rows[0]) if rows else None
+
+    def list(self, tenant: str) -> list[AdapterRecord]:
+        """All that `find` would find, by name."""
+        rows = self._data.rows(
+            "select * from adapters where tenant = ? or shared order by name, tenant <> ?, created, tenant",
+            (tenant, tenant),
+        )
+        found: dict[str, AdapterRecord] = {}
+        for row in rows:
+            if row["name"] not in found:
+                found[row["name"]] = self._record(row)
+        return list(found.values())
+
+    @contextmanager
+    def hold(self, digest: str) -> Iterator[None]:
+        """Keep an adapter's files while the block runs, whatever happens to its name."""
+        self._held[digest] += 1
+        try:
+            yield
+        finally:
+            self._held[digest] -= 1
+            if not self._held[digest]:
+                del self._held[digest]
+                self._collect(digest)
+
+    @contextmanager
+    def stage(self) -> Iterator[Path]:
+        """A new, empty folder; whatever is in it when the block ends is thrown away."""
+        folder = self._staging / secrets.token_hex(16)
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            self._janitor.submit(shutil.rmtree, folder, ignore_errors=True)
+
+    def check_room(self, who: Identity, size: int) -> None:
+        """Raises RateLimited if the tenant may not have `size` more bytes of adapters."""
+        (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
+        limit = who.limits.bytes
+        if limit is not None and used + size > limit:
+            raise RateLimited(
+                f"This tenant's adapters have {int(used)} of at most {limit} bytes; "
+                f"{size} more do not fit. Remove one first.",
+                code="quota_exceeded",
+                retry_after=_QUOTA_RETRY,
+            )
+
+    def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
+        """The row that the name stands for now. Raises Conflict, or RateLimited for one adapter too many."""
+        if name in self._reserved:
+            raise Conflict(f"The name `{name}` is the server's own.", param="name")
+        rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (who.tenant, name))
+        if rows and not replace:
+            raise Conflict(
+                f"There is an adapter `{name}`; `replace` puts another in its place.", param="name"
+            )
+        if not rows:
+            (count,) = self._data.rows("select count(*) from adapters where tenant = ?", (who.tenant,))[0]
+            limit = who.limits.adapters
+            if limit is not None and count >= limit:
+                raise RateLimited(
+                    f"This tenant has {count} adapters, which is its limit. Remove one first.",
+                    code="quota_exceeded",
+                    retry_after=_QUOTA_RETRY,
+                )
+        return rows[0] if rows else None
+
+    async def add(
+        self, who: Identity, name: str, folder: Path, *, replace: bool, shared: bool
+    ) -> AdapterRecord:
+        """Check a staged adapter against the base and register it under the name.
+
+        Raises AdapterError, Conflict or RateLimited; then nothing has changed.
+        """
+        adapter = await to_thread.run_sync(self._read, folder, limiter=self._readers)
+        size = sum((folder / file).stat().st_size for file in (CONFIG_FILE, TENSORS_FILE))
+        async with self._lock:
+            old = self.check_name(who, name, replace)
+            self.check_room(who, size - (old["bytes"] if old else 0))
+            row = (
+                who.tenant,
+                name,
+                f"adapter-{secrets.token_hex(12)}",
+                old["version"] + 1 if old else 1,
+                adapter.digest,
+                msgspec.json.encode(adapter.ranks).decode(),
+                size,
+                shared,
+                int(time.time()),
+            )
+            with self.hold(adapter.digest):
+                await to_thread.run_sync(self._commit, folder, adapter.digest, row)
+            if old:
+                self._collect(old["digest"])
+        return self._record(self._data.rows("select * from adapters where id = ?", (row[2],))[0])
+
+    async def remove(self, tenant: str, name: str) -> None:
+        """Forget the tenant's own adapter of that name. Raises NotFound."""
+        async with self._lock:
+            rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
+            if not rows:
+                raise no_such_adapter(name)
+            await to_thread.run_sync(self._delete, rows[0]["id"])
+            self._collect(rows[0]["digest"])
+
+    def _read(self, folder: Path) -> Adapter:
+        adapter = read_adapter(folder, self._bounds.shapes)
+        self._bounds.check(adapter)
+        return adapter
+
+    def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
+        """The files first, then the row: after a crash in between nothing names them."""
+        target = self._data.adapters / digest
+        if not target.exists():
+            os.rename(folder, target)
+            sync_folder(self._data.adapters)
+        with self._data.write() as db:
+            db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def _delete(self, id: str) -> None:
+        with self._data.write() as db:
+            db.execute("delete from adapters where id = ?", (id,))
+
+    def _collect(self, digest: str) -> None:
+        """Throw away an adapter's files if nothing needs them any more."""
+        if digest in self._held or self._data.rows("select 1 from adapters where digest = ?", (digest,)):
+            return
+        trash = self._staging / secrets.token_hex(16)
+        try:
+            os.rename(self._data.adapters / digest, trash)
+        except FileNotFoundError:
+            return  # one of the server's own folders, which are not ours to remove
+        self._janitor.submit(shutil.rmtree, trash, ignore_errors=True)
+
+    def _bind(self, shapes: str) -> None:
+        """The directory's adapters were checked against these shapes, or there are none yet."""
+        known = self._data.rows("select value from meta where key = 'shapes'")
+        if known and known[0][0] != shapes.encode() and self._data.rows("select 1 from adapters limit 1"):
+            raise LoadError(
+                f"--data-dir {self._data.path}: its adapters are for a base of other shapes; "
+                "use another directory for this model."
+            )
+        with self._data.write() as db:
+            db.execute("insert or replace into meta values ('shapes', ?)", (shapes.encode(),))
+
+    def _record(self, row: Row) -> AdapterRecord:
+        ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
+        return AdapterRecord(
+            id=row["id"],
+            name=row["name"],
+            version=row["version"],
+            sha256=row["digest"],
+            ranks=ranks,
+            targets=[PROJECTIONS[module].rpartition(".")[2] for module in ranks],
+            bytes=row["bytes"],
+            created=row["created"],
+            base_model=self._base,
+            shared=bool(row["shared"]),
+        )
+
+
+def no_such_adapter(name: str) -> NotFound:
+    """The same for another tenant's adapter as for none."""
+    return NotFound(f"There is no adapter `{name[:80]}`.", param="name", code="adapter_not_found")

@@ -1,0 +1,94 @@
+"""The lock on every door: who asks is known before anything else happens.
+
+Every route is closed unless it stands in OPEN; a route that is for operators only says so with `admin_only`.
+As long as no key was ever made there is one tenant, `default`, and whoever reaches the server is its admin;
+then the server listens on the loopback only, unless it was told not to care.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import wraps
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from personae.api.tenants.limits import Meter
+from personae.api.tenants.store import DEFAULT_TENANT, Identity, TenantStore
+from personae.errors import Forbidden, Unauthorized
+
+OPEN = {"/health", "/ready"}  # they say yes or no; probes cannot send keys
+NOBODY_ASKED = Identity(DEFAULT_TENANT, "admin")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Caller:
+    """Who made a request. `until_done` holds what must be given back when the request is over."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.until_done = ExitStack()
+
+    @property
+    def tenant(self) -> str:
+        """The tenant's name."""
+        return self.identity.tenant
+
+
+class Access:
+    """Pure ASGI middleware: puts a `Caller` into the request's state, or refuses.
+
+    Without a `store`, or with `insecure` set, no keys are asked for.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, store: TenantStore | None, meter: Meter, insecure: bool = False
+    ) -> None:
+        self._app = app
+        self._store = None if insecure else store
+        self._meter = meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request of a known caller, within its limits."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        caller = Caller(NOBODY_ASKED if scope["path"] in OPEN else self._identify(headers))
+        scope.setdefault("state", {})["caller"] = caller
+        with caller.until_done:
+            if scope["path"] not in OPEN:
+                caller.until_done.enter_context(self._meter.request(caller.identity))
+            await self._app(scope, receive, send)
+
+    def _identify(self, headers: Headers) -> Identity:
+        if self._store is None or not self._store.has_keys():
+            if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+                # Without keys a web page that the operator happens to look at could ask, too.
+                raise Forbidden("Requests from other web sites are refused as long as there are no API keys.")
+            return NOBODY_ASKED
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        identity = self._store.identify(key.strip()) if scheme.lower() == "bearer" else None
+        if identity is None:
+            raise Unauthorized("A valid API key is needed, sent as `Authorization: Bearer KEY`.")
+        return identity
+
+
+def caller_of(request: Request) -> Caller:
+    """Who made this request."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def admin_only(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, for admins' keys. Raises Forbidden for others."""
+
+    @wraps(endpoint)
+    async def guarded(request: Request) -> Response:
+        if caller_of(request).identity.role != "admin":
+            raise Forbidden("This needs an admin's key.")
+        return await endpoint(request)
+
+    return guarded

@@ -1,0 +1,140 @@
+"""`personae tenants` and `personae keys`: they work on the data directory, also while a server runs on it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ParamSpec
+
+import typer
+
+from personae.api.options import parse_size
+from personae.errors import PersonaeError
+
+if TYPE_CHECKING:
+    from personae.api.tenants.store import TenantStore
+
+P = ParamSpec("P")
+
+DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's.")]
+
+tenants_app = typer.Typer(help="Who may use the server, and how much.", no_args_is_help=True)
+keys_app = typer.Typer(help="The keys that tenants prove themselves with.", no_args_is_help=True)
+
+
+def size_option(text: str) -> int:
+    """Parses an option such as `2GiB`."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def reporting(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, its errors as one line and exit code 2."""
+
+    @wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except PersonaeError as error:
+            typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from None
+
+    return guarded
+
+
+@contextmanager
+def _store(data_dir: Path) -> Iterator["TenantStore"]:
+    from personae.api.tenants.data import DataDir
+    from personae.api.tenants.store import TenantStore
+
+    data = DataDir(data_dir)
+    try:
+        yield TenantStore(data)
+    finally:
+        data.close()
+
+
+def _date(time: int | None) -> str:
+    return "" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+@tenants_app.command("create")
+@reporting
+def create_tenant(
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
+    data_dir: DataDirOption,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Prompts and answers.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")] = None,
+    adapters: Annotated[int | None, typer.Option(min=0, help="Adapters at the same time.")] = None,
+    adapter_bytes: Annotated[
+        int | None, typer.Option(parser=size_option, metavar="SIZE", help="All its adapters' files.")
+    ] = None,
+) -> None:
+    """Add a tenant. What is not limited here is not limited."""
+    from personae.api.tenants.store import Limits
+
+    limits = Limits(requests_per_minute, tokens_per_minute, concurrent, adapters, adapter_bytes)
+    with _store(data_dir) as store:
+        store.create_tenant(name, limits)
+    typer.echo(f"tenant {name} created")
+
+
+@tenants_app.command("list")
+@reporting
+def list_tenants(data_dir: DataDirOption) -> None:
+    """Show all tenants and their limits."""
+    import msgspec
+
+    with _store(data_dir) as store:
+        for tenant in store.list_tenants():
+            limits = " ".join(f"{key}={value}" for key, value in msgspec.to_builtins(tenant.limits).items())
+            revoked = f"revoked {_date(tenant.revoked)}" if tenant.revoked else ""
+            parts = (tenant.name, _date(tenant.created), limits, revoked)
+            typer.echo("  ".join(part for part in parts if part))
+
+
+@tenants_app.command("revoke")
+@reporting
+def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
+    """Refuse all keys of a tenant from now on, for ever; its name stays taken."""
+    with _store(data_dir) as store:
+        store.revoke_tenant(name)
+    typer.echo(f"tenant {name} revoked")
+
+
+@keys_app.command("create")
+@reporting
+def create_key(
+    tenant: str,
+    data_dir: DataDirOption,
+    admin: Annotated[bool, typer.Option("--admin", help="May also do what concerns all tenants.")] = False,
+) -> None:
+    """Make a key for a tenant and print it. It cannot be shown again."""
+    with _store(data_dir) as store:
+        typer.echo(store.create_key(tenant, "admin" if admin else "tenant"))
+
+
+@keys_app.command("list")
+@reporting
+def list_keys(data_dir: DataDirOption) -> None:
+    """Show all keys, without their secrets."""
+    with _store(data_dir) as store:
+        for key in store.list_keys():
+            revoked = f"revoked {_date(key.revoked)}" if key.revoked else ""
+            parts = (key.id, key.tenant, key.role, _date(key.created), revoked)
+            typer.echo("  ".join(part for part in parts if part))
+
+
+@keys_app.command("revoke")
+@reporting
+def revoke_key(
+    id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], data_dir: DataDirOption
+) -> None:
+    """Refuse a key from now on."""
+    with _store(data_dir) as store:
+        store.revoke_key(id)
+    typer.echo("key revoked")

@@ -1,0 +1,125 @@
+"""The data directory: one SQLite file for whatever must survive a restart, and the adapters' files beside it.
+
+Reads go over one connection and take microseconds, so they happen on the event loop. A write opens a
+connection of its own, may come from any thread or process, and is on disk when it returns.
+"""
+
+import fcntl
+import os
+import secrets
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from personae.errors import LoadError
+
+DATABASE = "personae.db"
+ADAPTERS = "adapters"
+_BUSY_SECONDS = 5.0
+
+_SCHEMA = """
+create table if not exists meta (key text primary key, value blob not null) strict;
+create table if not exists tenants (
+    name text primary key,
+    created integer not null,
+    revoked integer,
+    limits text not null
+) strict;
+create table if not exists keys (
+    id text primary key,
+    tenant text not null references tenants (name),
+    role text not null check (role in ('admin', 'tenant')),
+    digest blob not null,
+    created integer not null,
+    revoked integer
+) strict;
+create table if not exists adapters (
+    tenant text not null,
+    name text not null,
+    id text not null unique,
+    version integer not null,
+    digest text not null,
+    ranks text not null,
+    bytes integer not null,
+    shared integer not null,
+    created integer not null,
+    primary key (tenant, name)
+) strict;
+create index if not exists adapters_by_digest on adapters (digest);
+"""
+
+
+class DataDir:
+    """An open data directory. Raises LoadError when it cannot be made, read or written.
+
+    `adapters` is the folder of adapter contents. `secret` is 32 bytes that never leave the directory; what
+    is derived from it stays the same from one start to the next.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.adapters = path / ADAPTERS
+        try:
+            self.adapters.mkdir(parents=True, exist_ok=True)
+            os.chmod(path, 0o700)
+            database = path / DATABASE
+            os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
+            with self.write() as db:
+                db.execute("pragma journal_mode = wal")
+                db.executescript(_SCHEMA)
+                db.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
+            self._reader = self._connect()
+        except (OSError, sqlite3.Error) as error:
+            raise LoadError(f"--data-dir {path}: {error}.") from None
+        self.secret: bytes = self.rows("select value from meta where key = 'secret'")[0][0]
+
+    def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+        """What a select finds."""
+        return self._reader.execute(query, values).fetchall()
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: committed and on disk when the block ends, undone when it raises."""
+        db = self._connect()
+        try:
+            db.execute("pragma synchronous = full")
+            with db:
+                yield db
+        finally:
+            db.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._reader.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        # The reader is made by whoever opens the directory and then used by the event loop's thread alone.
+        db = sqlite3.connect(self.path / DATABASE, timeout=_BUSY_SECONDS, check_same_thread=False)
+        db.row_factory = sqlite3.Row
+        db.execute("pragma foreign_keys = on")
+        return db
+
+
+@contextmanager
+def serving(path: Path | None) -> Iterator[DataDir]:
+    """The data directory of a server, its alone; without a path a temporary one that is forgotten.
+
+    Raises LoadError when another server has it.
+    """
+    if path is None:
+        with tempfile.TemporaryDirectory(prefix="personae-") as folder, serving(Path(folder)) as data:
+            yield data
+        return
+    data = DataDir(path)
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LoadError(f"--data-dir {path}: another server is using it.") from None
+        yield data
+    finally:
+        os.close(lock)
+        data.close()

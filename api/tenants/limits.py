@@ -1,0 +1,115 @@
+"""Holds tenants to their limits.
+
+Requests and tokens per minute are token buckets that hold one minute's worth: a tenant may use it at once and
+then gets it back evenly. The tokens of an answer are known only when it is there, so they are taken
+afterwards; a bucket may be in debt, and the next request waits until it is not.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from personae.api.tenants.store import Identity
+from personae.errors import RateLimited
+
+_CONCURRENT_RETRY = 1.0  # seconds; nobody knows when one of the others ends
+_REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
+
+
+class Bucket:
+    """Fills at `per_minute` up to one minute's worth."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def wait(self, amount: float, now: float) -> float:
+        """Seconds until there is this much (or a full bucket, if that is less); 0 when it is there now.
+
+        For a bucket that never fills, a minute: by then the limit may be another.
+        """
+        if not self.per_minute:
+            return 60.0
+        self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
+        self._at = now
+        missing = min(amount, self.per_minute) - self._level
+        return max(missing, 0.0) * 60 / self.per_minute
+
+    def take(self, amount: float) -> None:
+        """Use this much, into debt if need be."""
+        self._level -= amount
+
+
+class _Account:
+    def __init__(self) -> None:
+        self.running = 0
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+
+
+class Meter:
+    """Counts what every tenant uses. `clock` is in seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+
+    @contextmanager
+    def request(self, who: Identity) -> Iterator[None]:
+        """Count one request for as long as the block runs. Raises RateLimited."""
+        account, now, limits = self._account(who.tenant), self._clock(), who.limits
+        if limits.concurrent is not None and account.running >= limits.concurrent:
+            raise RateLimited(
+                f"{account.running} requests of this tenant are running, which is its limit.",
+                retry_after=_CONCURRENT_RETRY,
+            )
+        account.requests = _bucket(account.requests, limits.requests_per_minute, now)
+        if account.requests is not None:
+            _demand(account.requests, 1, now, "requests")
+            account.requests.take(1)
+        account.running += 1
+        try:
+            yield
+        finally:
+            account.running -= 1
+
+    def prompt(self, who: Identity, tokens: int) -> None:
+        """Take a prompt's tokens. Raises RateLimited."""
+        account, now = self._account(who.tenant), self._clock()
+        account.tokens = _bucket(account.tokens, who.limits.tokens_per_minute, now)
+        if account.tokens is not None:
+            _demand(account.tokens, max(tokens, 1), now, "tokens")
+            account.tokens.take(tokens)
+
+    def answer(self, who: Identity, tokens: int) -> None:
+        """Take an answer's tokens, which have been made already."""
+        bucket = self._account(who.tenant).tokens
+        if bucket is not None:
+            bucket.take(tokens)
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.setdefault(tenant, _Account())
+        self._accounts.move_to_end(tenant)
+        if len(self._accounts) > _REMEMBERED:
+            idle = next((name for name, each in self._accounts.items() if not each.running), tenant)
+            if idle != tenant:
+                del self._accounts[idle]
+        return account
+
+
+def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    """The bucket for a limit that may have been changed since."""
+    if per_minute is None:
+        return None
+    if bucket is None or bucket.per_minute != per_minute:
+        return Bucket(per_minute, now)
+    return bucket
+
+
+def _demand(bucket: Bucket, amount: float, now: float, unit: str) -> None:
+    wait = bucket.wait(amount, now)
+    if wait > 0:
+        raise RateLimited(
+            f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached.", retry_after=wait
+        )

@@ -1,0 +1,163 @@
+"""Tenants and their API keys.
+
+A key is `psn_<id>_<secret>`: the id finds it, the secret of 256 random bits proves it. What is stored is
+SHA-256 of the whole key. A slow hash would protect secrets that can be guessed; this one cannot.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import sqlite3
+import time
+from typing import Literal
+
+import msgspec
+
+from personae.api.tenants.data import DataDir
+from personae.errors import RequestError
+
+Role = Literal["admin", "tenant"]
+
+DEFAULT_TENANT = "default"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_KEY = re.compile(r"psn_([0-9a-f]{12})_[0-9a-f]{64}")
+_NOBODY = bytes(32)
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a tenant may use; None is without a limit. `bytes` are those of its adapters' files."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    adapters: int | None = None
+    bytes: int | None = None
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """A tenant; `created` and `revoked` are Unix times in seconds."""
+
+    name: str
+    created: int
+    revoked: int | None
+    limits: Limits
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A key without its secret."""
+
+    id: str
+    tenant: str
+    role: Role
+    created: int
+    revoked: int | None
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whom a valid key belongs to. `key` is None where no key is asked for."""
+
+    tenant: str
+    role: Role
+    limits: Limits = Limits()
+    key: str | None = None
+
+
+class TenantStore:
+    """The tenants and keys of a data directory."""
+
+    def __init__(self, data: DataDir) -> None:
+        self._data = data
+
+    def create_tenant(self, name: str, limits: Limits) -> None:
+        """Add a tenant. Raises RequestError for a bad name or one that is or was taken.
+
+        A revoked tenant's name stays taken: whoever had it would share its cache and its adapters.
+        """
+        if _NAME.fullmatch(name) is None:
+            raise RequestError(
+                f"{name[:80]!r} is no tenant's name: 1 to 63 of a-z, 0-9, - and _, a letter or digit first.",
+                param="name",
+            )
+        for field, value in msgspec.structs.asdict(limits).items():
+            if value is not None and value < 0:
+                raise RequestError(f"`{field}` must not be negative.", param=field)
+        try:
+            with self._data.write() as db:
+                db.execute(
+                    "insert into tenants values (?, ?, null, ?)",
+                    (name, int(time.time()), msgspec.json.encode(limits).decode()),
+                )
+        except sqlite3.IntegrityError:
+            raise RequestError(f"There is or was a tenant {name!r}.", param="name") from None
+
+    def list_tenants(self) -> list[Tenant]:
+        """All of them, by name."""
+        return [
+            Tenant(row["name"], row["created"], row["revoked"], _limits(row))
+            for row in self._data.rows("select * from tenants order by name")
+        ]
+
+    def revoke_tenant(self, name: str) -> None:
+        """From now on none of the tenant's keys is valid. Raises RequestError if there is no such tenant."""
+        self._revoke("tenants", "name", name)
+
+    def create_key(self, tenant: str, role: Role) -> str:
+        """A new key; this is the only time that it is seen. Raises RequestError without such a tenant."""
+        id = secrets.token_hex(6)
+        key = f"psn_{id}_{secrets.token_hex(32)}"
+        with self._data.write() as db:
+            if not db.execute(
+                "select 1 from tenants where name = ? and revoked is null", (tenant,)
+            ).fetchone():
+                raise RequestError(f"There is no tenant {tenant[:80]!r}.", param="tenant")
+            db.execute(
+                "insert into keys values (?, ?, ?, ?, ?, null)",
+                (id, tenant, role, _hash(key), int(time.time())),
+            )
+        return key
+
+    def list_keys(self) -> list[Key]:
+        """All of them, by tenant."""
+        rows = self._data.rows("select id, tenant, role, created, revoked from keys order by tenant, created")
+        return [Key(*row) for row in rows]
+
+    def revoke_key(self, id: str) -> None:
+        """From now on the key is not valid. `id` may be the whole key. Raises RequestError if there is no
+        such key."""
+        match = _KEY.fullmatch(id)
+        self._revoke("keys", "id", match[1] if match else id)
+
+    def has_keys(self) -> bool:
+        """Whether there ever was a key: then every request needs one."""
+        return bool(self._data.rows("select 1 from keys limit 1"))
+
+    def identify(self, key: str) -> Identity | None:
+        """Whom the key belongs to; None if it is not valid. Takes the same time for every wrong secret."""
+        match = _KEY.fullmatch(key)
+        rows = self._data.rows(
+            "select keys.*, tenants.limits from keys join tenants on tenants.name = keys.tenant "
+            "where keys.id = ? and keys.revoked is null and tenants.revoked is null",
+            (match[1] if match else "",),
+        )
+        right = hmac.compare_digest(rows[0]["digest"] if rows else _NOBODY, _hash(key))
+        if not rows or not right:
+            return None
+        return Identity(rows[0]["tenant"], rows[0]["role"], _limits(rows[0]), rows[0]["id"])
+
+    def _revoke(self, table: str, column: str, value: str) -> None:
+        with self._data.write() as db:
+            done = db.execute(
+                f"update {table} set revoked = coalesce(revoked, ?) where {column} = ?",  # noqa: S608  our own words
+                (int(time.time()), value),
+            )
+            if not done.rowcount:
+                raise RequestError(f"There is no such {table[:-1]}: {value[:80]!r}.", param=column)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _limits(row: sqlite3.Row) -> Limits:
+    return msgspec.json.decode(row["limits"], type=Limits)

@@ -1,0 +1,83 @@
+"""Adapters by digest: on disk as many as there are, on the host as many as its memory is meant to hold.
+
+A digest stands for content, so nothing here ever goes stale. A file that has changed under its digest is
+refused, not served.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from personae.errors import AdapterError
+from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.peft import read_adapter
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBounds:
+    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has."""
+
+    shapes: LoraShapes
+    max_rank: int
+    max_value: float
+
+    def check(self, adapter: Adapter) -> None:
+        """Raises AdapterError if the adapter could never be placed."""
+        for module, rank in adapter.ranks.items():
+            if rank > self.max_rank:
+                raise AdapterError(
+                    f"rank {rank} of {module}: the memory for adapters holds {self.max_rank} ranks; "
+                    "start the server with a larger --adapter-memory",
+                    param="r",
+                )
+        if not adapter.peak <= self.max_value:
+            raise AdapterError(
+                f"the largest value, {adapter.peak:.3g} with the scaling, is out of the range of the "
+                "precision that the server computes in"
+            )
+
+
+class AdapterLibrary:
+    """Reads adapters from `folder`/digest, or from where `known` says, and keeps the latest used.
+
+    `read` may run on any thread; the others belong to one. At most `cache_bytes` are kept, but always the
+    latest.
+    """
+
+    def __init__(
+        self, shapes: LoraShapes, known: Mapping[str, Path], folder: Path | None, cache_bytes: int
+    ) -> None:
+        self._shapes = shapes
+        self._known = known
+        self._folder = folder
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[str, Adapter] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, digest: str) -> Adapter | None:
+        """The adapter if it is on the host."""
+        if digest in self._cache:
+            self._cache.move_to_end(digest)
+        return self._cache.get(digest)
+
+    def read(self, digest: str) -> Adapter:
+        """The adapter from disk. Raises AdapterError when it is not there or not what it was."""
+        folder = self._known.get(digest) or (self._folder and self._folder / digest)
+        if folder is None or not folder.is_dir():
+            raise AdapterError(f"adapter {digest}: it is not there any more")
+        try:
+            adapter = read_adapter(folder, self._shapes)
+        except OSError as error:
+            raise AdapterError(f"adapter {digest}: {error.strerror}") from None
+        if adapter.digest != digest:
+            raise AdapterError(f"adapter {folder.name!r}: its files have changed since it was registered")
+        return adapter
+
+    def put(self, adapter: Adapter) -> None:
+        """Keep an adapter that was read; the least recently used leave."""
+        old = self._cache.pop(adapter.digest, None)
+        self._cache[adapter.digest] = adapter
+        self._bytes += adapter.nbytes - (old.nbytes if old else 0)
+        while self._bytes > self._cache_bytes and len(self._cache) > 1:
+            self._bytes -= self._cache.popitem(last=False)[1].nbytes

@@ -1,0 +1,162 @@
+"""The line before the device, with a make-believe executor and queues that only note."""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import torch
+from virtual_clock import virtual_clock
+
+from personae.actors.adapter_store import AdapterStore
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
+from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.library import AdapterLibrary
+
+pytestmark = virtual_clock
+LIFE = 3
+
+
+class Letters(deque[Message]):
+    """A mailbox that only notes."""
+
+    tell = deque.append
+
+    def take(self) -> list[Message]:
+        taken = list(self)
+        self.clear()
+        return taken
+
+
+def adapter(seed: int) -> Adapter:
+    pair = LoraPair(torch.full((1, 2), float(seed)), torch.ones(1, 2), 1.0)
+    return make_adapter(f"{seed}", {(0, "q"): pair})
+
+
+ADAPTERS = [adapter(seed) for seed in range(1, 8)]
+DIGESTS = [each.digest for each in ADAPTERS]
+
+
+class Shelf(AdapterLibrary):
+    """A library whose adapters are all on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(LoraShapes(1, {"q": (2, 2)}), {}, None, 10**9)
+        for each in ADAPTERS:
+            self.put(each)
+
+
+class Bench:
+    """A store, and what it said to the others."""
+
+    def __init__(self, store: Ref[Message]) -> None:
+        self.store = store
+        self.executor = Letters()
+        self.queues: dict[str | None, Letters] = {}
+
+    def queue_of(self, digest: str | None) -> Letters:
+        return self.queues.setdefault(digest, Letters())
+
+    async def tell(self, *messages: Message) -> list[str]:
+        """Say it; the digests that the executor is then asked to place."""
+        for message in messages:
+            self.store.tell(message)
+        await settled()
+        return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
+
+
+async def settled() -> None:
+    """Let the others run until they wait, with no time passing."""
+    for _ in range(30):
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def bench(library: AdapterLibrary | None = None) -> AsyncIterator[Bench]:
+    root = Supervisor("test", max_restarts=0)
+    made: list[Any] = []
+    store: Ref[Message] = root.spawn(
+        "store",
+        lambda: AdapterStore(library or Shelf(), LIFE, made[0].executor, made[0].queue_of),
+        capacity=100,
+    )
+    made.append(Bench(store))
+    async with root:
+        yield made[0]
+
+
+async def test_a_pin_is_answered_when_the_adapter_is_placed_and_at_once_if_it_is() -> None:
+    async with bench() as b:
+        one = DIGESTS[0]
+        assert await b.tell(Pin(one, LIFE), Pin(one, LIFE)) == [one]
+        assert not b.queue_of(one)
+        await b.tell(Placed(one, True))
+        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        assert await b.tell(Pin(one, LIFE)) == []
+        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        await b.tell(Unpin(one, LIFE))
+        assert await b.tell(Pin(one, LIFE)) == [one]
+
+
+async def test_what_was_meant_for_another_life_is_ignored() -> None:
+    async with bench() as b:
+        assert await b.tell(Pin(DIGESTS[0], LIFE - 1), Unpin(DIGESTS[0], LIFE + 1)) == []
+        assert not b.executor
+
+
+async def test_a_few_are_offered_at_a_time_and_the_next_when_one_is_settled() -> None:
+    async with bench() as b:
+        assert await b.tell(*(Pin(digest, LIFE) for digest in DIGESTS)) == DIGESTS[:4]
+        assert await b.tell(Placed(DIGESTS[1], True)) == [DIGESTS[4]]
+        assert await b.tell(Placed(DIGESTS[0], False, "too large")) == [DIGESTS[5]]
+        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "too large")]
+
+
+async def test_who_finds_no_room_tries_again_when_there_is_some() -> None:
+    async with bench() as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE), Pin(two, LIFE))
+        assert await b.tell(Placed(one, True), Placed(two, False)) == []
+        assert await b.tell(Unpin(one, LIFE)) == [two]
+        await b.tell(Placed(two, True))
+        assert b.queue_of(two).take() == [Pinned(two, LIFE)]
+
+
+async def test_room_that_is_made_while_the_pool_is_asked_is_not_overlooked() -> None:
+    async with bench() as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE), Placed(one, True), Pin(two, LIFE))
+        b.store.tell(Unpin(one, LIFE))  # the pool said no before it heard of this
+        assert await b.tell(Placed(two, False)) == [two]
+
+
+async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_none_when_nobody_does() -> None:
+    async with bench() as b:
+        one, two, three = DIGESTS[:3]
+        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
+        await b.tell(Placed(one, True), Placed(two, True), Placed(three, False))
+        for digest in (one, two):
+            b.queue_of(digest).clear()
+        await anyio.sleep(0.4)
+        assert not b.queue_of(one)
+        await anyio.sleep(0.2)
+        assert b.queue_of(one).take() == [Yield(one, LIFE)]
+        await anyio.sleep(0.5)
+        assert (b.queue_of(one).take(), b.queue_of(two).take()) == ([], [Yield(two, LIFE)])
+        assert await b.tell(Unpin(one, LIFE)) == [three]
+        await b.tell(Placed(three, True))
+        await anyio.sleep(10)
+        assert not b.queue_of(two)
+        assert b.queue_of(three).take() == [Pinned(three, LIFE)]
+
+
+async def test_an_unpin_always_releases() -> None:
+    async with bench() as b:
+        await b.tell(Pin(DIGESTS[0], LIFE), Placed(DIGESTS[0], True))
+        b.store.tell(Unpin(DIGESTS[0], LIFE))
+        await settled()
+        assert b.executor.take() == [Release(DIGESTS[0])]

@@ -1,0 +1,283 @@
+"""The registry through its routes: names, versions, owners, files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, upload, whole
+
+from personae.api.settings import ApiSettings
+from personae.errors import AdapterError, LoadError
+from personae.lora.adapter import LoraShapes
+from personae.lora.library import AdapterBounds, AdapterLibrary
+from personae.lora.peft import read_adapter
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with open_house(tmp_path / "data") as house:
+        yield house
+
+
+def folder_of(path: Path, files: dict[str, bytes]) -> Path:
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+async def names(client: Any, path: str = "/v1/models") -> list[str]:
+    key = "id" if path == "/v1/models" else "name"
+    return [entry[key] for entry in (await client.get(path)).json()["data"]]
+
+
+async def test_an_upload_is_described_listed_and_a_model(house: House, tmp_path: Path) -> None:
+    files = whole()
+    async with house.client() as client:
+        created = await upload(client, "poet", files, base_model="base")
+        assert created.status_code == 201
+        record = created.json()
+        assert (await client.get("/v1/adapters/poet")).json() == record
+        assert (await client.get("/v1/adapters")).json() == {"data": [record], "object": "list"}
+        model = (await client.get("/v1/models/poet")).json()
+        assert await names(client) == ["base", "team/pirate", "poet"]
+    adapter = read_adapter(folder_of(tmp_path / "poet", files), BOUNDS.shapes)
+    assert record == {
+        "id": record["id"],
+        "object": "adapter",
+        "name": "poet",
+        "version": 1,
+        "sha256": adapter.digest,
+        "ranks": {"q": 2, "v": 2},
+        "targets": ["q_proj", "v_proj"],
+        "bytes": sum(map(len, files.values())),
+        "created": record["created"],
+        "base_model": "base",
+        "shared": False,
+    }
+    assert (model["parent"], model["created"]) == ("base", record["created"])
+
+
+async def test_a_name_that_is_taken_needs_replace_and_becomes_a_new_version(house: House) -> None:
+    async with house.client() as client:
+        first = (await upload(client, "poet", whole(1))).json()
+        refused = await upload(client, "poet", whole(2))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        second = (await upload(client, "poet", whole(2), replace="true")).json()
+        assert (first["version"], second["version"]) == (1, 2)
+        assert len({first["sha256"], second["sha256"]}) == len({first["id"], second["id"]}) == 2
+        assert (await client.get("/v1/adapters")).json()["data"] == [second]
+        assert (await client.delete("/v1/adapters/poet")).json()["deleted"] is True
+        assert (await client.delete("/v1/adapters/poet")).status_code == 404
+    assert house.leftovers() == []
+
+
+@pytest.mark.parametrize("name", ["base", "team/pirate"])
+async def test_the_servers_own_names_cannot_be_taken(house: House, name: str) -> None:
+    async with house.client() as client:
+        refused = await upload(client, name, whole())
+    assert refused.status_code in (400, 409)
+
+
+async def test_the_same_content_under_several_names_is_stored_once_until_the_last_goes(house: House) -> None:
+    async with house.client(house.key("ann")) as ann, house.client(house.key("bob")) as bob:
+        digests = [
+            (await upload(client, name, whole())).json()["sha256"]
+            for client, name in ((ann, "a"), (ann, "b"), (bob, "a"))
+        ]
+        (digest,) = set(digests)
+        for client, name in ((ann, "a"), (bob, "a"), (ann, "b")):
+            assert (house.data.adapters / digest / TENSORS).is_file()
+            await client.delete(f"/v1/adapters/{name}")
+        assert not (house.data.adapters / digest).exists()
+
+
+async def test_an_admin_shares_an_adapter_with_everybody_and_a_tenants_own_comes_first(house: House) -> None:
+    admin, ann = house.key("root", "admin"), house.key("ann")
+    async with house.client(admin) as full, house.client(ann) as mine:
+        refused = await upload(mine, "poet", whole(), shared="true")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (403, "shared")
+        shared = (await upload(full, "poet", whole(1), shared="true")).json()
+        assert shared["shared"] is True
+        assert (await mine.get("/v1/adapters/poet")).json() == shared
+        assert await names(mine) == ["base", "team/pirate", "poet"]
+        assert (await mine.delete("/v1/adapters/poet")).status_code == 404, "it is not hers"
+        own = (await upload(mine, "poet", whole(2))).json()
+        assert (await mine.get("/v1/adapters/poet")).json() == own
+        assert (await mine.get("/v1/adapters")).json()["data"] == [own]
+        assert (await full.get("/v1/adapters")).json()["data"] == [shared]
+        await mine.delete("/v1/adapters/poet")
+        assert (await mine.get("/v1/adapters/poet")).json() == shared
+
+
+async def test_a_tenants_adapters_and_bytes_are_limited(house: House) -> None:
+    size = sum(map(len, whole().values()))
+    few = house.key("few", adapters=1)
+    async with house.client(few) as client:
+        assert (await upload(client, "a", whole())).status_code == 201
+        refused = await upload(client, "b", whole())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await upload(client, "a", whole(1), replace="true")).status_code == 201
+        await client.delete("/v1/adapters/a")
+        assert (await upload(client, "b", whole())).status_code == 201
+    async with house.client(house.key("small", bytes=size + 900)) as client:
+        assert (await upload(client, "a", whole())).status_code == 201
+        assert (await upload(client, "b", whole(1))).status_code == 429
+    assert house.leftovers() == []
+
+
+async def test_files_stay_as_long_as_a_request_uses_them(house: House) -> None:
+    async with house.client() as client:
+        digest = (await upload(client, "poet", whole(1))).json()["sha256"]
+        folder = house.data.adapters / digest
+        house.engine.hold_after = 2
+        async with anyio.create_task_group() as tasks:
+            body = {"model": "poet", "prompt": "hi"}
+            tasks.start_soon(lambda: client.post("/v1/completions", json=body))
+            while not house.engine.live:
+                await anyio.lowlevel.checkpoint()
+            assert house.engine.submitted[0].adapter == digest
+            new = (await upload(client, "poet", whole(2), replace="true")).json()
+            assert folder.is_dir()
+            assert (await client.get("/v1/models/poet")).status_code == 200
+            tasks.cancel_scope.cancel()
+        assert not folder.exists()
+        assert (house.data.adapters / new["sha256"]).is_dir()
+    assert house.leftovers() == []
+
+
+async def test_a_restart_keeps_what_is_registered_and_sweeps_what_is_not(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        async with house.client() as client:
+            record = (await upload(client, "poet", whole())).json()
+        folder_of(house.data.adapters / ("f" * 64), whole(1))
+        folder_of(house.data.adapters / "staging" / "half", {CONFIG: b"{"})
+    with open_house(tmp_path) as house:
+        async with house.client() as client:
+            assert (await client.get("/v1/adapters/poet")).json() == record
+        assert house.leftovers() == []
+        assert (house.data.adapters / record["sha256"] / TENSORS).read_bytes() == whole()[TENSORS]
+
+
+async def test_a_directory_serves_one_base_as_long_as_there_are_adapters(tmp_path: Path) -> None:
+    other = AdapterBounds(LoraShapes(3, BOUNDS.shapes.modules), 16, 1.0)
+    with open_house(tmp_path) as house:
+        async with house.client() as client:
+            await upload(client, "poet", whole())
+    with pytest.raises(LoadError, match="other shapes"), open_house(tmp_path, bounds=other):
+        pass
+    with open_house(tmp_path) as house:
+        async with house.client() as client:
+            await client.delete("/v1/adapters/poet")
+    with open_house(tmp_path, bounds=other):
+        pass
+
+
+async def test_files_that_change_under_their_digest_are_not_served(house: House) -> None:
+    library = AdapterLibrary(BOUNDS.shapes, {}, house.data.adapters, 10**6)
+    async with house.client() as client:
+        digest = (await upload(client, "poet", whole(1))).json()["sha256"]
+    assert library.read(digest).digest == digest
+    (house.data.adapters / digest / TENSORS).write_bytes(whole(2)[TENSORS])
+    with pytest.raises(AdapterError, match="have changed"):
+        library.read(digest)
+
+
+def test_the_library_keeps_what_fits_and_always_the_latest(tmp_path: Path) -> None:
+    adapters = [read_adapter(folder_of(tmp_path / f"{i}", whole(i)), BOUNDS.shapes) for i in range(3)]
+    library = AdapterLibrary(BOUNDS.shapes, {}, None, 2 * adapters[0].nbytes)
+    for adapter in adapters[:2]:
+        library.put(adapter)
+    assert library.get(adapters[0].digest) is adapters[0]
+    library.put(adapters[2])
+    assert [library.get(adapter.digest) is not None for adapter in adapters] == [True, False, True]
+    tight = AdapterLibrary(BOUNDS.shapes, {}, None, 1)
+    for adapter in adapters:
+        tight.put(adapter)
+    assert [tight.get(adapter.digest) is not None for adapter in adapters] == [False, False, True]
+
+
+@pytest.fixture
+def rooted(tmp_path: Path) -> Iterator[tuple[House, Path]]:
+    root = tmp_path / "root"
+    folder_of(root / "poet", whole())
+    folder_of(tmp_path / "outside", whole())
+    folder_of(root / "broken", {CONFIG: config(use_dora=True), TENSORS: b""})
+    folder_of(root / "linked", {CONFIG: config()})
+    (root / "linked" / TENSORS).symlink_to(root / "poet" / TENSORS)
+    (root / "way-out").symlink_to(tmp_path / "outside")
+    folder_of(root / "no-files", {})
+    (root / "folders").mkdir()
+    (root / "folders" / CONFIG).mkdir()
+    with open_house(tmp_path / "data", settings=ApiSettings(adapter_roots=(root,))) as house:
+        yield house, root
+
+
+async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[House, Path]) -> None:
+    house, root = rooted
+    async with house.client(house.key("root", "admin")) as admin, house.client(house.key("ann")) as ann:
+        body = {"lora_name": "poet", "lora_path": str(root / "poet")}
+        loaded = await admin.post("/v1/load_lora_adapter", json=body)
+        assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'poet' added successfully.")
+        assert await names(ann) == ["base", "team/pirate", "poet"]
+        assert (await admin.post("/v1/load_lora_adapter", json=body)).status_code == 409
+        again = await admin.post("/v1/load_lora_adapter", json=body | {"load_inplace": True})
+        assert again.status_code == 200
+        gone = await admin.post("/v1/unload_lora_adapter", json={"lora_name": "poet", "lora_int_id": 1})
+        assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'poet' removed successfully.")
+        assert (await admin.post("/v1/unload_lora_adapter", json={"lora_name": "poet"})).status_code == 404
+        assert await names(ann) == ["base", "team/pirate"]
+    assert house.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("{root}/../outside", 403),
+        ("{root}/way-out", 403),
+        ("{root}", 403),
+        ("/etc", 403),
+        ("relative", 403),
+        ("{root}/poet\0", 403),
+        ("x" * 5000, 403),
+        ("{root}/poet/../../outside", 403),
+        ("{root}/linked", 400),
+        ("{root}/broken", 400),
+        ("{root}/no-files", 400),
+        ("{root}/nothing", 400),
+        ("{root}/folders", 400),
+    ],
+)
+async def test_no_other_path_is_read(rooted: tuple[House, Path], path: str, status: int) -> None:
+    house, root = rooted
+    async with house.client() as client:
+        body = {"lora_name": "x", "lora_path": path.replace("{root}", str(root))}
+        refused = await client.post("/v1/load_lora_adapter", json=body)
+    assert refused.status_code == status, refused.text
+    assert house.leftovers() == []
+    assert house.registry.list("default") == []
+
+
+async def test_two_uploads_of_one_name_at_the_same_time_make_one_adapter(house: House) -> None:
+    answers: list[int] = []
+
+    async def one(seed: int) -> None:
+        async with house.client() as client:
+            answers.append((await upload(client, "poet", whole(seed))).status_code)
+
+    async with anyio.create_task_group() as tasks:
+        for seed in range(5):
+            tasks.start_soon(one, seed)
+    assert sorted(answers) == [201, 409, 409, 409, 409]
+    assert house.leftovers() == []
+
+
+def test_a_library_says_what_it_does_not_have(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        with pytest.raises(AdapterError, match="not there any more"):
+            AdapterLibrary(BOUNDS.shapes, {}, folder, 1).read("0" * 64)

@@ -1,0 +1,173 @@
+"""Who comes in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.routing import Route
+from uploads import House, open_house, upload, whole
+
+from personae.api.settings import ApiSettings
+from personae.api.tenants.access import OPEN
+
+pytestmark = pytest.mark.anyio
+ADMINS = {"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with open_house(tmp_path) as house:
+        yield house
+
+
+def every_route(house: House) -> list[tuple[str, str]]:
+    """Method and path of all routes that the app has, and some that it has not."""
+    found = []
+    for route in house.app.routes:
+        assert isinstance(route, Route), f"{route} is of a kind that this test cannot see into"
+        path = route.path.replace("{id:path}", "base").replace("{name}", "mine")
+        assert "{" not in path
+        found += [(method, path) for method in route.methods or ()]
+    assert len(found) > 15
+    return [*found, ("GET", "/nowhere"), ("PUT", "/v1/adapters"), ("POST", "/"), ("GET", "//health")]
+
+
+def ask(client: httpx.AsyncClient, method: str, path: str) -> httpx.Request:
+    return client.build_request(method, path, json={} if method in ("POST", "PUT") else None)
+
+
+def wrong_headers(house: House) -> list[dict[str, str]]:
+    key, revoked = house.key("ann"), house.key("ann")
+    house.tenants.revoke_key(revoked)
+    gone = house.key("carl", "admin")
+    house.tenants.revoke_tenant("carl")
+    forged = key[:-1] + ("0" if key[-1] != "0" else "1")
+    return [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": f"Basic {key}"},
+        {"authorization": key},
+        {"x-api-key": key},
+        *({"authorization": f"Bearer {wrong}"} for wrong in (forged, revoked, gone, key + "x", "psn_")),
+    ]
+
+
+async def test_every_route_but_the_probes_is_closed_to_whoever_has_no_valid_key(house: House) -> None:
+    routes, headers = every_route(house), wrong_headers(house)
+    async with house.client() as client:
+        for method, path in routes:
+            for wrong in headers:
+                request = ask(client, method, path)
+                request.headers.update(wrong)
+                response = await client.send(request)
+                if path in OPEN:
+                    assert response.status_code == 200 or method not in ("GET", "HEAD")
+                    continue
+                assert response.status_code == 401, (method, path, wrong)
+                assert response.headers["www-authenticate"] == "Bearer"
+                if method != "HEAD":
+                    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert house.engine.submitted == []
+
+
+async def test_a_tenants_key_opens_every_route_but_those_of_admins(house: House) -> None:
+    tenant, admin = house.key("ann"), house.key("root", "admin")
+    async with house.client(tenant) as mine, house.client(admin) as full:
+        for method, path in every_route(house):
+            status = (await mine.send(ask(mine, method, path))).status_code
+            above = (await full.send(ask(full, method, path))).status_code
+            assert status != 401
+            assert above not in (401, 403)
+            if path in ADMINS:
+                assert status == (403 if above != 405 else 405), (method, path)
+            else:
+                assert status != 403, (method, path)
+
+
+async def test_another_tenants_adapter_is_the_same_404_as_none(house: House) -> None:
+    async with house.client(house.key("ann")) as ann, house.client(house.key("bob")) as bob:
+        assert (await upload(ann, "mine", whole())).status_code == 201
+        assert (await bob.get("/v1/adapters")).json()["data"] == []
+        assert "mine" not in (await bob.get("/v1/models")).text
+        for method, path, body in (
+            ("GET", "/v1/adapters/{}", None),
+            ("DELETE", "/v1/adapters/{}", None),
+            ("GET", "/v1/models/{}", None),
+            ("POST", "/v1/completions", {"prompt": "hi"}),
+            ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("POST", "/tokenize", {"prompt": "hi"}),
+            ("POST", "/detokenize", {"tokens": [1]}),
+        ):
+            answers = []
+            for name in ("mine", "none"):
+                response = await bob.request(
+                    method, path.format(name), json=None if body is None else {"model": name, **body}
+                )
+                answers.append((response.status_code, response.text.replace(name, "NAME")))
+            assert answers[0] == answers[1]
+            assert answers[0][0] == 404, (method, path)
+        assert (await ann.get("/v1/adapters/mine")).status_code == 200
+
+
+async def test_as_long_as_there_never_was_a_key_everybody_is_the_default_tenant(house: House) -> None:
+    async with house.client() as client:
+        assert (await client.get("/metrics")).status_code == 200
+        await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})
+        assert house.engine.submitted[0].tenant == "default"
+        key = house.key("ann")
+        assert (await client.get("/v1/models")).status_code == 401, "at once, without a restart"
+        house.tenants.revoke_key(key)
+        assert (await client.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_web_pages_cannot_use_a_server_without_keys(house: House, site: str) -> None:
+    async with house.client() as client:
+        client.headers["sec-fetch-site"] = site
+        assert (await upload(client, "evil", whole())).status_code == 403
+        client.headers["sec-fetch-site"] = "none"
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_insecure_asks_for_no_key_though_there_are_some(tmp_path: Path) -> None:
+    with open_house(tmp_path, settings=ApiSettings(insecure=True)) as house:
+        house.key("ann")
+        async with house.client() as client:
+            assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_sequence_carries_its_tenant_and_that_tenants_salt(house: House) -> None:
+    for tenant in ("ann", "bob"):
+        async with house.client(house.key(tenant)) as client:
+            await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})
+    assert [(log.tenant, log.salt) for log in house.engine.submitted] == [("ann", b"ann"), ("bob", b"bob")]
+
+
+async def test_limits_are_429_with_the_time_to_come_back(house: House) -> None:
+    body = {"model": "base", "prompt": "hi"}
+    few = house.key("few", requests_per_minute=2)
+    async with house.client(few) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        refused = await client.post("/v1/completions", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (await client.get("/health")).status_code == 200
+    async with house.client(house.key("short", tokens_per_minute=12)) as client:
+        assert (await client.post("/v1/completions", json=body)).status_code == 200  # 2 and 14 tokens
+        for stream in (False, True):
+            refused = await client.post("/v1/completions", json=body | {"stream": stream})
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 20
+    async with house.client(house.key("none", concurrent=0)) as client:
+        assert (await client.get("/v1/models")).status_code == 429
+
+
+async def test_a_limit_is_free_again_when_requests_fail_or_end(house: House) -> None:
+    async with house.client(house.key("ann", concurrent=1)) as client:
+        for _ in range(3):
+            assert (await client.post("/v1/completions", json={})).status_code == 400
+            asked = {"model": "base", "prompt": "hi", "stream": True}
+            assert (await client.post("/v1/completions", json=asked)).status_code == 200

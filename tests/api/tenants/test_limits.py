@@ -1,0 +1,110 @@
+"""Limits on a clock that the test turns."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from personae.api.tenants.limits import Meter
+from personae.api.tenants.store import Identity, Limits
+from personae.errors import RateLimited
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def who(tenant: str = "ann", **limits: int) -> Identity:
+    return Identity(tenant, "tenant", Limits(**limits))
+
+
+def test_without_limits_nothing_is_refused(clock: Clock) -> None:
+    meter = Meter(clock)
+    with ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(meter.request(who()))
+            meter.prompt(who(), 10**9)
+            meter.answer(who(), 10**9)
+
+
+def test_a_minutes_requests_may_come_at_once_and_come_back_evenly(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(requests_per_minute=6)
+    for _ in range(6):
+        with meter.request(ann):
+            pass
+    with pytest.raises(RateLimited) as refused, meter.request(ann):
+        pass
+    assert refused.value.retry_after == pytest.approx(10)
+    clock.now += 9.9
+    with pytest.raises(RateLimited), meter.request(ann):
+        pass
+    clock.now += 0.2
+    with meter.request(ann):
+        pass
+    clock.now += 3600
+    for _ in range(6):
+        with meter.request(ann):
+            pass
+    with pytest.raises(RateLimited), meter.request(ann):
+        pass
+
+
+def test_tenants_do_not_use_each_others_limits(clock: Clock) -> None:
+    meter = Meter(clock)
+    for tenant in ("ann", "bob"):
+        with meter.request(who(tenant, requests_per_minute=1, concurrent=1)):
+            pass
+
+
+def test_so_many_requests_run_at_the_same_time_and_a_refused_one_counts_for_nothing(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(concurrent=2, requests_per_minute=3)
+    with meter.request(ann), meter.request(ann):
+        for _ in range(5):
+            with pytest.raises(RateLimited, match="2 requests"), meter.request(ann):
+                pass
+    with meter.request(ann):
+        pass
+
+
+def test_an_answers_tokens_are_owed_before_the_next_prompt(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(tokens_per_minute=60)
+    meter.prompt(ann, 20)
+    meter.answer(ann, 100)
+    with pytest.raises(RateLimited, match="60 tokens a minute") as refused:
+        meter.prompt(ann, 10)
+    assert refused.value.retry_after == pytest.approx(70)
+    clock.now += 70
+    meter.prompt(ann, 10)
+
+
+def test_a_prompt_longer_than_a_minutes_tokens_goes_when_nothing_is_owed(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(tokens_per_minute=60)
+    meter.prompt(ann, 600)
+    with pytest.raises(RateLimited) as refused:
+        meter.prompt(ann, 1)
+    assert refused.value.retry_after == pytest.approx(541)
+
+
+def test_a_limit_of_none_at_all_refuses_everything(clock: Clock) -> None:
+    meter = Meter(clock)
+    with pytest.raises(RateLimited), meter.request(who(requests_per_minute=0)):
+        pass
+    with pytest.raises(RateLimited):
+        meter.prompt(who(tokens_per_minute=0), 1)
+
+
+def test_a_changed_limit_holds_from_the_next_request_on(clock: Clock) -> None:
+    meter = Meter(clock)
+    with meter.request(who(requests_per_minute=1)):
+        pass
+    with meter.request(who(requests_per_minute=2)):
+        pass
+    with meter.request(who()):
+        pass

@@ -1,0 +1,129 @@
+"""`personae tenants`, `keys` and `adapters`, and what `serve` makes of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving
+from typer.testing import CliRunner, Result
+from uploads import TENSORS, House, open_house, whole
+
+from personae.api.cli import app
+from personae.api.options import AccessOptions, ServeOptions
+from personae.api.serve import run
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.store import Limits, TenantStore
+from personae.errors import LoadError
+
+
+def call(line: str, *, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, line.split(), env=env)
+
+
+def identify(path: Path, key: str) -> object:
+    data = DataDir(path)
+    try:
+        return TenantStore(data).identify(key)
+    finally:
+        data.close()
+
+
+def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
+    where = f"--data-dir {tmp_path}"
+    made = call(f"tenants create ann {where} --requests-per-minute 60 --adapter-bytes 2GiB --adapters 3")
+    assert made.exit_code == 0, made.output
+    keys = [call(f"keys create ann {where} {flag}").stdout.strip() for flag in ("", "--admin")]
+    found = [identify(tmp_path, key) for key in keys]
+    limits = Limits(requests_per_minute=60, adapters=3, bytes=2 * 2**30)
+    assert [(each.tenant, each.role, each.limits) for each in found] == [
+        ("ann", "tenant", limits),
+        ("ann", "admin", limits),
+    ]
+    listed = call(f"tenants list {where}").stdout
+    assert re.fullmatch(
+        r"ann  \d{4}-\d\d-\d\d \d\d:\d\d  requests_per_minute=60 adapters=3 bytes=\d+\n", listed
+    )
+    listed = call(f"keys list {where}").stdout
+    assert [line.split("  ")[:3] for line in listed.splitlines()] == [
+        [found[0].key, "ann", "tenant"],
+        [found[1].key, "ann", "admin"],
+    ]
+    assert not any(key in listed or key.rpartition("_")[2] in listed for key in keys)
+    assert call(f"keys revoke {found[0].key} {where}").exit_code == 0
+    assert [identify(tmp_path, key) is None for key in keys] == [True, False]
+    assert "revoked" in call(f"keys list {where}").stdout.splitlines()[0]
+    assert call(f"tenants revoke ann {where}").exit_code == 0
+    assert identify(tmp_path, keys[1]) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["keys create nobody", "keys revoke nothing", "tenants revoke nobody", "tenants create A.B"]
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(line: str, tmp_path: Path) -> None:
+    result = call(f"{line} --data-dir {tmp_path}")
+    assert result.exit_code == 2
+    assert re.fullmatch(r"error: .*\n", result.stderr)
+
+
+def test_a_server_that_others_reach_does_not_start_without_keys(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"no API keys.*--insecure-no-auth"):
+        run(ServeOptions(), "0.0.0.0", 0, AccessOptions(tmp_path))
+    with pytest.raises(LoadError, match="no API keys"):
+        run(ServeOptions(), "0.0.0.0", 0, AccessOptions())
+
+
+@pytest.mark.parametrize("reason", ["keys", "insecure", "loopback"])
+def test_it_starts_with_keys_or_on_the_loopback_or_when_told_not_to_care(reason: str, tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    if reason == "keys":
+        TenantStore(data).create_tenant("ann", Limits())
+        TenantStore(data).create_key("ann", "tenant")
+    data.close()
+    access = AccessOptions(tmp_path, insecure_no_auth=reason == "insecure")
+    host = "127.0.0.1" if reason == "loopback" else "0.0.0.0"
+    with pytest.raises(LoadError, match="nowhere"):  # that is, it comes as far as looking for the model
+        run(ServeOptions(model=Path("nowhere")), host, 0, access)
+
+
+@pytest.fixture
+def house(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator of the house and its address
+    with open_house(tmp_path / "data", FakeEngine()) as house, serving(house.app) as url:
+        yield house, url
+
+
+def test_push_list_and_remove(house: tuple[House, str], tmp_path: Path) -> None:
+    served, url = house
+    folder = tmp_path / "poet"
+    folder.mkdir()
+    for name, content in whole().items():
+        (folder / name).write_bytes(content)
+    key = served.key("ann")
+    env = {"PERSONAE_API_KEY": key}
+    pushed = call(f"adapters push {folder} --url {url}", env=env)
+    assert pushed.exit_code == 0, pushed.output
+    assert re.fullmatch(r"poet version 1 sha256 [0-9a-f]{64}\n", pushed.stdout)
+    again = call(f"adapters push {folder} --url {url}", env=env)
+    assert (again.exit_code, "`replace`" in again.stderr) == (2, True)
+    assert "version 2" in call(f"adapters push {folder} --url {url} --replace", env=env).stdout
+    assert call(f"adapters push {folder} --name other --url {url} --key {key}").exit_code == 0
+    assert call(f"adapters push {folder} --name all --shared --url {url}", env=env).exit_code == 2
+    listed = call(f"adapters list --url {url}", env=env).stdout.splitlines()
+    assert [line.split("  ")[:4] for line in listed] == [
+        ["other", "version 1", "rank 2", "q_proj,v_proj"],
+        ["poet", "version 2", "rank 2", "q_proj,v_proj"],
+    ]
+    assert call(f"adapters remove poet --url {url}", env=env).stdout == "poet removed\n"
+    gone = call(f"adapters remove poet --url {url}", env=env)
+    assert (gone.exit_code, gone.stderr) == (2, "error: There is no adapter `poet`.\n")
+    refused = call(f"adapters list --url {url}")
+    assert (refused.exit_code, "API key" in refused.stderr) == (2, True)
+    (folder / TENSORS).unlink()
+    missing = call(f"adapters push {folder} --url {url}", env=env)
+    assert (missing.exit_code, TENSORS in missing.stderr) == (2, True)
+
+
+def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    result = call("adapters list --url http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: http://127.0.0.1:9:")

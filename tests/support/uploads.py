@@ -1,0 +1,114 @@
+"""Uploads of adapters for a tiny base, whole and spoilt, and an app to send them to."""
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from fake_engine import FakeEngine
+from safetensors.torch import save
+from starlette.applications import Starlette
+
+from personae.api.adapters.registry import STAGING, Registry
+from personae.api.app import create_app
+from personae.api.settings import ApiSettings
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.store import Limits, Role, TenantStore
+from personae.lora.adapter import LoraShapes
+from personae.lora.library import AdapterBounds
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+SHAPES = LoraShapes(2, {"q": (8, 8), "v": (8, 4)})
+BOUNDS = AdapterBounds(SHAPES, max_rank=16, max_value=65504.0)
+
+
+def tensors(rank: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A whole adapter's tensors, as PEFT names them."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for layer in range(SHAPES.layers):
+        for module, (inputs, outputs) in SHAPES.modules.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}_proj.lora_"
+            found[f"{name}A.weight"] = torch.randn(rank, inputs, generator=generator)
+            found[f"{name}B.weight"] = torch.randn(outputs, rank, generator=generator)
+    return found
+
+
+def config(rank: int = 2, **changes: Any) -> bytes:
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "task_type": "CAUSAL_LM", **changes}
+    return json.dumps(fields).encode()
+
+
+def whole(seed: int = 0, rank: int = 2) -> dict[str, bytes]:
+    """The two files of an adapter that is all right."""
+    return {CONFIG: config(rank), TENSORS: save(tensors(rank, seed))}
+
+
+def raw_safetensors(header: object, data: bytes, length: int | None = None) -> bytes:
+    """A safetensors file that says what it likes."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+@dataclass
+class House:
+    """An app with tenants and a registry, over an engine."""
+
+    data: DataDir
+    tenants: TenantStore
+    registry: Registry
+    app: Starlette
+    engine: Any
+
+    def key(self, tenant: str, role: Role = "tenant", **limits: int) -> str:
+        """A key of a tenant, which is made if it is new."""
+        if tenant not in [known.name for known in self.tenants.list_tenants()]:
+            self.tenants.create_tenant(tenant, Limits(**limits))
+        return self.tenants.create_key(tenant, role)
+
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://test", headers=headers
+        )
+
+    def leftovers(self) -> list[str]:
+        """What lies in the data directory's adapters and is named by no row."""
+        self.registry._janitor.submit(lambda: None).result()
+        known = {row["digest"] for row in self.data.rows("select digest from adapters")}
+        staged = [path.name for path in (self.data.adapters / STAGING).iterdir()]
+        return staged + [p.name for p in self.data.adapters.iterdir() if p.name not in {STAGING, *known}]
+
+
+@contextmanager
+def open_house(
+    path: Path,
+    engine: Any = None,
+    bounds: AdapterBounds = BOUNDS,
+    settings: ApiSettings | None = None,
+) -> Iterator[House]:
+    """An app on a data directory; FakeEngine unless another is given."""
+    engine = engine or FakeEngine()
+    data = DataDir(path)
+    tenants = TenantStore(data)
+    models = engine.models("default")
+    registry = Registry(data, next(iter(models)), set(models), bounds)
+    try:
+        app = create_app(engine, settings, tenants=tenants, registry=registry)
+        yield House(data, tenants, registry, app, engine)
+    finally:
+        registry.close()
+        data.close()
+
+
+async def upload(
+    client: httpx.AsyncClient, name: str, files: dict[str, bytes], **fields: str
+) -> httpx.Response:
+    """Send an upload as any client would."""
+    parts = {field: ("x", content, "application/octet-stream") for field, content in files.items()}
+    return await client.post("/v1/adapters", data={"name": name, **fields}, files=parts)
