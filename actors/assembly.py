@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from personae.actors.client import ModelCard
-from personae.actors.stage import Script
+from personae.actors.script import Script
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.kv import KVCache

@@ -40,6 +40,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     steps: int = 0
     step_seconds: float = 0.0
     host_gap_seconds: float = 0.0
+    restarts: int = 0
     adapters_resident: int = 0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()

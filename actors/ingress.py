@@ -16,11 +16,12 @@ from personae.actors.messages import (
     Refused,
     Replay,
     Resubmit,
+    Shut,
     Submission,
     Withdraw,
 )
 from personae.engine.sequence import SequenceLog
-from personae.errors import Overloaded
+from personae.errors import Overloaded, PersonaeError
 
 OpenQueue = Callable[[str | None], Ref[Message]]
 
@@ -39,6 +40,7 @@ class Ingress(Actor[Message]):
         self._adapter_of: dict[str, str | None] = {}
         self._withdrawn: set[str] = set()  # their end is awaited
         self._life = 0
+        self._shut: PersonaeError | None = None
 
     async def receive(self, message: Message) -> None:
         """Route one message."""
@@ -57,6 +59,9 @@ class Ingress(Actor[Message]):
                 for id in ended:
                     self._adapter_of.pop(id, None)
                 self._withdrawn.difference_update(ended)
+            case Shut(error=error):
+                self._shut = error
+                self._streamer.tell(message)
             case BackStarted(life=life):
                 # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life.
                 self._life = life
@@ -68,6 +73,9 @@ class Ingress(Actor[Message]):
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs
+        if self._shut is not None:
+            submission.reply.fail(self._shut)
+            return
         if len(self._adapter_of) + len(logs) > self._max_live:
             submission.reply.fail(
                 Overloaded(

@@ -69,6 +69,12 @@ class BackStarted(Message, frozen=True):
     life: int
 
 
+class Shut(Message, frozen=True):
+    """From a client: end every live sequence with this error, and refuse with it whatever comes."""
+
+    error: PersonaeError
+
+
 class Resubmit(Message, frozen=True):
     """From the streamer, after `Replay`: logs of live sequences as far as they got."""
 
@@ -140,6 +146,7 @@ class Refused(Message, frozen=True):
     kind: str
     message: str
     param: str | None = None
+    code: str | None = None
 
 
 class Replay(Message, frozen=True):

@@ -104,7 +104,8 @@ class SchedulerActor(Actor[Message]):
             assert compiled.error is not None
             self._known.difference_update(logs)
             error = compiled.error
-            self._streamer.tell(Refused(tuple(logs), type(error).__name__, error.message, error.param))
+            kind = type(error).__name__
+            self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
 
     def _cancel(self, id: str) -> list[Delta]:
         if id not in self._known:

@@ -4,6 +4,9 @@ The logs are what makes a crash of Back a pause: when Back starts anew, every li
 listens to is submitted again, its emitted tokens included, and goes on where it was.
 """
 
+import hashlib
+import logging
+
 from msgspec.structs import replace
 
 from personae import errors
@@ -19,15 +22,19 @@ from personae.actors.messages import (
     Refused,
     Replay,
     Resubmit,
+    Shut,
     StepDone,
 )
+from personae.actors.probation import Probation, Record
 from personae.engine.sequence import Delta, SequenceLog
+
+log = logging.getLogger(__name__)
 
 
 class Live:
     """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
 
-    __slots__ = ("delivered", "emitted", "inbox", "log", "seen", "started", "told")
+    __slots__ = ("delivered", "emitted", "inbox", "log", "record", "seen", "started", "told")
 
     def __init__(self, log: SequenceLog, inbox: Inbox) -> None:
         self.log = log
@@ -36,6 +43,7 @@ class Live:
         self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
         self.started = False  # in this life of Back
         self.told = False  # something was delivered, in whatever life
+        self.record = Record()
 
     def begin_again(self) -> SequenceLog:
         """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
@@ -70,12 +78,14 @@ class Streamer(Actor[Message]):
         self._ingress = ingress
         self._latest = load
         self._live: dict[str, Live] = {}
+        self._probation = Probation()
+        self._life = 0
 
     async def receive(self, message: Message) -> None:
         """Handle one message."""
         match message:
             case StepDone(deltas=deltas, load=load):
-                self._latest.load = load
+                self._latest.update(load)
                 self._deliver(deltas)
             case Open(logs=logs, inbox=inbox):
                 self._live.update((log.id, Live(log, inbox)) for log in logs)
@@ -86,7 +96,14 @@ class Streamer(Actor[Message]):
             case Refused():
                 self._refuse(message)
             case Replay(life=life):
-                self._replay(life)
+                self._life = life
+                self._latest.begin_life()
+                self._replay()
+            case Shut(error=error):
+                for live in self._live.values():
+                    if live.inbox is not None:
+                        live.inbox.fail(error)
+                        live.inbox = None
 
     def _deliver(self, deltas: tuple[Delta, ...]) -> None:
         started: list[str] = []
@@ -98,7 +115,9 @@ class Streamer(Actor[Message]):
             if not live.started:
                 live.started = True
                 started.append(delta.id)
-            live.emitted += delta.tokens
+            if delta.tokens:
+                live.emitted += delta.tokens
+                live.record.got_on = True
             if live.inbox is not None:
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
@@ -106,27 +125,69 @@ class Streamer(Actor[Message]):
                 ended.append(delta.id)
         if started or ended:
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
+        self._try_next()
 
-    def _replay(self, life: int) -> None:
+    def _replay(self) -> None:
         closed = tuple(id for id, live in self._live.items() if live.inbox is None)
         for id in closed:
             del self._live[id]
         if closed:
             self._ingress.tell(Progress((), closed))
-        if self._live:
-            self._ingress.tell(Resubmit(tuple(live.begin_again() for live in self._live.values()), life))
+        go, guilty = self._probation.judge(self._records())
+        for id in guilty:
+            self._quarantine(id, self._live[id])
+        if go:
+            self._ingress.tell(Resubmit(tuple(self._live[id].begin_again() for id in go), self._life))
+        self._try_next()
+
+    def _try_next(self) -> None:
+        """Put the next suspect on trial, if it is time."""
+        if self._probation.waits and (id := self._probation.next(self._records())) is not None:
+            self._ingress.tell(Resubmit((self._live[id].begin_again(),), self._life))
+
+    def _records(self) -> dict[str, Record]:
+        return {id: live.record for id, live in self._live.items()}
+
+    def _quarantine(self, id: str, live: Live) -> None:
+        prompt = hashlib.sha256(repr(live.log.tokens).encode()).hexdigest()
+        log.error(
+            "sequence %s was aboard whenever Back died: prompt %s, adapter %s", id, prompt, live.log.adapter
+        )
+        why = "This request made the engine fail each time it ran."
+        self._refuse(Refused((id,), "RequestFailed", why, code="quarantined"))
 
     def _refuse(self, refused: Refused) -> None:
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)
         for id in refused.ids:
             live = self._live.pop(id, None)
             if live is not None and live.inbox is not None:
-                live.inbox.fail(error(refused.message, param=refused.param))
+                live.inbox.fail(error(refused.message, param=refused.param, code=refused.code))
         self._ingress.tell(Progress((), refused.ids))
+        self._try_next()
 
 
 class Latest:
-    """The load figures of the latest step, for whoever wants to look (`/metrics`)."""
+    """The load figures of the latest step, for whoever wants to look (`/metrics`).
+
+    Counters go on over the lives of Back. `restarts` is how many lives there were after the first.
+    """
 
     def __init__(self) -> None:
         self.load = Load()
+        self.restarts = -1
+        self._before = Load()
+
+    def begin_life(self) -> None:
+        """A new life of Back counts from nought."""
+        self.restarts += 1
+        self._before = self.load
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+
+    def update(self, load: Load) -> None:
+        """The figures of a step of this life."""
+        self.load = replace(
+            load, **{name: getattr(load, name) + getattr(self._before, name) for name in _COUNTERS}
+        )
+
+
+_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "step_seconds", "gap_seconds")

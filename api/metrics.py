@@ -173,6 +173,7 @@ class _EngineCollector(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits),
             ("vllm:num_preemptions", "Sequences put off for want of pages.", stats.preemptions),
+            ("personae:back_restarts", "Times that the engine died and was started again.", stats.restarts),
             ("personae:steps", "Steps run.", stats.steps),
             ("personae:step_seconds", "Time in steps.", stats.step_seconds),
             (

@@ -23,7 +23,8 @@ from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.client import EngineClient
 from personae.actors.messages import Sampled
 from personae.actors.scheduler import SchedulerActor
-from personae.actors.stage import Script, open_stage
+from personae.actors.script import Script
+from personae.actors.stage import open_stage
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 

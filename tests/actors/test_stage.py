@@ -18,7 +18,8 @@ from virtual_clock import real_clock
 from personae.actors.assembly import Assembly, EngineOptions, assemble
 from personae.actors.client import EngineClient
 from personae.actors.kit.child import Incident
-from personae.actors.stage import Script, open_stage
+from personae.actors.script import Script
+from personae.actors.stage import open_stage
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine

@@ -1,0 +1,198 @@
+"""Back: the four actors that are one engine, and the process that they live in when serving.
+
+    python -m personae.actors.back FD
+
+is started by Front (`actors/host.py`) with one end of the line as an open file. It loads what `Start` names,
+tells how far it is, and runs plans until the line ends. It holds nothing that Front does not have, so it has
+nothing to save: whatever goes wrong, it says so on stderr and ends at once.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Never
+
+import anyio
+from anyio.abc import SocketStream
+
+from personae.actors.adapter_store import AdapterStore
+from personae.actors.assembly import Assembly, assemble
+from personae.actors.compiler import Compiler
+from personae.actors.executor import Executor
+from personae.actors.kit import gauges
+from personae.actors.kit.child import Incident
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import Cancel, Message, Pin, Submit, Unpin
+from personae.actors.scheduler import SchedulerActor
+from personae.actors.script import Script
+from personae.actors.wire import (
+    Facts,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Port,
+    Pulse,
+    Start,
+    ToBack,
+    frame,
+    messages,
+    receive_first,
+)
+from personae.errors import LoadError
+
+PULSE_SECONDS = 0.5
+PROGRESS_SECONDS = 0.05
+LOAD_FAILED = 2  # exit codes
+CRASHED = 1
+
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("personae.back")
+
+
+def spawn_back(
+    back: Supervisor,
+    script: Script,
+    begin_life: Callable[[], int],
+    streamer: Ref[Message],
+    ingress: Ref[Message],
+    queue_of: Callable[[str | None], Ref[Message]],
+) -> tuple[Ref[Message], Ref[Message]]:
+    """Add Back's actors to a supervisor; returns its store and its scheduler.
+
+    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it.
+    """
+    life = 0
+    bound = 4 * script.max_live  # submit, cancel, progress and refusal of every live sequence find room
+
+    def open_executor() -> Executor:  # the first to start: those after it are of the same life
+        nonlocal life
+        life = begin_life()
+        return Executor(script.build_step_engine, scheduler, store)
+
+    executor: Ref[Message] = back.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
+    store: Ref[Message] = back.spawn(
+        "store", lambda: AdapterStore(script.library, life, executor, queue_of), capacity=bound
+    )
+    compiler: Ref[Message] = back.spawn(
+        "compiler", lambda: Compiler(script.build_compiler(), scheduler), capacity=bound
+    )
+    scheduler: Ref[Message] = back.spawn(
+        "scheduler",
+        lambda: SchedulerActor(script.build_scheduler(), life, compiler, executor, streamer, ingress),
+        capacity=bound,
+    )
+    return store, scheduler
+
+
+def facts_of(assembly: Assembly) -> Facts:
+    """What Front is told of what was loaded."""
+    script = assembly.script
+    return Facts(
+        models=dict(script.models),
+        max_model_len=script.layout.max_model_len,
+        vocab_size=script.vocab_size,
+        defaults=assembly.defaults,
+        max_adapters=assembly.max_adapters,
+        bounds=assembly.bounds,
+    )
+
+
+def main() -> Never:
+    """The process. Its exit code is LOAD_FAILED, CRASHED, or 0 when Front has gone."""
+    line = socket.socket(fileno=int(sys.argv[-1]))
+    line.set_inheritable(False)  # or a helper process of ours would keep the line open
+    _die_with_front()
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for Front, which ends us when it has drained
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    code = 0
+    try:
+        start = receive_first(line, Start)
+        assembly = assemble(start.options, _Progress(line))
+        line.sendall(frame(Loaded(facts_of(assembly))))
+        anyio.run(_serve, line, assembly.script, start.life, backend_options={"use_uvloop": True})
+    except LoadError as error:
+        line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
+        code = LOAD_FAILED
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # Front has gone
+    except BaseException:
+        log.exception("Back ends")
+        code = CRASHED
+    _end(code)
+
+
+async def _serve(line: socket.socket, script: Script, life: int) -> None:
+    stream = await SocketStream.from_socket(line)
+    front = Port("front")
+    front.is_open = True
+    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=_die)
+    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front)
+    async with back, anyio.create_task_group() as tasks:
+        tasks.start_soon(front.write, stream)
+        tasks.start_soon(_pulse, back, front)
+        async for message in messages(stream, ToBack):
+            match message:
+                case Submit() | Cancel():
+                    scheduler.tell(message)
+                case Pin() | Unpin():
+                    store.tell(message)
+        _end(0)
+
+
+async def _pulse(back: Supervisor, front: Port) -> None:
+    while True:
+        read = {gauge.path: gauge for gauge in gauges.read(back)}
+        executor = read["back/executor"]
+        depths = {path: gauge.depth for path, gauge in read.items()}
+        front.tell(Pulse(executor.state == "busy", executor.handled, depths))
+        await anyio.sleep(PULSE_SECONDS)
+
+
+class _Progress:
+    """Tells Front how far loading is, not more often than a person can see."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._told = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._told > PROGRESS_SECONDS or done == total:
+            self._told = now
+            self._line.sendall(frame(Loading(done, total)))
+
+
+def _die_with_front() -> None:
+    """Have Linux kill this process when its parent ends, even while it cannot read the line."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            _end(0)
+
+
+def _die(incident: Incident) -> None:
+    """An engine that has lost an actor is of no use, and its device may be poisoned."""
+    if incident.error is not None:
+        log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
+        _end(CRASHED)
+
+
+def _end(code: int) -> Never:
+    """Now: a thread in the middle of a step, or of a compile, is not waited for."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

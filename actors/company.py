@@ -1,0 +1,107 @@
+"""The company in two processes, as it serves: Front here, Back in a process of its own.
+
+personae               one_for_one, gives up at once
+├── back               starts Back again when it dies, up to its restart intensity
+│   └── host           one life of Back's process
+└── front              as in `stage.py`
+
+A fault of the device poisons its process and no other, and Back's steps share no interpreter lock with HTTP.
+"""
+
+import hashlib
+import hmac
+import secrets
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from anyio import to_thread
+from msgspec.structs import replace
+
+from personae.actors.assembly import EngineOptions
+from personae.actors.front import Front, LocalClient, Prospectus, watching
+from personae.actors.host import Host, Progress
+from personae.actors.kit.child import Report, log_incident
+from personae.actors.kit.supervisor import StartFailed, Supervisor
+from personae.actors.stage import MAX_RESTARTS, WITHIN
+from personae.actors.wire import Facts, Port
+from personae.engine.config import GenerationDefaults
+from personae.engine.tokens import Tokenizer
+from personae.errors import LoadError
+from personae.lora.library import AdapterBounds
+
+COMMAND = (sys.executable, "-m", "personae.actors.back")
+HANG_SECONDS = 60.0  # a step may have to compile kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """An engine whose Back is a process of its own."""
+
+    client: LocalClient
+    defaults: GenerationDefaults
+    max_adapters: int
+    bounds: AdapterBounds
+
+
+@asynccontextmanager
+async def open_company(
+    options: EngineOptions,
+    on_progress: Progress | None = None,
+    report: Report = log_incident,
+    *,
+    max_restarts: int = MAX_RESTARTS,
+    hang_seconds: float = HANG_SECONDS,
+    command: Sequence[str] = COMMAND,
+    max_live: int = 4096,
+    window: int = 64,
+) -> AsyncIterator[Company]:
+    """Start Back, wait until it has loaded, yield the engine; end Back.
+
+    Raises the LoadError that Back refuses its options with. When Back dies or hangs more than `max_restarts`
+    times within a minute it is not started again: streams end with Overloaded, and so does what comes later.
+    """
+    tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
+    root = Supervisor(
+        "personae", max_restarts=0, report=watching(report, "personae/back", lambda: front.lose_back())
+    )
+    # Temporary: when it gives up, Front stays, to tell everybody.
+    back = root.supervisor("back", max_restarts=max_restarts, within=WITHIN, restart="temporary")
+    port = Port("back")
+    front = Front(root, ready=lambda: port.is_open, max_live=max_live, window=window)
+    front.meet(port, port)
+    lives = count(1)
+    met: list[Facts] = []
+
+    def host() -> Host:
+        progress = None if met else on_progress
+        plain = replace(options, secret=None)  # Back has no use for it
+        return Host(command, plain, next(lives), port, front, met.append, progress, hang_seconds)
+
+    back.spawn("host", host)
+    try:
+        async with root:
+            facts, secret = met[0], options.secret or secrets.token_bytes(32)
+            prospectus = Prospectus(
+                tokenizer,
+                facts.models,
+                facts.max_model_len,
+                facts.vocab_size,
+                lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
+            )
+            client = LocalClient(prospectus, front)
+            yield Company(client, facts.defaults, facts.max_adapters, facts.bounds)
+    except StartFailed as failure:
+        raise _load_error(failure) from failure
+
+
+def _load_error(failure: StartFailed) -> Exception:
+    """The LoadError behind a failed start, if that is what it was."""
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, LoadError):
+            return cause
+        cause = cause.__cause__
+    return failure

@@ -1,0 +1,198 @@
+"""The line between Front and Back: msgpack frames over a pair of Unix sockets.
+
+The pair has no name: there is nothing in the file system, or anywhere, that another process could connect to.
+A frame is its length, four bytes little-endian, and a message in msgpack; no pickle, nothing that runs. The
+line keeps order, and its end is the end of the other side: whoever reads it to the end knows that nothing
+more will come.
+"""
+
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import ByteStream
+
+from personae.actors.assembly import EngineOptions
+from personae.actors.client import ModelCard
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    BackStarted,
+    Cancel,
+    Message,
+    Pin,
+    Pinned,
+    Refused,
+    StepDone,
+    Submit,
+    Unpin,
+    Yield,
+)
+from personae.engine.config import GenerationDefaults
+from personae.lora.library import AdapterBounds
+
+T = TypeVar("T")
+
+_HEADER = 4
+_CHUNK = 2**18
+
+
+class Start(Message, frozen=True):
+    """From Front, first of all: what to load, and which life this is."""
+
+    options: EngineOptions
+    life: int
+
+
+class Loading(Message, frozen=True):
+    """From Back: how many of the weights' bytes are there."""
+
+    done: int
+    total: int
+
+
+class LoadFailed(Message, frozen=True):
+    """From Back, its last word: the LoadError of that class that ended the start."""
+
+    kind: str
+    message: str
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What Front has to know of the model that Back has loaded."""
+
+    models: dict[str, ModelCard]
+    max_model_len: int
+    vocab_size: int
+    defaults: GenerationDefaults
+    max_adapters: int
+    bounds: AdapterBounds
+
+
+class Loaded(Message, frozen=True):
+    """From Back: everything is loaded, the actors start now."""
+
+    facts: Facts
+
+
+class Pulse(Message, frozen=True):
+    """From Back, twice a second: its loop turns.
+
+    `busy`: the executor has work in hand; `handled` is how many messages it has finished, so that one that
+    hangs can be told from one that has much to do. `mailboxes` is how many messages wait for each actor.
+    """
+
+    busy: bool
+    handled: int
+    mailboxes: dict[str, int]
+
+
+ToBack = Start | Submit | Cancel | Pin | Unpin
+ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} does not cross")
+
+
+def _rich(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+
+
+def frame(message: Message) -> bytes:
+    """A message as it goes over the line."""
+    body = _encode(message)
+    return len(body).to_bytes(_HEADER, "little") + body
+
+
+def decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
+    """Reads the body of frames of the given messages (`ToBack`, `ToFront`)."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_rich)
+
+
+def receive_first(line: socket.socket, kind: type[T]) -> T:
+    """Wait for one message, before there is a loop. Raises EOFError when the other side has gone."""
+    length = int.from_bytes(_exactly(line, _HEADER), "little")
+    message: T = decoder(kind).decode(_exactly(line, length))
+    return message
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        if not (more := line.recv(count - len(data))):
+            raise EOFError("the other side has gone")
+        data += more
+    return bytes(data)
+
+
+async def messages(line: ByteStream, kind: Any) -> AsyncGenerator[Any, None]:
+    """The messages that come, until the other side has gone."""
+    decode = decoder(kind).decode
+    data = bytearray()
+    while True:
+        try:
+            data += await line.receive(_CHUNK)
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return
+        at = 0
+        while len(data) - at >= _HEADER:
+            end = at + _HEADER + int.from_bytes(data[at : at + _HEADER], "little")
+            if end > len(data):
+                break
+            with memoryview(data) as view:
+                message = decode(view[at + _HEADER : end])
+            yield message
+            at = end
+        del data[:at]
+
+
+class Port(Ref[Message]):
+    """A ref whose actors are in the other process: `tell` puts a frame on the line.
+
+    While nobody is there it is silent: what concerns a life of Back that has not begun is said again when it
+    has. What waits to be written is bounded by the sequences in the house.
+    """
+
+    __slots__ = ("_arrived", "_frames", "_path", "is_open")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._frames = bytearray()
+        self._arrived = anyio.Event()
+        self.is_open = False
+
+    @property
+    def path(self) -> str:
+        """The name of the other side."""
+        return self._path
+
+    def tell(self, message: Message) -> None:
+        """Send it; never waits."""
+        if self.is_open:
+            self._frames += frame(message)
+            self._arrived.set()
+
+    def close(self) -> None:
+        """Nobody is there any more."""
+        self.is_open = False
+        self._frames.clear()
+
+    async def write(self, line: ByteStream) -> None:
+        """Send what is told, until cancelled or the other side is gone."""
+        while True:
+            if not self._frames:
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
+            data, self._frames = self._frames, bytearray()
+            try:
+                await line.send(bytes(data))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return  # who reads the line notices as well

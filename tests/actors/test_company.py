@@ -1,0 +1,247 @@
+"""Front and Back as two processes, with a tiny model: whatever becomes of Back, the streams go on."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import VOCAB, model_folder
+from troupe import Played
+
+from personae.actors.assembly import EngineOptions
+from personae.actors.client import EngineClient
+from personae.actors.company import Company, open_company
+from personae.actors.kit.child import Incident
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.errors import ModelLoadError, Overloaded, RequestFailed
+from personae.grammar.spec import GrammarSpec
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
+]
+FAULTY = str(Path(__file__).resolve().parent.parent / "support" / "faulty_back.py")
+NAMES = [*list(ZOO)[:2], None]
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["bug", "wish"]}, "urgent": {"type": "boolean"}},
+    "required": ["kind", "urgent"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / ".pkg"))
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    base = model_folder("qwen3")
+    root = tmp_path_factory.mktemp("adapters")
+    for name in NAMES[:-1]:
+        make_adapter_folder(root / name, base, **ZOO[name])
+    return EngineOptions(
+        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
+    )
+
+
+def mixed(company: Company) -> list[list[SequenceLog]]:
+    """Submissions: greedy, seeded, bound, with logprobs, of every adapter, alone and as siblings."""
+    models = company.client.models("default")
+    cards = [next(iter(models.values())) if name is None else models[name] for name in NAMES]
+    made = []
+    for number, card in enumerate(cards * 2):
+        rng = random.Random(number)
+        log = SequenceLog(
+            id=f"s{number}",
+            tokens=tuple(rng.choices(range(4, VOCAB), k=5 + 9 * number)),
+            prompt_length=5 + 9 * number,
+            params=SamplingParams(max_tokens=40, seed=number, temperature=0.9 * (number % 2), logprobs=2),
+            adapter=card.adapter,
+            eos=(0, 2),
+        )
+        made.append([log])
+    first = made[0][0]
+    bound = replace(
+        first,
+        id="bound",
+        grammar=GrammarSpec("json_schema", json.dumps(SCHEMA)),
+        params=replace(first.params, max_tokens=300, temperature=1.0),
+    )
+    sibling = replace(first, id="twin", params=replace(first.params, seed=9, temperature=1.0), after="s0")
+    made[0].append(sibling)
+    return [*made, [bound]]
+
+
+async def play(client: EngineClient, logs: Sequence[SequenceLog], played: dict[str, Played]) -> None:
+    async with client.stream(logs) as stream:
+        async for delta in stream:
+            one = played[delta.id]
+            assert one.finish is None, "a delta after the end"
+            one.tokens += delta.tokens
+            one.logprobs += delta.logprobs
+            one.finish, one.error = delta.finish, delta.error
+
+
+async def play_all(client: EngineClient, submissions: Sequence[Sequence[SequenceLog]]) -> dict[str, Played]:
+    played: dict[str, Played] = defaultdict(Played)
+    async with anyio.create_task_group() as tasks:
+        for logs in submissions:
+            tasks.start_soon(play, client, logs, played)
+    return {id: played[id] for id in sorted(played)}
+
+
+def backs() -> list[int]:
+    """Process ids of this process's children that are Backs."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "back"], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def names_of_sockets(pid: int) -> list[str]:
+    """The paths of a process's Unix sockets; those without a name have none."""
+    targets = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    inodes = {target[8:-1] for target in targets if target.startswith("socket:[")}
+    assert inodes
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [line[7] for line in lines if line[6] in inodes and len(line) > 7]
+
+
+def same(a: dict[str, Played], b: dict[str, Played]) -> bool:
+    """Tokens, ends and ranks are equal, logprobs equal up to rounding: a prompt computed again has other
+    chunks."""
+    for id in a.keys() | b.keys():
+        x, y = a[id], b[id]
+        assert (x.tokens, x.finish) == (y.tokens, y.finish), id
+        for mine, theirs in zip(x.logprobs, y.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    return True
+
+
+@asynccontextmanager
+async def faulty(
+    options: EngineOptions, fault: str, folder: Path, incidents: list[Incident] | None = None, **more: object
+) -> AsyncIterator[Company]:
+    report = (incidents if incidents is not None else []).append
+    command = (sys.executable, FAULTY, fault, str(folder))
+    async with open_company(options, report=report, command=command, **more) as company:
+        yield company
+
+
+async def test_streams_go_on_token_for_token_when_back_is_killed(options) -> None:
+    async with open_company(options, max_restarts=20) as company:
+        logs = mixed(company)
+        calm = await play_all(company.client, logs)
+        assert calm["bound"].finish == "stop"
+        kills = 0
+
+        async def kill() -> None:
+            nonlocal kills
+            rng = random.Random(3)
+            while kills < 3:
+                await anyio.sleep(rng.uniform(0.02, 0.3))
+                if company.client.stats().ready:
+                    for pid in backs():
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            disturbed = []
+            while kills < 3:
+                disturbed.append(await play_all(company.client, logs))
+        assert all(same(calm, one) for one in disturbed)
+        assert company.client.stats().restarts >= 3
+        after = await play_all(company.client, logs)
+        assert same(calm, after)
+        stats = company.client.stats()
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_the_streams_go_on(
+    options, tmp_path
+) -> None:
+    incidents: list[Incident] = []
+    async with faulty(options, "crash@9", tmp_path, incidents) as company:
+        logs = mixed(company)
+        disturbed = await play_all(company.client, logs)
+        assert same(disturbed, await play_all(company.client, logs))
+        assert company.client.stats().restarts == 1
+    told = [str(incident.error) for incident in incidents if incident.error is not None]
+    assert any("exit code 1" in text and "planted: the device is gone" in text for text in told)
+
+
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+async def test_a_back_that_hangs_is_replaced_and_the_streams_go_on(options, tmp_path, how) -> None:
+    fault = "hang@9" if how == "stuck" else "none"
+    async with faulty(options, fault, tmp_path, hang_seconds=3.0) as company:
+        logs = mixed(company)
+        if how == "stopped":
+            for pid in backs():
+                os.kill(pid, signal.SIGSTOP)
+        with anyio.fail_after(60):
+            disturbed = await play_all(company.client, logs)
+        assert company.client.stats().restarts == 1
+        assert same(disturbed, await play_all(company.client, logs))
+
+
+async def test_a_request_that_kills_back_is_found_and_ended_and_the_others_go_on(options, tmp_path) -> None:
+    async with faulty(options, f"poison:{VOCAB - 1}", tmp_path) as company:
+        logs = [[log for log in logs if VOCAB - 1 not in log.tokens] for logs in mixed(company)]
+        poison = replace(logs[1][0], id="poison", tokens=(5, VOCAB - 1), prompt_length=2)
+        played: dict[str, Played] = {}
+
+        async def others() -> None:
+            played.update(await play_all(company.client, logs))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            with pytest.raises(RequestFailed) as refused:
+                await play(company.client, [poison], defaultdict(Played))
+        assert refused.value.code == "quarantined"
+        assert same(played, await play_all(company.client, logs))
+        assert company.client.stats().restarts == 3
+
+
+async def test_a_back_that_cannot_be_kept_ends_streams_with_a_503_and_is_not_ready(options, tmp_path) -> None:
+    async with faulty(options, f"poison:{VOCAB - 1}", tmp_path, max_restarts=1) as company:
+        poison = replace(mixed(company)[1][0], tokens=(5, VOCAB - 1), prompt_length=2)
+        with pytest.raises(Overloaded) as refused:
+            await play(company.client, [poison], defaultdict(Played))
+        assert refused.value.code == "engine_lost"
+        assert refused.value.retry_after is not None
+        await company.client.lost()
+        assert not company.client.stats().ready
+        with pytest.raises(Overloaded, match="another replica"):
+            await play(company.client, [poison], defaultdict(Played))
+
+
+async def test_what_back_cannot_load_is_raised_as_its_own_error_and_no_process_stays(
+    options, tmp_path
+) -> None:
+    with pytest.raises(ModelLoadError, match="no such weights"):
+        async with faulty(options, "load", tmp_path):
+            raise AssertionError("not reached")
+    assert backs() == []
+
+
+async def test_loading_is_told_and_the_line_has_no_name(options) -> None:
+    progress: list[tuple[int, int]] = []
+    async with open_company(options, lambda done, total: progress.append((done, total))) as company:
+        assert progress[-1][0] == progress[-1][1] > 0
+        assert set(company.client.models("default")) >= set(NAMES[:-1])
+        (back,) = backs()
+        assert names_of_sockets(back) == names_of_sockets(os.getpid()) == []
+    assert backs() == []

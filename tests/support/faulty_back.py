@@ -1,0 +1,43 @@
+"""Back's process with a fault planted in it: `python faulty_back.py FAULT FOLDER FD`.
+
+FAULT is `crash@N`, `hang@N` (the Nth step of the process, and once only: a file in FOLDER remembers) or
+`poison:TOKEN` (whenever a sequence that has this token in its prompt is admitted), or `load` (it cannot).
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+from personae.actors import back
+from personae.engine.step import StepEngine
+from personae.errors import ModelLoadError
+
+fault, folder = sys.argv[1], Path(sys.argv[2])
+forward = StepEngine.forward
+steps = 0
+
+
+def faulty(self, plan, grammars):
+    global steps
+    steps += 1
+    kind, _, number = fault.replace(":", "@").partition("@")
+    done = folder / "done"
+    if kind == "poison":
+        if any(int(number) in admission.log.tokens for admission in plan.admissions):
+            raise RuntimeError("planted: poison")
+    elif kind in ("crash", "hang") and steps == int(number) and not done.exists():
+        done.touch()
+        if kind == "crash":
+            raise RuntimeError("planted: the device is gone")
+        threading.Event().wait()
+    return forward(self, plan, grammars)
+
+
+def refuse(options, on_progress):
+    raise ModelLoadError("planted: no such weights")
+
+
+StepEngine.forward = faulty
+if fault == "load":
+    back.assemble = refuse
+back.main()
