@@ -14,6 +14,7 @@
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
+    │   └── EngineLost            the engine failed too often and is not started again       503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
     │   ├── DeadlineExceeded      its deadline passed                                        504
     │   └── Cancelled             the client went away (never sent on the wire)              499
@@ -140,6 +141,13 @@ class Overloaded(PersonaeError):
     type = "overloaded_error"
     code = "overloaded"
     retry_after = 1.0
+
+
+class EngineLost(Overloaded):
+    """The engine failed too often and is not started again; the server is about to end."""
+
+    code = "engine_lost"
+    retry_after = 30.0
 
 
 class RequestFailed(PersonaeError):

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front, LocalClient, Prospectus, watching
 from personae.actors.host import Host, Progress
-from personae.actors.kit.child import Report, log_incident
+from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import StartFailed, Supervisor
 from personae.actors.stage import MAX_RESTARTS, WITHIN
 from personae.actors.wire import Facts, Port
@@ -61,12 +61,16 @@ async def open_company(
     """Start Back, wait until it has loaded, yield the engine; end Back.
 
     Raises the LoadError that Back refuses its options with. When Back dies or hangs more than `max_restarts`
-    times within a minute it is not started again: streams end with Overloaded, and so does what comes later.
+    times within a minute it is not started again: streams end with EngineLost, and so does what comes later.
     """
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
-    root = Supervisor(
-        "personae", max_restarts=0, report=watching(report, "personae/back", lambda: front.lose_back())
-    )
+
+    def report_unless_raised(incident: Incident) -> None:
+        if met or _load_error(incident.error) is None:  # at the start it is raised, and no incident
+            report(incident)
+
+    watch = watching(report_unless_raised, "personae/back", lambda: front.lose_back())
+    root = Supervisor("personae", max_restarts=0, report=watch)
     # Temporary: when it gives up, Front stays, to tell everybody.
     back = root.supervisor("back", max_restarts=max_restarts, within=WITHIN, restart="temporary")
     port = Port("back")
@@ -94,14 +98,11 @@ async def open_company(
             client = LocalClient(prospectus, front)
             yield Company(client, facts.defaults, facts.max_adapters, facts.bounds)
     except StartFailed as failure:
-        raise _load_error(failure) from failure
+        raise (_load_error(failure) or failure) from failure.__cause__
 
 
-def _load_error(failure: StartFailed) -> Exception:
-    """The LoadError behind a failed start, if that is what it was."""
-    cause: BaseException | None = failure
-    while cause is not None:
-        if isinstance(cause, LoadError):
-            return cause
-        cause = cause.__cause__
-    return failure
+def _load_error(error: BaseException | None) -> LoadError | None:
+    """The LoadError behind an error, if there is one."""
+    while error is not None and not isinstance(error, LoadError):
+        error = error.__cause__
+    return error

@@ -21,9 +21,7 @@ from personae.actors.messages import Message, Shut, Submission, Withdraw
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
-from personae.errors import Overloaded, PersonaeError
-
-LOST_RETRY_AFTER = 30.0  # seconds until somebody has replaced us
+from personae.errors import EngineLost, PersonaeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +81,7 @@ class Front:
 
     def lose_back(self) -> None:
         """Back cannot be kept: end what lives, refuse what comes."""
-        error = Overloaded(
-            "The engine has failed and does not come back; ask another replica.",
-            code="engine_lost",
-            retry_after=LOST_RETRY_AFTER,
-        )
+        error = EngineLost("The engine has failed and does not come back; ask another replica.")
         with suppress(ActorStopped):
             self.ingress.tell(Shut(error))
         self.lost.set()

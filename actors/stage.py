@@ -33,7 +33,7 @@ async def open_stage(
     """Raise the curtain: start every actor, yield the client, stop everything in order.
 
     Raises what the first start of an actor raised (StartFailed). When Back dies more than `max_restarts`
-    times within a minute it is not started again: streams end with Overloaded, and so does what comes later.
+    times within a minute it is not started again: streams end with EngineLost, and so does what comes later.
     """
     root = Supervisor(
         "personae", max_restarts=0, report=watching(report, "personae/back", lambda: front.lose_back())

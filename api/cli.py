@@ -12,7 +12,7 @@ from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
-from personae.errors import LoadError
+from personae.errors import EngineLost, LoadError
 
 if TYPE_CHECKING:
     pass
@@ -29,6 +29,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(adapters_app, name="adapters")
 
 _START_UP_ERROR = 2
+_ENGINE_LOST = 3
 
 
 def main() -> None:
@@ -66,6 +67,18 @@ def serve(
         typer.Option(parser=size_option, metavar="SIZE", help="Memory for adapters on the device."),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The base's name in requests.")] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that answers have to finish once the server is to stop.")
+    ] = 30.0,
+    hang_timeout: Annotated[
+        float, typer.Option(min=2, help="Seconds in one step after which the engine is started again.")
+    ] = 60.0,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts of the engine within a minute before the server gives up.")
+    ] = 5,
+    one_process: Annotated[
+        bool, typer.Option("--one-process", help="The engine in the server's own process, for debugging.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="The seed of requests that give none.")] = None,
     data_dir: Annotated[
         Path | None,
@@ -92,6 +105,10 @@ def serve(
         adapter_memory=adapter_memory,
         served_model_name=served_model_name,
         seed=seed,
+        one_process=one_process,
+        max_restarts=max_restarts,
+        hang_timeout=hang_timeout,
+        drain_timeout=drain_timeout,
     )
     access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run
@@ -101,6 +118,9 @@ def serve(
     except LoadError as error:
         typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
         raise typer.Exit(_START_UP_ERROR) from None
+    except EngineLost as error:
+        typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_ENGINE_LOST) from None
 
 
 @app.command()

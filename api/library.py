@@ -91,7 +91,9 @@ async def open(
     total)` is told the bytes loaded, from another thread. Raises LoadError.
     """
     serve = ServeOptions(
-        None if model is None else Path(model), tuple(Path(folder) for folder in adapters), **options
+        None if model is None else Path(model),
+        tuple(Path(folder) for folder in adapters),
+        **{"one_process": True, **options},
     )
     async with open_engine(serve, on_progress) as opened:
         settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters, seed=serve.seed)

@@ -1,5 +1,5 @@
-"""Opens an engine in this process: what `personae serve` stands on, and `personae.open` for use as a
-library."""
+"""Opens an engine: what `personae serve` stands on, with a process of its own for the model, and
+`personae.open` for use as a library, all in one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -8,6 +8,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.company import open_company
 from personae.actors.stage import open_stage
 from personae.api.options import Opened, ServeOptions
 
@@ -26,7 +27,8 @@ async def open_engine(
 
     `adapter_store` is where adapters lie that come later, `secret` what tenants' prefix-cache salts are made
     from. Without a model it is the bundled one, with its adapters beside those that were asked for.
-    `on_progress(done_bytes, total_bytes)` is called from another thread while weights load. Raises LoadError.
+    `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
+    Raises LoadError.
     """
     model, adapters, dtype, name = options.model, options.adapters, options.dtype, options.served_model_name
     if model is None:
@@ -48,6 +50,18 @@ async def open_engine(
         served_model_name=name,
         secret=secret,
     )
+    if not options.one_process:
+        async with open_company(
+            engine_options,
+            on_progress,
+            max_restarts=options.max_restarts,
+            hang_seconds=options.hang_timeout,
+        ) as company:
+            client = company.client
+            facts = (company.defaults, company.max_adapters, company.bounds)
+            yield Opened(client, *facts, client.lost, client.end_all)
+        return
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
-    async with open_stage(assembly.script) as client:
-        yield Opened(client, assembly.defaults, assembly.max_adapters, assembly.bounds)
+    async with open_stage(assembly.script, max_restarts=options.max_restarts) as client:
+        facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
+        yield Opened(client, *facts, client.lost, client.end_all)

@@ -1,11 +1,15 @@
 """What `personae serve` is asked for, as plain data."""
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import anyio
 import msgspec
+
+from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
     from personae.actors.client import EngineClient
@@ -24,7 +28,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
     `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
     `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the other sizes are in tokens or
-    sequences. `seed` is that of requests that give none.
+    sequences. `seed` is that of requests that give none. Unless it is in `one_process`, the engine is
+    started again when it dies, `max_restarts` times within a minute, or when a step takes more than
+    `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
     """
 
     model: Path | None = None
@@ -38,6 +44,18 @@ class ServeOptions(msgspec.Struct, frozen=True):
     adapter_memory: int | None = None
     served_model_name: str | None = None
     seed: int | None = None
+    one_process: bool = False
+    max_restarts: int = 5
+    hang_timeout: float = 60.0
+    drain_timeout: float = 30.0
+
+
+async def _never() -> None:
+    await anyio.sleep_forever()
+
+
+def _ignore(error: PersonaeError) -> None:
+    pass
 
 
 class AccessOptions(msgspec.Struct, frozen=True):
@@ -57,13 +75,16 @@ class Opened:
     """An open engine, and what the API wants to know of the model besides.
 
     `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
-    nobody knows.
+    nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
+    error, and refuses new ones with it.
     """
 
     client: "EngineClient"
     defaults: "GenerationDefaults"
     max_adapters: int | None = None
     bounds: "AdapterBounds | None" = None
+    lost: Callable[[], Awaitable[None]] = _never
+    end_all: Callable[[PersonaeError], None] = _ignore
 
 
 def parse_size(text: str) -> int:

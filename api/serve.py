@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import anyio
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,12 +19,15 @@ from personae.api.server import Server, bind, url
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
-from personae.errors import LoadError
+from personae.errors import EngineLost, LoadError
+
+LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its engine
 
 
 def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> None:
     """Serve until told to stop. Raises LoadError when the address, the model or an adapter is refused, or
-    when others than this machine could use a server that asks nobody for a key."""
+    when others than this machine could use a server that asks nobody for a key; EngineLost when the engine
+    fails for good."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -36,6 +40,25 @@ def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> N
                 "`personae keys create`, or listen on 127.0.0.1, or say --insecure-no-auth."
             )
         uvloop.run(_serve(options, access, listener, data, tenants))
+
+
+async def serve_until_lost(server: Server, listener: socket.socket, opened: Opened) -> None:
+    """Serve until told to stop. When the engine fails for good, say so for a while; then raise EngineLost."""
+    lost = False
+
+    async def watch() -> None:
+        nonlocal lost
+        await opened.lost()
+        lost = True
+        await anyio.sleep(LOST_SECONDS)
+        server.stop()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await server.serve(sockets=[listener])
+        tasks.cancel_scope.cancel()
+    if lost:
+        raise EngineLost("The engine failed too often and was not started again; its last words are above.")
 
 
 async def _serve(
@@ -75,7 +98,14 @@ async def _serve(
             )
             with _registry(opened, data) as registry:
                 app = create_app(client, settings, tenants=tenants, registry=registry)
-                await Server(app, settings, on_ready=on_ready).serve(sockets=[listener])
+                server = Server(
+                    app,
+                    settings,
+                    drain_seconds=options.drain_timeout,
+                    on_ready=on_ready,
+                    end_all=opened.end_all,
+                )
+                await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()
 

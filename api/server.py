@@ -4,18 +4,22 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from personae.api.drain import Drain
 from personae.api.protocol import guarded
 from personae.api.settings import ApiSettings
-from personae.errors import LoadError
+from personae.errors import LoadError, Overloaded, PersonaeError
 
 _KEEP_ALIVE = 65
 """Seconds; more than load balancers keep idle connections, so that they close first."""
+
+_FAREWELL = 2
+"""Seconds that an answer has to leave once it has ended."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -48,8 +52,9 @@ def url(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn's server; calls `on_ready` once it listens; on SIGINT or SIGTERM finishes what runs and stops.
 
-    A second signal stops at once. Signals are not raised again after the server has stopped, so that the
-    engine around it is closed in order.
+    While it drains it is not ready and refuses requests; what has not finished in `drain_seconds` is ended
+    with an error by `end_all`. A second signal stops at once. Signals are not raised again after the server
+    has stopped, so that the engine around it is closed in order.
     """
 
     def __init__(
@@ -57,12 +62,17 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         settings: ApiSettings,
         *,
-        drain_seconds: int = 30,
+        drain_seconds: float = 30,
         on_ready: Callable[[], None] = lambda: None,
+        end_all: Callable[[PersonaeError], None] = lambda error: None,
     ) -> None:
+        self._drain = Drain(app)
+        self._drain_seconds = drain_seconds
+        self._end_all = end_all
+        self._finishing: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
-                app,
+                self._drain,
                 http=guarded(settings),
                 ws="none",
                 lifespan="off",
@@ -71,7 +81,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=drain_seconds,
+                timeout_graceful_shutdown=_FAREWELL,
             )
         )
         self._on_ready = on_ready
@@ -100,5 +110,18 @@ class Server(uvicorn.Server):
 
     def stop(self, *_: Any) -> None:
         """Finish what runs and stop; when called again, stop at once."""
-        self.force_exit = self.should_exit
+        if self._drain.draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._drain.draining = True
+        self._finishing = asyncio.get_running_loop().create_task(self._finish())
+
+    async def _finish(self) -> None:
+        try:
+            await asyncio.wait_for(self._drain.idle(), self._drain_seconds)
+        except TimeoutError:
+            why = "The server is stopping and could not wait for the end of this answer."
+            self._end_all(Overloaded(why, code="shutting_down"))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drain.idle(), _FAREWELL)
         self.should_exit = True

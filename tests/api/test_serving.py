@@ -77,6 +77,7 @@ def server(base: Path, adapters: dict[str, Path], engines: list[StepEngine]) -> 
         max_batch_tokens=128,
         kv_memory=2**23,
         served_model_name="base",
+        one_process=True,
     )
     with running(options) as server:
         yield server

@@ -1,0 +1,44 @@
+"""Stopping without breaking anything off: what runs is finished, what comes is sent elsewhere."""
+
+import uuid
+
+import anyio
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from personae.api.errors import error_response
+from personae.errors import Overloaded
+
+_STILL_SERVED = {"/health", "/metrics"}
+
+
+class Drain:
+    """ASGI middleware around the whole app: counts the requests in hand and, once it drains, refuses others
+    (503, `/ready` too), so that load balancers and clients turn to another replica."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._active = 0
+        self._idle = anyio.Event()
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] == "http" and self.draining and scope["path"] not in _STILL_SERVED:
+            response = error_response(Overloaded("The server is stopping.", code="shutting_down"))
+            response.headers["connection"] = "close"
+            response.headers["x-request-id"] = uuid.uuid4().hex
+            await response(scope, receive, send)
+            return
+        self._active += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no request is in hand."""
+        while self._active:
+            self._idle = anyio.Event()
+            await self._idle.wait()

@@ -1,0 +1,62 @@
+"""Draining, seen from inside."""
+
+import anyio
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from personae.api.drain import Drain
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])]
+
+
+class App:
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        self.may = anyio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.may.wait()
+        await PlainTextResponse("done")(scope, receive, send)
+
+
+async def ask(drain: Drain, path: str = "/v1/completions") -> int:
+    sent: list[dict[str, object]] = []
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b""}
+
+    await drain({"type": "http", "path": path, "method": "GET", "headers": []}, receive, send)
+    status = sent[0]["status"]
+    assert isinstance(status, int)
+    return status
+
+
+async def test_it_is_idle_when_the_last_request_in_hand_has_its_answer() -> None:
+    app = App()
+    drain = Drain(app)
+    answers: list[int] = []
+
+    async def one() -> None:
+        answers.append(await ask(drain))
+
+    with anyio.fail_after(5):
+        await drain.idle()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            tasks.start_soon(one)
+            await anyio.wait_all_tasks_blocked()
+            drain.draining = True
+            assert await ask(drain) == 503
+            assert await ask(drain, "/ready") == 503
+            with anyio.move_on_after(0.05) as waited:
+                await drain.idle()
+            assert waited.cancelled_caught
+            app.may.set()
+            await drain.idle()
+        assert answers == [200, 200]
+        assert await ask(drain, "/health") == 200
