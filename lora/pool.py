@@ -18,6 +18,8 @@ from personae.errors import AdapterError, Overloaded
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 
+MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
+
 
 @dataclass(slots=True)
 class Resident:
@@ -49,6 +51,7 @@ class LoraPool:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.num_pages = capacity_rows // RANK_PAGE
+        self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
         self._a: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, in]
         self._b: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, out]
@@ -59,7 +62,7 @@ class LoraPool:
             self._b[module] = torch.zeros(*rows, outputs, dtype=dtype, device=device)
             self._tables[module] = RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
-                torch.zeros(max_adapters, self.num_pages, dtype=torch.int32, device=device),
+                torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
             )
         self._arenas = {
             group: [
@@ -119,10 +122,10 @@ class LoraPool:
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
         for module, rank in adapter.ranks.items():
-            if _pages(rank) > self.num_pages:
+            if rank > self.max_rank:
                 raise AdapterError(
                     f"adapter {adapter.name!r}: rank {rank} of {module} does not fit the pool's "
-                    f"{self.num_pages * RANK_PAGE} ranks a module"
+                    f"{self.max_rank} ranks a module"
                 )
         if not adapter.peak <= torch.finfo(self.dtype).max:
             raise AdapterError(

@@ -16,7 +16,6 @@ from personae.kernels.triton.sizes import Gpu
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 OPERATORS = ("append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
-PROGRAMS_PER_PROCESSOR = 4  # of SGMV's fixed grid
 
 
 class TritonOperators:
@@ -56,7 +55,7 @@ class TritonOperators:
         if x.dtype not in TYPES or len(ys) > 3 or not rows_contiguous:
             reference.sgmv(x, ys, arenas, tables, work)
             return
-        triton_sgmv.sgmv(x, ys, arenas, tables, work, self.gpu.processors * PROGRAMS_PER_PROCESSOR)
+        triton_sgmv.sgmv(x, ys, arenas, tables, work, self.gpu)
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""

@@ -14,11 +14,12 @@ from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
-from personae.kernels.triton.sizes import ceil_div, power_of_two
+from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
 VECTOR_ROWS = 4  # up to here a segment's rows are multiplied one by one, without tensor cores
 SPLIT_K = 512  # the least inputs of a split
 MOST_SPLITS = 16
+PROGRAMS = 4  # of the fixed grid for each multiprocessor: as many as its registers hold at once
 
 Item = TypeVar("Item")
 
@@ -37,7 +38,7 @@ class Tiles:
 
 # A tile of 16 rows is the smallest that tensor cores take; from 64 on, Hopper's larger instructions apply.
 SMALL = Tiles(
-    rows=16, shrink_ranks=16, shrink_inputs=128, vector_inputs=512, expand_ranks=16, expand_outputs=256
+    rows=16, shrink_ranks=16, shrink_inputs=128, vector_inputs=512, expand_ranks=16, expand_outputs=128
 )
 LARGE = Tiles(
     rows=64, shrink_ranks=64, shrink_inputs=64, vector_inputs=64, expand_ranks=32, expand_outputs=128
@@ -120,9 +121,9 @@ def sgmv(
     arenas: tuple[Arena, ...],
     tables: tuple[RankTable, ...],
     work: WorkList,
-    programs: int,
+    gpu: Gpu,
 ) -> None:
-    """See `reference.sgmv`; up to three modules, features contiguous. programs: the fixed grid's size."""
+    """See `reference.sgmv`; up to three modules, features contiguous."""
     segments, (tokens, inputs) = work.rows.shape[0], x.shape
     if not segments or not tokens:
         return
@@ -136,7 +137,6 @@ def sgmv(
 
     width = plan.pages.shape[1]
     planes = torch.empty(splits, tokens, width * RANK_PAGE, dtype=torch.float32, device=x.device)
-    grid = (programs,)
     lists = work.first_row, work.rows, plan.ends, plan.ranks, plan.pages
     shared = {
         "MODULES": len(ys),
@@ -146,7 +146,7 @@ def sgmv(
         "SEGMENTS": padded_segments(segments),
     }
     three = _three(arenas)
-    shrink_kernel[grid](
+    shrink_kernel[(gpu.processors * PROGRAMS,)](
         x,
         *(arena.a for arena in three),
         planes,
@@ -165,7 +165,7 @@ def sgmv(
         num_stages=3,
         **shared,
     )
-    expand_kernel[grid](
+    expand_kernel[(gpu.processors * PROGRAMS,)](
         planes,
         *(arena.b for arena in three),
         *_three(ys),
@@ -179,7 +179,7 @@ def sgmv(
         BLOCK_OUT=tiles.expand_outputs,
         VECTOR_RANKS=16,
         num_warps=4,
-        num_stages=2,
+        num_stages=1,  # there are few ranks to loop over
         **shared,
     )
 

@@ -40,13 +40,21 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
     from triton_aot import compiled, launches
 
     from personae.kernels.triton.sgmv import sgmv
+    from personae.kernels.triton.sizes import Gpu
 
     inputs, outputs = GROUPS[group]
     arenas = tuple(Arena(meta(4096, inputs), meta(4096, out)) for out in outputs)
     tables = tuple(RankTable(ints(64), ints(64, 32)) for _ in outputs)
     ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
     with launches() as found:
-        sgmv(meta(tokens, inputs), ys, arenas, tables, WorkList(ints(64), ints(64), ints(64)), 528)
+        sgmv(
+            meta(tokens, inputs),
+            ys,
+            arenas,
+            tables,
+            WorkList(ints(64), ints(64), ints(64)),
+            Gpu(132, hopper=capability == 90),
+        )
     plan, shrink, expand = (compiled(launch, capability, tmp_path) for launch in found)
     for machine in (plan, shrink, expand):
         print(tokens, group, capability, machine)
@@ -54,8 +62,10 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
     product = "HGMMA" if capability == 90 and tokens > 64 else "HMMA"
     for machine in (shrink, expand):
         assert machine.instructions[product]
-        assert machine.wide_loads >= 8
-        assert machine.registers <= (128 if tokens <= 64 else 255)  # 128: four programs on a multiprocessor
+        assert machine.wide_loads >= 6  # of x, of A or B, of y
+        assert machine.registers <= (
+            128 if tokens <= 64 else 255
+        )  # 128: four programs fit on a multiprocessor
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

@@ -13,12 +13,15 @@ from personae.kernels.triton import sgmv as host
 from personae.kernels.triton.calls import TritonOperators
 from personae.kernels.triton.sizes import Gpu
 
-sgmv = partial(host.sgmv, programs=2)
+sgmv = partial(host.sgmv, gpu=Gpu(1, hopper=True))
 NARROW = {"inputs": 24, "outputs": (24, 8)}
 
 
-@pytest.mark.parametrize("popularity", POPULARITY)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    ("ranks", "popularity"),
+    [("mixed", popularity) for popularity in POPULARITY]
+    + [(ranks, popularity) for ranks in RANKS for popularity in ("skewed", "with base rows")],
+)
 def test_every_mix_of_ranks_and_adapters_equals_one_product_per_row(ranks: str, popularity: str) -> None:
     check_sgmv(sgmv, RANKS[ranks], POPULARITY[popularity], **NARROW)
 
