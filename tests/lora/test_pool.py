@@ -189,6 +189,14 @@ def test_an_adapter_that_can_never_fit_is_refused_with_its_rank() -> None:
         pool.load(adapter)
 
 
+def test_no_adapter_is_larger_than_the_kernels_scratch_memory_however_large_the_pool() -> None:
+    pool = make_pool(capacity_rows=1024)
+    pool.load(adapter_of(1, {"k": 512}))
+    with pytest.raises(AdapterError, match="rank 513 of k does not fit the pool's 512 ranks"):
+        pool.load(adapter_of(2, {"k": 513}))
+    pool.check_integrity()
+
+
 @pytest.mark.parametrize(("rows", "slots"), [(0, 1), (12, 1), (8, 0)])
 def test_a_pool_of_no_size_is_no_pool(rows: int, slots: int) -> None:
     with pytest.raises(ValueError, match="capacity_rows"):
