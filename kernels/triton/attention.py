@@ -28,8 +28,11 @@ def tile_for(max_query: int, group: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     """Small for decode; 64 rows, Hopper's smallest matrix instruction, where there is a prefill.
 
     Before ptxas 13.3 a pipelined chain of those instructions with operands in registers could go wrong for
-    float16, not for bfloat16 (triton issue 11781): float16 is not pipelined.
+    float16, not for bfloat16 (triton issue 11781): float16 is not pipelined. Full float32 has no tensor
+    cores, and large tiles of it would spill.
     """
+    if dtype is torch.float32:
+        return Tile(rows=max(16, power_of_two(group)), keys=32, warps=4, stages=1)
     rows = max_query * group
     if rows <= 16:
         return Tile(rows=16, keys=64, warps=4, stages=3)
