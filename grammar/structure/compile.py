@@ -1,6 +1,7 @@
 """Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 
 from personae.errors import GrammarError
@@ -10,6 +11,7 @@ from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import refusal, weakened
+from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Json, decode_structure
 from personae.grammar.structure.lark import lark
@@ -41,6 +43,8 @@ def compile_structure(
 
 def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> str:
     document = parse_schema(json.dumps(element.schema))
+    if math.isinf(shortest_instance(document)):
+        raise GrammarError("No finite answer satisfies the schema.")
     reason: Unenforced | GrammarError | None = None
     for schema in rewritings(document):
         missing: Unenforced | GrammarError | None = next(unenforced(schema, _BACKEND), None)
