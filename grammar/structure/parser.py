@@ -125,15 +125,17 @@ class AnswerParser:
         head = put(tools.open + tools.before_name).removeprefix(trigger)
         following = put(tools.between + tools.before_name).lstrip(" ")
         self._raw = []
+        begun = self.begun
         while (yield from self._call(tools, head)):
-            trigger, head = "", ""
+            head = ""
             self._raw = []
-            if not tools.close and following.startswith(put(tools.trigger)):
+            if not tools.close and following.startswith(trigger):
                 return
             if (yield from self._either(following, put(tools.close))) != following:
                 break
         if not self._ended or self._at < len(self._text):
-            self._write(trigger)
+            if self.begun == begun:
+                self._write(trigger)
             self._unread()
 
     def _call(self, tools: ToolFormat, head: str) -> Generator[None, None, bool]:

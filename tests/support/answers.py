@@ -5,12 +5,14 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from grammar_walks import allowed_tokens
 
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.parser import AnswerParser, Said
@@ -80,26 +82,35 @@ def allows(shape: AnswerShape, text: str, vocabulary: Vocabulary) -> bool:
     return True
 
 
-def random_answer(shape: AnswerShape, vocabulary: Vocabulary, seed: int, budget: int = 60) -> list[int]:
-    """Tokens that a model might write that has the grammar's shapes in mind: it likes tags and JSON."""
+def random_answer(shape: AnswerShape, vocabulary: Vocabulary, seed: int, budget: int = 30) -> list[int]:
+    """The tokens of an answer by a model that chooses at random among those that the grammar allows.
+
+    It knows the tags of its format, and writes them out of place too. After `budget` tokens it tends to end.
+    """
     rng = random.Random(seed)
     matcher = matcher_of(shape, vocabulary)
-    liked = set(b'{"<name:}]>/toolcal_') | set(range(257, vocabulary.size))
+    tags = ["</think>", shape.tools.trigger if shape.tools else "<x>"]
+    ending = {STOP, *vocabulary.special.values()}
     ids: list[int] = []
-    for step in range(20 * budget):
+    plan: list[int] = []
+    for step in range(40 * budget):
         tokens = allowed_tokens(matcher, vocabulary)
         assert tokens, f"nothing is allowed after {ids}"
-        wanted = [token for token in tokens if token in liked]
-        closing = [token for token in tokens if token in (STOP, *vocabulary.special.values())]
-        pool = wanted if wanted and rng.random() < 0.5 else tokens
-        if step > budget and rng.random() < 0.8:
-            pool = closing or [token for token in tokens if token in b'"}]>'] or tokens
-        token = rng.choice(pool)
+        late = step > budget
+        if not plan and rng.random() < (0.3 if late else 0.05):
+            plan = list(rng.choice(tags).encode())
+        if plan and plan[0] in tokens:
+            token = plan.pop(0)
+        else:
+            plan = []
+            closing = sorted({*b'"}]>'} & set(tokens))
+            pool = [token for token in tokens if token in ending] or closing if late else []
+            token = rng.choice(pool or tokens)
         assert matcher.accept(token)
         if matcher.terminated:
             return ids
         ids.append(token)
-    return []
+    raise AssertionError("the answer does not end")
 
 
 @dataclass
@@ -153,8 +164,28 @@ def parse_marked(parser: AnswerParser, text: str, cuts: Sequence[int] = ()) -> P
     """As `parse`, of text with marks in it."""
     parsed = Parsed()
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         parsed.add(parser.push(text[start:end]))
     parsed.add(parser.finish())
     parsed.completed = parser.completed
     return parsed
+
+
+def written(shape: AnswerShape, parsed: Parsed, parser: AnswerParser) -> str:
+    """An answer of which a parser says this, without its blanks, marks for special tokens."""
+    put = parser.marks.put
+    text = ""
+    if shape.reasoning is not None and shape.thinks is Thinks.OPEN:
+        text += parsed.reasoning + put(shape.reasoning.close)
+    text += parsed.content
+    if parsed.calls and (tools := shape.tools) is not None:
+        calls = [
+            put(tools.before_name) + name + put(tools.after_name) + arguments + put(tools.after_arguments)
+            for name, arguments in parsed.calls
+        ]
+        text += put(tools.open) + put(tools.between).join(calls) + put(tools.close)
+    return without_blanks(text)
+
+
+def without_blanks(text: str) -> str:
+    return "".join(text.split())
