@@ -82,24 +82,8 @@ def test_special_tokens_without_a_meaning_here_leave_no_trace_unless_they_are_to
         assert said.content + parser.finish().content == content
 
 
-texts = st.lists(
-    st.sampled_from(
-        [
-            "<tool_call>",
-            "</tool_call>",
-            "<think>",
-            "</think>",
-            '{"name": "',
-            '", "arguments": ',
-            "f",
-            "{",
-            "}",
-            '"',
-        ]
-        + ["\\", " ", "\n", "[", "]", "<", "tool", CALL, "x"]
-    ),
-    max_size=25,
-).map("".join)
+WORDS = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "', '", "arguments": ', CALL]
+texts = st.lists(st.sampled_from([*WORDS, *'f{}"\\ \n[]<x', "tool"]), max_size=25).map("".join)
 
 
 @settings(max_examples=150, deadline=None)
