@@ -124,14 +124,18 @@ class AnswerParser:
         trigger = put(tools.trigger)
         head = put(tools.open + tools.before_name).removeprefix(trigger)
         following = put(tools.between + tools.before_name).lstrip(" ")
+        close = put(tools.close).lstrip(" ")
         self._raw = []
         begun = self.begun
         while (yield from self._call(tools, head)):
             head = ""
             self._raw = []
-            if not tools.close and following.startswith(trigger):
+            if not close and following.startswith(trigger):
                 return
-            if (yield from self._either(following, put(tools.close))) != following:
+            passed = yield from self._either(following, close)
+            if passed == close:
+                return
+            if passed is None:
                 break
         if not self._ended or self._at < len(self._text):
             if self.begun == begun:

@@ -6,7 +6,15 @@ from personae.errors import ModelLoadError
 from personae.grammar.tools.format import ToolFormat
 
 # Those with plainer signs come later.
-NAMES = ("hermes",)
+NAMES = (
+    "hermes",
+    "mistral_v11",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "granite",
+    "llama3_json",
+)
 
 
 def tool_format(name: str) -> ToolFormat:
