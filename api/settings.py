@@ -47,9 +47,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     reasoning_format: str | None = None
 
 
-def serve_settings(
-    options: ServeOptions, opened: Opened, access: AccessOptions | None = None
-) -> ApiSettings:
+def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
     """The settings for an engine that was opened with these options."""
     access = access or AccessOptions()
     return ApiSettings(

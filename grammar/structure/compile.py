@@ -10,7 +10,7 @@ from personae.grammar.backends.llguidance import json_rule
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import refusal, weakened
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Json, decode_structure
@@ -36,13 +36,15 @@ def compile_structure(
         except GrammarError as error:
             error.param = element.param
             raise
+        except ANALYSIS_ERRORS as error:
+            raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
 
     text = lark(decode_structure(spec.source), vocabulary.special, bind)
     return backend.compile(GrammarSpec("lark", text))
 
 
 def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> str:
-    document = parse_schema(json.dumps(element.schema))
+    document = without_ignored(parse_schema(json.dumps(element.schema)))
     if math.isinf(shortest_instance(document)):
         raise GrammarError("No finite answer satisfies the schema.")
     reason: Unenforced | GrammarError | None = None
