@@ -69,12 +69,38 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """By place in the prompt, by token id; None for the first token."""
 
 
-class ChatMessage(msgspec.Struct):
-    """The answer."""
+class CalledFunction(msgspec.Struct, omit_defaults=True):
+    """The function of a tool call; its arguments are JSON text. In a chunk: what is new of it."""
 
-    content: str
+    arguments: str | None = None
+    name: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call of the answer."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a tool call; id and name come with the first one."""
+
+    index: int
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer. `content` is null if it consists of calls alone."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -106,6 +132,8 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -12,9 +12,9 @@ from personae.api import routes
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
 from personae.api.chat import chat_completions
-from personae.api.chat_template import ChatTemplate
 from personae.api.completions import completions
 from personae.api.errors import http_error, personae_error
+from personae.api.family import Family
 from personae.api.generation import Door
 from personae.api.metrics import Metrics
 from personae.api.middleware import Gate
@@ -28,15 +28,12 @@ from personae.errors import PersonaeError
 def make_door(client: EngineClient, settings: ApiSettings, registry: Registry | None = None) -> Door:
     """What the routes need of an open engine.
 
-    Raises ModelLoadError when the model's chat template cannot be compiled.
+    Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
     """
     base = next(iter(client.models(DEFAULT_TENANT)))
     metrics = Metrics(client, base, settings.max_adapters)
-    tokenizer = client.tokenizer
-    template = None
-    if tokenizer.chat_template is not None:
-        template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-    return Door(client, settings, metrics, template, Meter(time.monotonic), registry)
+    family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
+    return Door(client, settings, metrics, family, Meter(time.monotonic), registry)
 
 
 def create_app(
@@ -49,7 +46,7 @@ def create_app(
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
     Without `tenants` nobody is asked for a key; without a `registry` no adapters can be uploaded. Raises
-    ModelLoadError when the model's chat template cannot be compiled.
+    ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
     door = make_door(client, settings, registry)

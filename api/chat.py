@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.answers import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -14,6 +15,8 @@ from personae.api.answers import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from personae.api.chat_template import plain_messages
@@ -24,14 +27,15 @@ from personae.api.logprobs import chat_logprobs, prompt_logprobs
 from personae.api.params import (
     answer_length,
     choices_of,
-    grammar_spec,
     logprob_count,
     sampling_params,
     text_style,
 )
+from personae.api.reading import CallPart, Words
 from personae.api.respond import json_response, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
 from personae.api.stream import EventStream
+from personae.api.tools import answer_shape, functions_of, grammar_of, shown_tools
 from personae.errors import RequestError
 
 
@@ -53,18 +57,21 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
-    grammar = grammar_spec(body.response_format)
+    functions_of(body.tools)
     logprobs = _logprobs(body, door)
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
-    prompt = await door.encode_chat(
+    text = door.render_chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        kwargs=body.chat_template_kwargs,
-        add_special_tokens=bool(body.add_special_tokens),
+        kwargs={**door.family.effort(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+        tools=shown_tools(body.tools),
     )
+    shape = answer_shape(body, door.family, text)
+    grammar = grammar_of(body, shape)
+    prompt = await door.encode(text, add_special_tokens=bool(body.add_special_tokens))
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
     )
@@ -78,7 +85,16 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     )
     opening = _echo(body)
     choices = [
-        Choice(index, client.tokenizer, style, prompt=prompt, opening=opening) for index in range(count)
+        Choice(
+            index,
+            client.tokenizer,
+            style,
+            prompt=prompt,
+            opening=opening,
+            shape=shape,
+            special=door.family.special,
+        )
+        for index in range(count)
     ]
     job = Job.begin(door, "chatcmpl", model)
     job.add(prompt, params, grammar, choices)
@@ -150,10 +166,15 @@ class Form:
                 chunk.prompt_token_ids = self._prompt
             self._begun.add(part.index)
             yield chunk
-        if part.text or (part.tokens and (ids or part.entries)):
-            choice = ChatChunkChoice(part.index, ChatDelta(content=part.text), self._logprobs(part))
-            if ids:
-                choice.token_ids = part.tokens
+        deltas = list(_deltas(part.words))
+        if not deltas and part.tokens and (ids or part.entries):
+            deltas.append(ChatDelta(content=""))
+        for place, delta in enumerate(deltas):
+            choice = ChatChunkChoice(part.index, delta)
+            if place == 0:
+                choice.logprobs = self._logprobs(part)
+                if ids:
+                    choice.token_ids = part.tokens
             yield self._chunk([choice])
         if part.finish is not None:
             end = ChatChunkChoice(part.index, ChatDelta(), finish_reason=part.finish)
@@ -168,7 +189,7 @@ class Form:
     def _choice(self, part: Part) -> ChatChoice:
         assert part.finish is not None, "a gathered choice has ended"
         choice = ChatChoice(
-            part.index, ChatMessage(part.text), self._logprobs(part), part.finish, part.stop_reason
+            part.index, _message(part.words), self._logprobs(part), part.finish, part.stop_reason
         )
         if self._body.return_token_ids:
             choice.token_ids = part.tokens
@@ -180,3 +201,30 @@ class Form:
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
         job = self._job
         return ChatChunk(job.id, job.created, job.model.name, choices, usage=usage if self._usage else UNSET)
+
+
+def _message(words: Words) -> ChatMessage:
+    message = ChatMessage(words.text)
+    if words.reasoning:
+        message.reasoning_content = words.reasoning
+    if words.calls:
+        message.content = words.text or None
+        message.tool_calls = [
+            ToolCall(call.id or "", CalledFunction(call.arguments, call.name)) for call in words.calls
+        ]
+    return message
+
+
+def _deltas(words: Words) -> Iterable[ChatDelta]:
+    """What was said, in the order in which it was: each kind in a delta of its own."""
+    if words.reasoning:
+        yield ChatDelta(reasoning_content=words.reasoning)
+    if words.text:
+        yield ChatDelta(content=words.text)
+    if words.calls:
+        yield ChatDelta(tool_calls=[_call_delta(call) for call in words.calls])
+
+
+def _call_delta(call: CallPart) -> ToolCallDelta:
+    function = CalledFunction(call.arguments, call.name)
+    return ToolCallDelta(call.index, function, call.id, None if call.id is None else "function")

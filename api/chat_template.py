@@ -32,6 +32,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -52,11 +53,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt for `messages`. With `continue_final_message` it ends within the last message's content.
 
-        `kwargs` are further variables for the template. Raises RequestError when the template refuses the
-        messages or fails on them.
+        `kwargs` are further variables for the template, `tools` those that the model may call. Raises
+        RequestError when the template refuses the messages or fails on them.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -78,7 +80,7 @@ class ChatTemplate:
         try:
             prompt = self._template.render(
                 messages=chat,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,

@@ -1,11 +1,13 @@
 """One choice of an answer, as it grows: from the engine's deltas to text, logprobs and a reason to end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from personae.api.reading import PlainReading, Reading, ShapedReading, TextStyle, Words
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
+from personae.grammar.structure.answer import AnswerShape
 
 
 class Entry(NamedTuple):
@@ -26,7 +28,7 @@ class Part:
     """
 
     index: int
-    text: str = ""
+    words: Words = field(default_factory=Words)
     tokens: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -36,7 +38,7 @@ class Part:
 
     def add(self, later: "Part") -> None:
         """Take in what came after this part."""
-        self.text += later.text
+        self.words.add(later.words)
         self.tokens += later.tokens
         self.entries += later.entries
         self.prompt_logprobs += later.prompt_logprobs
@@ -45,20 +47,12 @@ class Part:
         self.cached += later.cached
 
 
-@dataclass(frozen=True, slots=True)
-class TextStyle:
-    """How tokens become text. `stop` strings end the choice and are left out unless `include_stop`."""
-
-    skip_special_tokens: bool = True
-    include_stop: bool = False
-    stop: tuple[str, ...] = ()
-
-
 class Choice:
     """Follows one sequence. `opening` is text that comes before the answer (an echo).
 
     `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers`
-    (an echo of `max_tokens` 0) the one token that the engine had to make is dropped.
+    (an echo of `max_tokens` 0) the one token that the engine had to make is dropped. With a `shape` the
+    answer is taken apart; `special` maps the names of special tokens to ids.
     """
 
     def __init__(
@@ -72,6 +66,8 @@ class Choice:
         echoed: bool = False,
         offsets: bool = False,
         answers: bool = True,
+        shape: AnswerShape | None = None,
+        special: Mapping[str, int] | None = None,
     ) -> None:
         self.index = index
         self.ended = False
@@ -81,23 +77,24 @@ class Choice:
         self._answers = answers
         self._include_stop = style.include_stop
         self._eos = tokenizer.eos_ids
-        skip = style.skip_special_tokens
-        self._text = Detokenizer(
-            tokenizer,
-            skip_special_tokens=skip,
-            stop=style.stop,
-            include_stop=style.include_stop,
-            after=prompt,
-        )
+        self._reading: Reading
+        if shape is None:
+            self._reading = PlainReading(tokenizer, style, prompt)
+        else:
+            self._reading = ShapedReading(tokenizer, style, prompt, shape, special or {})
         self._places = None
         if offsets:
             self._places = _Places(
-                Detokenizer(tokenizer, skip_special_tokens=skip, after=() if echoed else prompt)
+                Detokenizer(
+                    tokenizer,
+                    skip_special_tokens=style.skip_special_tokens,
+                    after=() if echoed else prompt,
+                )
             )
 
     def take(self, delta: Delta) -> Part:
         """What `delta` adds. With the last part `ended` is set; a stop string may bring it early."""
-        part = Part(self.index, text=self._opening, cached=delta.cached or 0)
+        part = Part(self.index, Words(self._opening), cached=delta.cached or 0)
         self._opening = ""
         part.prompt_logprobs += delta.prompt_logprobs
         for logprobs in delta.prompt_logprobs if self._prompt else ():
@@ -108,12 +105,13 @@ class Choice:
             self._take_tokens(delta, part)
         if delta.finish is not None and not self.ended:
             self.ended = True
-            part.text += self._text.flush()
-            part.stop_reason = self._text.stopped
+            part.words.add(self._reading.finish())
+            part.stop_reason = self._reading.stopped
             if part.stop_reason is not None:
                 part.finish = "stop"
             elif self._answers:
-                part.finish = delta.finish
+                called = delta.finish == "stop" and self._reading.called
+                part.finish = "tool_calls" if called else delta.finish
                 part.stop_reason = None if delta.stop_token in self._eos else delta.stop_token
             else:
                 part.finish = "length"
@@ -127,11 +125,10 @@ class Choice:
             ends = delta.stop_token is not None and index == len(delta.tokens) - 1
             if ends and not self._include_stop:
                 return
-            piece = self._text.push((token,))
-            part.text += piece.text
-            if piece.stopped is not None:
+            part.words.add(self._reading.push(token))
+            if self._reading.stopped is not None:
                 self.ended = True
-                part.finish, part.stop_reason = "stop", piece.stopped
+                part.finish, part.stop_reason = "stop", self._reading.stopped
                 return
 
     def _place(self, token: int) -> int:

@@ -91,6 +91,14 @@ def serve(
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Ask nobody for a key, on whatever address.")
     ] = False,
+    tool_format: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How the model writes tool calls; else found from its template."),
+    ] = None,
+    reasoning_format: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How the model writes reasoning; else found from its template."),
+    ] = None,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -109,6 +117,8 @@ def serve(
         max_restarts=max_restarts,
         hang_timeout=hang_timeout,
         drain_timeout=drain_timeout,
+        tool_format=tool_format,
+        reasoning_format=reasoning_format,
     )
     access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run

@@ -169,7 +169,7 @@ class Form:
 
     def of(self, part: Part) -> Iterable[Completion]:
         """The event for a part, if it holds anything."""
-        if part.text or part.tokens or part.entries or part.finish is not None:
+        if part.words.text or part.tokens or part.entries or part.finish is not None:
             yield self._answer([self._choice(part)], None if self._usage else UNSET)
 
     def last(self) -> Iterable[Completion]:
@@ -185,7 +185,7 @@ class Form:
         asked = self._body.logprobs is not None
         choice = TextChoice(
             index=part.index,
-            text=part.text,
+            text=part.words.text,
             logprobs=text_logprobs(part.entries, self._tokenizer) if asked else None,
             finish_reason=part.finish,
             stop_reason=part.stop_reason,

@@ -12,8 +12,8 @@ from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
 from personae.api.answers import CachedTokens, Usage
-from personae.api.chat_template import ChatTemplate
 from personae.api.choices import Choice, Part
+from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
 from personae.api.schema import Message
@@ -37,7 +37,7 @@ _LONG_TEXT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What every route needs: the app's parts, and who asks. `template` is None if the model has none.
+    """What every route needs: the app's parts, and who asks.
 
     `registry` has the adapters that came while the server runs; None if there is no place for them.
     """
@@ -45,7 +45,7 @@ class Door:
     client: EngineClient
     settings: ApiSettings
     metrics: Metrics
-    template: ChatTemplate | None
+    family: Family
     meter: Meter
     registry: "Registry | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
@@ -81,36 +81,13 @@ class Door:
             return encode(text, add_special_tokens)
         return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
 
-    async def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool | None,
-        continue_final_message: bool | None,
-        add_special_tokens: bool,
-        kwargs: Mapping[str, Any] | None,
-    ) -> list[int]:
-        """The prompt's token ids. A generation prompt is added unless the request says no or continues.
-
-        Raises RequestError when there is nothing to render, no template, or the template refuses.
-        """
+    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+        """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
-        if self.template is None:
-            raise RequestError(
-                "This model has no chat template; use /v1/completions with a prompt of your own.",
-                param="messages",
-            )
-        continues = bool(continue_final_message)
-        prompt = self.template.render(
-            messages,
-            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
-            continue_final_message=continues,
-            kwargs=kwargs,
-        )
-        return await self.encode(prompt, add_special_tokens=add_special_tokens)
+        return self.family.render(messages, **options)
 
 
 def door_of(request: Request) -> Door:

@@ -27,7 +27,7 @@ from personae.api.generation import Door, Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.schema import ChatRequest, CompletionRequest
-from personae.api.settings import ApiSettings
+from personae.api.settings import serve_settings
 from personae.api.stream import Chunks
 
 
@@ -96,8 +96,7 @@ async def open(
         **{"one_process": True, **options},
     )
     async with open_engine(serve, on_progress) as opened:
-        settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters, seed=serve.seed)
-        yield Engine(make_door(opened.client, settings))
+        yield Engine(make_door(opened.client, serve_settings(serve, opened)))
 
 
 @asynccontextmanager

@@ -136,7 +136,7 @@ class SequenceClock:
             self.tokens += len(part.tokens)
             metrics.generation_tokens.labels(model).inc(len(part.tokens))
         if part.finish is not None:
-            self.end(part.finish)
+            self.end("stop" if part.finish == "tool_calls" else part.finish)
 
     def end(self, reason: str) -> None:
         """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""

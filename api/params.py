@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from personae.api.choices import TextStyle
+from personae.api.reading import TextStyle
 from personae.api.schema import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.engine.params import SamplingParams

@@ -12,6 +12,7 @@ from personae.api.generation import Door, door_of
 from personae.api.respond import json_response
 from personae.api.schema import DetokenizeRequest, TokenizeRequest
 from personae.api.tenants.access import admin_only
+from personae.api.tools import functions_of, shown_tools
 from personae.errors import Overloaded, RequestError
 
 
@@ -67,15 +68,17 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is not None:
-        ids = await door.encode_chat(
+        functions_of(body.tools)
+        text = door.render_chat(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            add_special_tokens=bool(body.add_special_tokens),
             kwargs=body.chat_template_kwargs,
+            tools=shown_tools(body.tools),
         )
+        ids = await door.encode(text, add_special_tokens=bool(body.add_special_tokens))
     else:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
             if getattr(body, name) is not None:
                 raise RequestError(f"`{name}` belongs to `messages`, not to `prompt`.", param=name)
         ids = await door.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)

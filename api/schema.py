@@ -193,25 +193,72 @@ class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_f
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """A tool."""
+
+    function: FunctionTool
+
+
+class CustomTool(msgspec.Struct, tag="custom", tag_field="type"):
+    """A tool that takes text; not served, here to be refused by name."""
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """Names one of the tools."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: this function has to be called."""
+
+    function: FunctionName
+
+
+class ToolSelection(msgspec.Struct, forbid_unknown_fields=True):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: only these."""
+
+    allowed_tools: ToolSelection
+
+
+class CustomToolChoice(msgspec.Struct, tag="custom", tag_field="type"):
+    """As `tool_choice`: a custom tool; not served, here to be refused by name."""
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools | CustomToolChoice
+
+
 class ChatRequest(SamplingFields, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    free_form: ClassVar[tuple[str, ...]] = ("response_format", "chat_template_kwargs")
+    free_form: ClassVar[tuple[str, ...]] = ("response_format", "chat_template_kwargs", "tools")
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -223,6 +270,10 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
+    tools: list[Tool | CustomTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # The caller's own bookkeeping: checked, and of no effect.
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
@@ -233,15 +284,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     functions: Any = None
     modalities: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
     service_tier: Any = None
     store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -249,7 +296,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(Body, kw_only=True):
     """`POST /tokenize`, of a text (`prompt`) or of a conversation (`messages`)."""
 
-    free_form: ClassVar[tuple[str, ...]] = ("chat_template_kwargs",)
+    free_form: ClassVar[tuple[str, ...]] = ("chat_template_kwargs", "tools")
 
     model: str | None = None
     prompt: str | None = None
@@ -258,6 +305,7 @@ class TokenizeRequest(Body, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool | CustomTool] | None = None
     return_token_strs: bool | None = None
 
 

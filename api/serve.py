@@ -16,7 +16,7 @@ from personae.api.app import create_app
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.server import Server, bind, url
-from personae.api.settings import ApiSettings
+from personae.api.settings import serve_settings
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.errors import EngineLost, LoadError
@@ -89,13 +89,7 @@ async def _serve(
             def on_ready() -> None:
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
-            settings = ApiSettings(
-                defaults=opened.defaults,
-                max_adapters=opened.max_adapters,
-                seed=options.seed,
-                adapter_roots=access.adapter_roots,
-                insecure=access.insecure_no_auth,
-            )
+            settings = serve_settings(options, opened, access)
             with _registry(opened, data) as registry:
                 app = create_app(client, settings, tenants=tenants, registry=registry)
                 server = Server(

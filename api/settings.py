@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.engine.config import GenerationDefaults
 
 
@@ -18,7 +19,9 @@ class ApiSettings(msgspec.Struct, frozen=True):
     buffers hold, is dropped after `stall_seconds`. An upload of an adapter has limits of its own,
     `max_upload_bytes` and `upload_seconds`. `adapter_roots` are the folders below which admins may load
     adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is how
-    many adapters the engine can hold in memory at once; `/metrics` shows it.
+    many adapters the engine can hold in memory at once; `/metrics` shows it. `tool_format` and
+    `reasoning_format` name how the model writes calls and reasoning, "none" for not at all; None finds it
+    from the chat template.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -40,3 +43,19 @@ class ApiSettings(msgspec.Struct, frozen=True):
     adapter_roots: tuple[Path, ...] = ()
     insecure: bool = False
     max_adapters: int | None = None
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+
+
+def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
+    """The settings for an engine that was opened with these options."""
+    access = access or AccessOptions()
+    return ApiSettings(
+        defaults=opened.defaults,
+        max_adapters=opened.max_adapters,
+        seed=options.seed,
+        adapter_roots=access.adapter_roots,
+        insecure=access.insecure_no_auth,
+        tool_format=options.tool_format,
+        reasoning_format=options.reasoning_format,
+    )

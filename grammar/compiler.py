@@ -17,10 +17,11 @@ from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import refusal, weakened, without_ignored
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.worker import CanonicalWorker
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.compile import compile_structure
 from personae.grammar.vocabulary import Vocabulary
 
 
@@ -72,18 +73,13 @@ class GrammarCompiler:
         if spec.kind == "json_schema":
             try:
                 return self._compile_schema(spec)
-            except (
-                ArithmeticError,
-                AttributeError,
-                LookupError,
-                RecursionError,
-                TypeError,
-                ValueError,
-            ) as error:
-                # References lead into parts of a document that no meta-schema has checked.
+            except ANALYSIS_ERRORS as error:
                 raise GrammarError(
                     f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
                 ) from error
+        if spec.kind == "structure":
+            backend = self._backend(BACKENDS_OF_KIND[spec.kind][0])
+            return compile_structure(spec, backend, self.vocabulary, self._rewritings)
         return self._backend(BACKENDS_OF_KIND[spec.kind][0]).compile(spec)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ BACKENDS_OF_KIND: dict[GrammarKind, tuple[str, ...]] = {
     "regex": ("llguidance",),
     "choice": ("llguidance",),
     "lark": ("llguidance",),
+    "structure": ("llguidance",),
     "ebnf": ("xgrammar",),
 }
 

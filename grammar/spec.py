@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structure"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
@@ -12,7 +12,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
 
     `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for `choice`,
     the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
-    `json_object`. `strict` is for schemas: enforce all of it or refuse; otherwise bind what can be bound.
+    `json_object`, an element as JSON text for `structure` (structure/elements.py). `strict` is for schemas:
+    enforce all of it or refuse; otherwise bind what can be bound.
     Equal specs compile to the same grammar, so a spec is the key of the cache of compiled grammars.
     """
 

@@ -66,9 +66,10 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         # Whole words of the bitmask: the ids past the tokens have no text, and are never allowed.
-        padding = -vocabulary.size % 32
-        self.tokens = [*vocabulary.tokens, *[b""] * padding]
-        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
+        tokens = [*vocabulary.tokens, *[b""] * (-vocabulary.size % 32)]
+        self.special_token_ids = [token for token, text in enumerate(tokens) if not text]
+        # Each with a name of its own: the library takes tokens of equal text for one another.
+        self.tokens = [text or b"<[%d]>" % token for token, text in enumerate(tokens)]
         self.eos_token_id = vocabulary.stop_ids[0]
 
     def __call__(self, text: bytes) -> list[int]:
@@ -79,9 +80,9 @@ def _lark(spec: GrammarSpec) -> str:
     """The spec as a Lark grammar."""
     match spec.kind:
         case "json_object":
-            return _json({"type": "object"}, strict=True)
+            return "start: " + json_rule({"type": "object"}, strict=True)
         case "json_schema":
-            return _json(json.loads(spec.source), spec.strict)
+            return "start: " + json_rule(json.loads(spec.source), spec.strict)
         case "regex":
             return f"start: /{regex_to_lark(spec.source, use_ascii='d')}/"
         case "choice":
@@ -92,7 +93,8 @@ def _lark(spec: GrammarSpec) -> str:
             return spec.source
 
 
-def _json(schema: Schema, strict: bool) -> str:
+def json_rule(schema: Schema, strict: bool) -> str:
+    """The body of a Lark rule: JSON that satisfies `schema`, as far as the library knows its keywords."""
     options = {
         "whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}",
         # Without \u: a second spelling of a listed property's name would get it past that property's schema.
@@ -100,7 +102,7 @@ def _json(schema: Schema, strict: bool) -> str:
         "lenient": not strict,
     }
     document = schema if isinstance(schema, dict) else {"allOf": [schema]}
-    return "start: %json " + json.dumps(document | {"x-guidance": options})
+    return "%json " + json.dumps(document | {"x-guidance": options})
 
 
 class LLGuidanceCompiled:

@@ -12,6 +12,9 @@ from personae.grammar.schema.document import SCHEMA_PARAM, Schema, dialect, poin
 from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
+# What the walks below raise where references lead into parts of a document that no meta-schema has checked.
+ANALYSIS_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 # Rewriting turns these into others: a keyword that the caller did not write came from one of them.
 _ORIGINS = ("not", "oneOf", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref")
 

@@ -24,13 +24,13 @@ CHATML = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
-    """One token per byte, and three special tokens."""
+def byte_tokenizer(chat_template: str | None = CHATML, special: Sequence[str] = ()) -> Tokenizer:
+    """One token per byte, and three special tokens, then those in `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([BOS, START, END])
+    backend.add_special_tokens([BOS, START, END, *special])
     return Tokenizer(
         backend,
         bos_id=BOS_ID,

@@ -1,0 +1,100 @@
+"""How one model chats: its templates, and the formats in which it writes tool calls and reasoning."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from personae.api.chat_template import ChatTemplate
+from personae.api.schema import Message
+from personae.engine.tokens import Tokenizer
+from personae.errors import RequestError
+from personae.grammar.reasoning.format import ReasoningFormat
+from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
+from personae.grammar.tools.format import ToolFormat
+from personae.grammar.tools.registry import find_tool_format, tool_format
+
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`template` is None if the model has none; `tool_template` is one that it has for tools besides.
+
+    `special` maps the names of special tokens to ids.
+    """
+
+    template: ChatTemplate | None = None
+    tool_template: ChatTemplate | None = None
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    special: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
+        """The family of a tokenizer's model. `tools` and `reasoning` name formats, "none" for none; without
+        a name the format is found from the templates.
+
+        Raises ModelLoadError for a name that is no format's, or a template that is not valid Jinja.
+        """
+        sources = tokenizer.chat_templates
+        templates = {
+            name: ChatTemplate(sources[name], tokenizer.special_tokens)
+            for name in ("default", "tool_use")
+            if name in sources
+        }
+        text = "\n".join(sources.values())
+        return cls(
+            templates.get("default"),
+            templates.get("tool_use"),
+            _chosen(tools, tool_format, find_tool_format(text)),
+            _chosen(reasoning, reasoning_format, find_reasoning_format(text)),
+            {tokenizer.token_bytes(id).decode(): id for id in tokenizer.special_ids},
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
+        """The prompt. A generation prompt is added unless the request says no or continues.
+
+        Raises RequestError when there is no template, or the template refuses.
+        """
+        template = self.tool_template if tools and self.tool_template else self.template
+        if template is None:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions with a prompt of your own.",
+                param="messages",
+            )
+        continues = bool(continue_final_message)
+        return template.render(
+            messages,
+            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=continues,
+            kwargs=kwargs,
+            tools=tools,
+        )
+
+    def effort(self, asked: str | None) -> dict[str, Any]:
+        """The template's variables for a `reasoning_effort`. Raises RequestError if it has none."""
+        if asked is None:
+            return {}
+        if self.template is not None and "reasoning_effort" in self.template.source:
+            return {"reasoning_effort": asked}
+        if self.template is not None and "enable_thinking" in self.template.source:
+            return {"enable_thinking": asked != "none"}
+        raise RequestError(
+            "`reasoning_effort`: this model's chat template has no way to say how much to reason.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+
+
+def _chosen(name: str | None, format_of: Any, found: Any) -> Any:
+    if name is None:
+        return found
+    return None if name == _NONE else format_of(name)

@@ -1,0 +1,152 @@
+"""From the tokens of one choice to what its reader gets: text as it is, or reasoning, text and tool calls."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from personae.engine.stops import StopFinder
+from personae.engine.tokens import Detokenizer, Tokenizer
+from personae.grammar.structure.answer import AnswerShape
+from personae.grammar.structure.parser import Said
+
+
+@dataclass(frozen=True, slots=True)
+class TextStyle:
+    """How tokens become text. `stop` strings end the choice and are left out unless `include_stop`."""
+
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class CallPart:
+    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Words:
+    """What a choice said; words add up."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+
+    def add(self, later: "Words") -> None:
+        """Take in what was said after this."""
+        self.text += later.text
+        self.reasoning += later.reasoning
+        for call in later.calls:
+            if self.calls and self.calls[-1].index == call.index:
+                self.calls[-1].arguments += call.arguments
+            else:
+                self.calls.append(call)
+
+
+class Reading(Protocol):
+    """Follows one choice. Nothing comes after `stopped`, the stop string that ended it, is set."""
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
+
+    @property
+    def called(self) -> bool:
+        """Whether tools were called, and every call is complete."""
+
+    def push(self, token: int) -> Words:
+        """What the next token adds."""
+
+    def finish(self) -> Words:
+        """There is no further token: what was held back."""
+
+
+class PlainReading:
+    """All of it is text."""
+
+    called = False
+
+    def __init__(self, tokenizer: Tokenizer, style: TextStyle, prompt: Sequence[int]) -> None:
+        self._text = Detokenizer(
+            tokenizer,
+            skip_special_tokens=style.skip_special_tokens,
+            stop=style.stop,
+            include_stop=style.include_stop,
+            after=prompt,
+        )
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
+        return self._text.stopped
+
+    def push(self, token: int) -> Words:
+        """What the next token adds."""
+        return Words(self._text.push((token,)).text)
+
+    def finish(self) -> Words:
+        """There is no further token: what was held back."""
+        return Words(self._text.flush())
+
+
+class ShapedReading:
+    """An answer of some shape. Stop strings are looked for in its text alone, not in reasoning or calls."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        style: TextStyle,
+        prompt: Sequence[int],
+        shape: AnswerShape,
+        special: Mapping[str, int],
+    ) -> None:
+        self._text = Detokenizer(tokenizer, skip_special_tokens=style.skip_special_tokens, after=prompt)
+        self._parser = shape.parser(special, shown=not style.skip_special_tokens)
+        self._stop = StopFinder(style.stop, style.include_stop)
+        self._id_length = shape.tools.id_length if shape.tools else None
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
+        return self._stop.found
+
+    @property
+    def called(self) -> bool:
+        """Whether tools were called, and every call is complete."""
+        return 0 < self._parser.begun == self._parser.completed
+
+    def push(self, token: int) -> Words:
+        """What the next token adds."""
+        mark = self._parser.marks.of(token)
+        if mark is None:
+            return self._words(self._parser.push(self._text.push((token,)).text))
+        return self._words(self._parser.push(self._text.flush() + mark))
+
+    def finish(self) -> Words:
+        """There is no further token: what was held back."""
+        words = self._words(self._parser.push(self._text.flush()))
+        words.add(self._words(self._parser.finish()))
+        if self.stopped is None:
+            words.text += self._stop.flush()
+        return words
+
+    def _words(self, said: Said) -> Words:
+        if self.stopped is not None:
+            return Words()
+        words = Words(self._stop.push(said.content), said.reasoning)
+        if said.calls and self.stopped is None:
+            words.text += self._stop.flush()
+            for piece in said.calls:
+                id = None if piece.name is None else self._new_id()
+                words.calls.append(CallPart(piece.index, id, piece.name, piece.arguments))
+        return words
+
+    def _new_id(self) -> str:
+        random = uuid.uuid4().hex
+        return f"call_{random[:24]}" if self._id_length is None else random[: self._id_length]

@@ -1,0 +1,1 @@
+"""Reasoning as each model family writes it; one small file per family."""

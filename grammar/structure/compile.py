@@ -1,0 +1,74 @@
+"""Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+
+from personae.errors import GrammarError
+from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.backends.llguidance import json_rule
+from personae.grammar.schema.document import Schema, parse_schema
+from personae.grammar.schema.formats import spell_formats
+from personae.grammar.schema.gate import Unenforced, strip, unenforced
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
+from personae.grammar.schema.shortest import shortest_instance
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Json, decode_structure
+from personae.grammar.structure.lark import lark
+from personae.grammar.vocabulary import Vocabulary
+
+_BACKEND = "llguidance"
+
+Rewritings = Callable[[Schema], Iterator[Schema]]
+
+
+def compile_structure(
+    spec: GrammarSpec, backend: GrammarBackend, vocabulary: Vocabulary, rewritings: Rewritings
+) -> CompiledGrammar:
+    """Compile a spec of kind "structure" with llguidance. `rewritings` gives schemas equal to one.
+
+    Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
+    """
+
+    def bind(element: Json) -> str:
+        try:
+            return _json_rule(element, backend, rewritings)
+        except GrammarError as error:
+            error.param = element.param
+            raise
+        except ANALYSIS_ERRORS as error:
+            raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
+
+    text = lark(decode_structure(spec.source), vocabulary.special, bind)
+    return backend.compile(GrammarSpec("lark", text))
+
+
+def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> str:
+    document = without_ignored(parse_schema(json.dumps(element.schema)))
+    if math.isinf(shortest_instance(document)):
+        raise GrammarError("No finite answer satisfies the schema.")
+    reason: Unenforced | GrammarError | None = None
+    for schema in rewritings(document):
+        missing: Unenforced | GrammarError | None = next(unenforced(schema, _BACKEND), None)
+        if missing is None:
+            try:
+                backend.compile(_spec(schema, strict=True))
+            except GrammarError as error:
+                missing = error
+            else:
+                return json_rule(schema, strict=True)
+        reason = reason or missing
+    if element.strict:
+        raise refusal(document, reason)
+    for schema in (weakened(spell_formats(strip(document)), _BACKEND), {"type": "object"}):
+        try:
+            backend.compile(_spec(schema, strict=False))
+        except GrammarError as error:
+            reason = error
+        else:
+            return json_rule(schema, strict=False)
+    raise refusal(document, reason)
+
+
+def _spec(schema: Schema, *, strict: bool) -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema), strict)

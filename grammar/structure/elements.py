@@ -1,0 +1,84 @@
+"""What an answer may be made of; the `source` of a GrammarSpec of kind "structure".
+
+An element says which texts are allowed, not how they are tokenized, with one exception: where the name of a
+special token of the tokenizer stands in an `Exactly` or an `Until`, it is that token. Everywhere else special
+tokens are never allowed. So the same structure serves a model whose tags are tokens of their own and one that
+spells them out.
+"""
+
+from typing import Any
+
+import msgspec
+
+from personae.grammar.spec import GrammarSpec
+
+
+class _Part(msgspec.Struct, frozen=True, tag=str.lower, tag_field="is"):
+    """The base of the elements."""
+
+
+class Exactly(_Part, frozen=True):
+    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none."""
+
+    text: str
+
+
+class Text(_Part, frozen=True):
+    """Any text, empty too, that contains none of `without` and begins with none of `openings`.
+
+    Blanks in front do not make another beginning.
+    """
+
+    without: tuple[str, ...] = ()
+    openings: tuple[str, ...] = ()
+
+
+class Until(_Part, frozen=True):
+    """Any text up to the first `end`, and that. It begins with none of `openings`.
+
+    `end` is either the name of one special token or has none in it.
+    """
+
+    end: str
+    openings: tuple[str, ...] = ()
+
+
+class Json(_Part, frozen=True):
+    """JSON that satisfies `schema`; `strict` as in a GrammarSpec. Errors name `param` as their field."""
+
+    schema: Any
+    strict: bool
+    param: str
+
+
+class Sequence(_Part, frozen=True):
+    """One part after the other."""
+
+    parts: "tuple[Element, ...]"
+
+
+class OneOf(_Part, frozen=True):
+    """Any one of the parts."""
+
+    parts: "tuple[Element, ...]"
+
+
+class Repeat(_Part, frozen=True):
+    """The part, `least` times or more, at most `most` times unless that is None."""
+
+    part: "Element"
+    least: int = 0
+    most: int | None = None
+
+
+Element = Exactly | Text | Until | Json | Sequence | OneOf | Repeat
+
+
+def structure_spec(element: Element) -> GrammarSpec:
+    """The spec that binds an answer to `element`."""
+    return GrammarSpec("structure", msgspec.json.encode(element).decode())
+
+
+def decode_structure(source: str) -> Element:
+    """The element in the source of a spec made by `structure_spec`."""
+    return msgspec.json.decode(source, type=Element)  # type: ignore[no-any-return]  # a union is a type to msgspec

@@ -1,0 +1,108 @@
+"""From a structure to a grammar in llguidance's dialect of Lark.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+
+Its lexer is greedy: of the texts that the grammar allows at a place it takes the longest, then asks what may
+follow. So a fixed text with its blanks is one lexeme and never two, text up to an end is a lexeme with that
+suffix, and text without some string is a regular expression that cannot contain it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from personae.errors import GrammarError
+from personae.grammar.structure.elements import (
+    Element,
+    Exactly,
+    Json,
+    OneOf,
+    Repeat,
+    Sequence,
+    Text,
+    Until,
+)
+
+_BLANKS = r"[ \t\r\n]"
+_ANY = "(?s:.*)"
+
+Bind = Callable[[Json], str]
+
+
+def lark(element: Element, special: Mapping[str, int], bind: Bind) -> str:
+    """The grammar's text. `special` maps the names of special tokens to ids; `bind` writes JSON's rule."""
+    writer = _Writer(special, bind)
+    start = writer.expression(element)
+    return "\n".join([f"start: {start}", *writer.rules]) + "\n"
+
+
+class _Writer:
+    def __init__(self, special: Mapping[str, int], bind: Bind) -> None:
+        self._special = special
+        self._bind = bind
+        self._names = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        self.rules: list[str] = []
+
+    def expression(self, element: Element) -> str:
+        match element:
+            case Exactly(text=text):
+                return " ".join(self._exactly(text)) or '""'
+            case Text():
+                return self._text(element)
+            case Until():
+                return self._until(element)
+            case Json():
+                return self._rule("json", self._bind(element))
+            case Sequence(parts=parts):
+                return " ".join(self.expression(part) for part in parts)
+            case OneOf(parts=parts):
+                return "(" + " | ".join(self.expression(part) for part in parts) + ")"
+            case Repeat(part=part, least=least, most=most):
+                return f"({self.expression(part)}){{{least},{'' if most is None else most}}}"
+
+    def _exactly(self, text: str) -> list[str]:
+        """Lexemes and tokens, in turn."""
+        pieces = []
+        at = 0
+        for found in self._names.finditer(text):
+            pieces += [_fixed(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
+            at = found.end()
+        pieces.append(_fixed(text[at:]))
+        return [piece for piece in pieces if piece]
+
+    def _text(self, element: Text) -> str:
+        conditions = [f"/{_ANY}/", *self._openings(element.openings)]
+        spelled = [text for text in element.without if text not in self._special]
+        conditions += [f"~/{_ANY}{_escaped(text)}{_ANY}/" for text in spelled]
+        return self._rule("text", " & ".join(conditions), terminal=True)
+
+    def _until(self, element: Until) -> str:
+        body = " & ".join([f"/{_ANY}/", *self._openings(element.openings)])
+        if element.end in self._special:
+            text = self._rule("text", body, terminal=True)
+            return f"{text} <[{self._special[element.end]}]>"
+        if self._names.search(element.end):
+            raise GrammarError(f"{element.end!r} mixes special tokens with text, and cannot end a text.")
+        name = f"until{len(self.rules)}"
+        self.rules.append(f"{name}[suffix=/{_escaped(element.end)}/]: {body}")
+        return name
+
+    def _openings(self, openings: tuple[str, ...]) -> list[str]:
+        spelled = [opening for opening in openings if opening not in self._special]
+        return [f"~/{_BLANKS}*{_escaped(opening)}{_ANY}/" for opening in spelled]
+
+    def _rule(self, name: str, body: str, *, terminal: bool = False) -> str:
+        name = f"{name}{len(self.rules)}"
+        name = name.upper() if terminal else name
+        self.rules.append(f"{name}: {body}")
+        return name
+
+
+def _fixed(text: str) -> str:
+    blanks = f"{_BLANKS}{{0,2}}"
+    pattern = blanks.join(_escaped(piece) for piece in text.split(" "))
+    return f"/{pattern}/" if text else ""
+
+
+def _escaped(text: str) -> str:
+    """A regular expression for `text`, to stand between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")

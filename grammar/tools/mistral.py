@@ -1,0 +1,19 @@
+"""Mistral up to its seventh tokenizer: one list of calls.
+
+https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
+"""
+
+from personae.grammar.tools.format import ToolFormat
+
+FORMAT = ToolFormat(
+    name="mistral",
+    signs=("[TOOL_CALLS]",),
+    trigger="[TOOL_CALLS]",
+    open="[TOOL_CALLS] [ ",
+    before_name='{ "name" : "',
+    after_name='" , "arguments" : ',
+    after_arguments=" }",
+    between=" , ",
+    close=" ]",
+    id_length=9,
+)

@@ -1,0 +1,17 @@
+"""Mistral since its eleventh tokenizer: every call has a tag of its own, and its name stands outside of JSON.
+
+https://docs.mistral.ai/cookbooks/concept-deep-dive-tokenization-tool_calling
+"""
+
+from personae.grammar.tools.format import ToolFormat
+
+FORMAT = ToolFormat(
+    name="mistral_v11",
+    signs=("[TOOL_CALLS]", "[ARGS]"),
+    trigger="[TOOL_CALLS]",
+    before_name="[TOOL_CALLS]",
+    after_name="[ARGS]",
+    after_arguments="",
+    between="",
+    id_length=9,
+)

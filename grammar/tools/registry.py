@@ -1,0 +1,34 @@
+"""The tool formats by name, and which of them a chat template is written for."""
+
+from importlib import import_module
+
+from personae.errors import ModelLoadError
+from personae.grammar.tools.format import ToolFormat
+
+# Those with plainer signs come later.
+NAMES = (
+    "hermes",
+    "mistral_v11",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "granite",
+    "llama3_json",
+)
+
+
+def tool_format(name: str) -> ToolFormat:
+    """The format of that name. Raises ModelLoadError when there is none."""
+    if name not in NAMES:
+        raise ModelLoadError(f"There is no tool format {name!r}; there are {', '.join(NAMES)}.")
+    format: ToolFormat = import_module(f"personae.grammar.tools.{name}").FORMAT
+    return format
+
+
+def find_tool_format(template: str) -> ToolFormat | None:
+    """The format that a chat template's model writes tool calls in, if it does and the format is known."""
+    for name in NAMES:
+        format = tool_format(name)
+        if all(sign in template for sign in format.signs):
+            return format
+    return None
