@@ -6,17 +6,21 @@ and a step is read as soon as it is sampled.
 """
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
 from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
 from personae.engine.step import Launched, StepEngine
-from personae.errors import AdapterError
+from personae.errors import AdapterError, Overloaded
 
 
 class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
+
+    An adapter is placed in pieces, one between two steps, so that it holds up other requests by no more than
+    a piece; when there is nothing else to do, all at once.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache.
     """
@@ -25,6 +29,7 @@ class Executor(ThreadActor[Message]):
         self._build = build
         self._scheduler = scheduler
         self._store = store
+        self._placing: deque[tuple[str, Iterator[None]]] = deque()
         self._unread: Launched | None = None
         self._done = self._gap = self._seconds = 0.0
 
@@ -40,16 +45,30 @@ class Executor(ThreadActor[Message]):
             case Execute():
                 self._execute(message)
             case Place(adapter=adapter):
-                try:
-                    placed = self._engine.place(adapter)
-                except AdapterError as error:
-                    self.post(self._store, Placed(adapter.digest, False, error.message))
-                else:
-                    self.post(self._store, Placed(adapter.digest, placed))
+                self._placing.append((adapter.digest, self._engine.placing(adapter)))
             case Release(adapter=digest):
                 self._engine.release(digest)
         if self._unread is not None and not self.pending:
             self._read()
+        while self._placing:
+            self._place_a_piece()
+            if self.pending:
+                break
+
+    def _place_a_piece(self) -> None:
+        digest, pieces = self._placing[0]
+        try:
+            next(pieces)
+        except StopIteration:
+            outcome = Placed(digest, True)
+        except Overloaded:
+            outcome = Placed(digest, False)
+        except AdapterError as error:
+            outcome = Placed(digest, False, error.message)
+        else:
+            return
+        self._placing.popleft()
+        self.post(self._store, outcome)
 
     def _execute(self, execute: Execute) -> None:
         begun = time.perf_counter()

@@ -6,7 +6,7 @@ pass: the masks of N+1 depend on the tokens of N. So on a device that runs by it
     forward N+1  ->  finish N (read tokens, advance grammars)  ->  fill masks, sample N+1
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -115,14 +115,22 @@ class StepEngine:
 
         Placing a held adapter again changes nothing. Raises AdapterError when it can never fit.
         """
+        try:
+            for _ in self.placing(adapter):
+                pass
+        except Overloaded:
+            return False
+        return True
+
+    def placing(self, adapter: Adapter) -> Iterator[None]:
+        """As `place`, a piece at a time: steps may run between the pieces, of other adapters.
+
+        The first piece raises AdapterError, or Overloaded when there is no room now.
+        """
         pool = self.runner.adapters
         if not pool.pins(adapter.digest):
-            try:
-                pool.load(adapter)
-            except Overloaded:
-                return False
+            yield from pool.loading(adapter)
             pool.pin(adapter.digest)
-        return True
 
     def release(self, digest: str) -> None:
         """The adapter may be evicted; nothing if it is not held."""

@@ -9,7 +9,7 @@ needed. The pool is synchronous and has one owner; on a device its copies are or
 them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -148,8 +148,18 @@ class LoraPool:
         Raises AdapterError if it can never fit, Overloaded if the adapters in its way are pinned; then
         nothing has changed.
         """
+        for _ in self.loading(adapter):
+            pass
+        return self._touch(adapter.digest).slot
+
+    def loading(self, adapter: Adapter) -> Iterator[None]:
+        """As `load`, a module at a time, so that its caller can do other things between the pieces.
+
+        What `load` raises is raised by the first piece. The iterator must then be run to its end before the
+        adapter is used; until then it is pinned.
+        """
         if adapter.digest in self._residents:
-            return self._touch(adapter.digest).slot
+            return
         self.check_fits(adapter)
         victims = self._victims(adapter)
         if victims is None:
@@ -161,10 +171,16 @@ class LoraPool:
             module: tuple(self._free_pages[module].pop() for _ in range(_pages(rank)))
             for module, rank in adapter.ranks.items()
         }
+        for module, own in pages.items():
+            self._tables[module].pages[slot, : len(own)] = torch.tensor(own, dtype=torch.int32).to(
+                self.device
+            )
+            self._tables[module].rank[slot] = adapter.ranks[module]
+        resident = self._residents[adapter.digest] = Resident(slot, pages, adapter.ranks, pins=1)
         for module in pages:
-            self._write(adapter, module, slot, pages[module])
-        self._residents[adapter.digest] = Resident(slot, pages, adapter.ranks)
-        return slot
+            self._write(adapter, module, pages[module])
+            yield
+        resident.pins -= 1
 
     def unload(self, digest: str) -> None:
         """Free an adapter's slot and pages. KeyError if it is not in the pool, ValueError if it is pinned."""
@@ -223,7 +239,7 @@ class LoraPool:
         enough = slots <= 0 and all(count <= 0 for count in missing.values())
         return victims if enough else None
 
-    def _write(self, adapter: Adapter, module: str, slot: int, pages: tuple[int, ...]) -> None:
+    def _write(self, adapter: Adapter, module: str, pages: tuple[int, ...]) -> None:
         """Copy one module of all layers to its pages, the scaling folded into B; rows past a rank are
         zeroed."""
         inputs, outputs = self.shapes.modules[module]
@@ -239,9 +255,6 @@ class LoraPool:
         rows = (ids.long()[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten().to(self.device)
         self._a[module].index_copy_(1, rows, a.to(self.device))
         self._b[module].index_copy_(1, rows, b.to(self.device))
-        table = self._tables[module]
-        table.pages[slot, : len(pages)] = ids.to(self.device)
-        table.rank[slot] = adapter.ranks[module]
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:

@@ -25,12 +25,14 @@ from personae.actors.client import ModelCard
 from personae.api.adapters.form import sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, RateLimited
+from personae.errors import Conflict, LoadError, NotFound, Overloaded, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
 
 STAGING = "staging"
+_STAGED = 16  # uploads at the same time
+_STAGED_BY_TENANT = 4
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
 
 
@@ -67,6 +69,7 @@ class Registry:
         self._reserved = reserved
         self._bounds = bounds
         self._held: Counter[str] = Counter()
+        self._staged: Counter[str] = Counter()
         self._staging = data.adapters / STAGING
         self._lock = Lock()
         self._readers = CapacityLimiter(1)  # adapters in memory for being checked
@@ -116,13 +119,22 @@ class Registry:
                 self._collect(digest)
 
     @contextmanager
-    def stage(self) -> Iterator[Path]:
-        """A new, empty folder; whatever is in it when the block ends is thrown away."""
+    def stage(self, tenant: str) -> Iterator[Path]:
+        """A new, empty folder; whatever is in it when the block ends is thrown away.
+
+        Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
+        """
+        if self._staged[tenant] >= _STAGED_BY_TENANT:
+            raise RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
+        if self._staged.total() >= _STAGED:
+            raise Overloaded(f"{_STAGED} uploads are running; try again shortly.")
+        self._staged[tenant] += 1
         folder = self._staging / secrets.token_hex(16)
         folder.mkdir(mode=0o700)
         try:
             yield folder
         finally:
+            self._staged -= Counter([tenant])
             self._janitor.submit(shutil.rmtree, folder, ignore_errors=True)
 
     def check_room(self, who: Identity, size: int) -> None:

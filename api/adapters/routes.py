@@ -58,7 +58,7 @@ async def create(request: Request) -> Response:
     registry, who = _registry(door), door.caller.identity
     length = request.headers.get("content-length", "0")
     registry.check_room(who, int(length) if length.isdigit() else 0)
-    with registry.stage() as folder:
+    with registry.stage(who.tenant) as folder:
         try:
             async with aclosing(request.stream()) as stream:
                 kind = request.headers.get("content-type", "")
@@ -110,7 +110,7 @@ async def load_lora_adapter(request: Request) -> Response:
     name = _checked(body.lora_name, "lora_name")
     registry.check_name(who, name, body.load_inplace)
     source = await to_thread.run_sync(_below, body.lora_path, door.settings.adapter_roots)
-    with registry.stage() as folder:
+    with registry.stage(who.tenant) as folder:
         try:
             await to_thread.run_sync(copy_folder, source, folder, door.settings.max_upload_bytes)
         except OSError as error:

@@ -2,9 +2,11 @@
 
 import json
 import random
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import anyio
 import jsonschema
@@ -212,3 +214,40 @@ async def test_streams_go_on_token_for_token_when_the_executor_crashes(assembly)
         (again,) = (await play(client, [logs[-1]])).values()
         assert not crashes
         assert again == echo
+
+
+class NotingEngine(StepEngine):
+    """Notes steps and pieces of adapters in their order; a piece takes a while, as on a large model."""
+
+    notes: list[str]
+
+    def forward(self, plan, grammars):  # type: ignore[no-untyped-def]  # as in StepEngine
+        self.notes.append("step")
+        return super().forward(plan, grammars)
+
+    def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in StepEngine
+        for piece in super().placing(adapter):
+            self.notes.append("piece")
+            time.sleep(0.01)
+            yield piece
+
+
+async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(assembly) -> None:
+    script = assembly.script
+    notes: list[str] = []
+
+    def build() -> StepEngine:
+        engine = script.build_step_engine()
+        engine.__class__ = NotingEngine
+        engine.notes = notes
+        return engine
+
+    async with open_stage(replace(script, build_step_engine=build)) as client:
+        running = log(script, "running", None, max_tokens=200)
+        async with client.stream([running]) as stream:
+            async for _ in stream:
+                break
+            await play(client, [log(script, "cold", NAMES[0])])
+        pieces = [place for place, note in enumerate(notes) if note == "piece"]
+        assert len(pieces) == 7
+        assert all("step" in notes[one:two] for one, two in pairwise(pieces))

@@ -288,3 +288,37 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 test_any_order_of_calls_keeps_the_pool_whole = PoolMachine.TestCase
+
+
+def test_an_adapter_that_is_loaded_in_pieces_is_in_its_place_from_the_first_and_whole_after_the_last() -> (
+    None
+):
+    pool = make_pool(capacity_rows=16, max_adapters=2)
+    other, adapter = adapter_of(1, {"q": 8}), adapter_of(2, {"q": 8, "o": 3, "down": 5})
+    pool.load(other)
+    pieces = pool.loading(adapter)
+    for _ in adapter.ranks:
+        next(pieces)
+        pool.check_integrity()
+        assert pool.pins(adapter.digest) == 1
+        assert not pool.can_load(adapter_of(3, {"q": 16})), "it would have to leave"
+    assert list(pieces) == []
+    assert pool.pins(adapter.digest) == 0
+    assert list(pool.loading(adapter)) == [], "it is there"
+    whole = make_pool(capacity_rows=16, max_adapters=2)
+    whole.load(other)
+    assert whole.load(adapter) == pool.slot(adapter.digest)
+    for group in ("qkv", "o", "down"):
+        for mine, theirs in zip(pool.arenas(1, group), whole.arenas(1, group), strict=True):
+            assert torch.equal(mine.a, theirs.a)
+            assert torch.equal(mine.b, theirs.b)
+
+
+def test_the_first_piece_of_what_finds_no_room_raises_and_nothing_has_changed() -> None:
+    pool = make_pool(capacity_rows=8, max_adapters=1)
+    pool.load(adapter_of(1, {"q": 8}))
+    pool.pin(adapter_of(1, {"q": 8}).digest)
+    with pytest.raises(Overloaded):
+        next(pool.loading(adapter_of(2, {"q": 8})))
+    pool.check_integrity()
+    assert len(pool.residents) == 1

@@ -1,6 +1,7 @@
 """The registry through its routes: names, versions, owners, files."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, upload, whole
 
 from personae.api.settings import ApiSettings
-from personae.errors import AdapterError, LoadError
+from personae.errors import AdapterError, LoadError, Overloaded, RateLimited
 from personae.lora.adapter import LoraShapes
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
@@ -271,9 +272,23 @@ async def test_two_uploads_of_one_name_at_the_same_time_make_one_adapter(house: 
             answers.append((await upload(client, "poet", whole(seed))).status_code)
 
     async with anyio.create_task_group() as tasks:
-        for seed in range(5):
+        for seed in range(4):
             tasks.start_soon(one, seed)
-    assert sorted(answers) == [201, 409, 409, 409, 409]
+    assert sorted(answers) == [201, 409, 409, 409]
+    assert house.leftovers() == []
+
+
+def test_a_tenant_has_so_many_uploads_at_the_same_time_and_the_server_too(house: House) -> None:
+    with ExitStack() as stack:
+        for tenant in "abcd":
+            for _ in range(4):
+                stack.enter_context(house.registry.stage(tenant))
+            with pytest.raises(RateLimited, match="4 uploads"), house.registry.stage(tenant):
+                pass
+        with pytest.raises(Overloaded, match="16 uploads"), house.registry.stage("e"):
+            pass
+    with house.registry.stage("a"):
+        pass
     assert house.leftovers() == []
 
 
