@@ -48,6 +48,7 @@ class Chaos:
         self.calm: dict[int, Answer] = {}
         self.answers = self.lost = self.different = 0
         self.done = False
+        self.restarts = 0
         self.killed_at: float | None = None
         self.pauses: list[float] = []
 
@@ -77,7 +78,7 @@ class Chaos:
         finish = ""
         async with self.company.client.stream([self.log(number, id)]) as stream:
             async for delta in stream:
-                if self.killed_at is not None:
+                if self.killed_at is not None and self.company.client.stats().restarts > self.restarts:
                     self.pauses.append(time.monotonic() - self.killed_at)
                     self.killed_at = None
                 tokens += delta.tokens
@@ -108,13 +109,14 @@ class Chaos:
         """Kill Back at random moments, each time when it is ready again."""
         for number in range(kills):
             await anyio.sleep(self.rng.uniform(0.1, pause))
-            while not self.company.client.stats().ready:
+            while not self.company.client.stats().ready:  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
+            self.restarts = self.company.client.stats().restarts
             self.killed_at = time.monotonic()
             os.kill(processes[-1], how)
             print(f"kill {number + 1}: {self.answers} answers so far", flush=True)
-            while self.company.client.stats().ready and how == signal.SIGKILL:
-                await anyio.sleep(0.001)
+            while self.company.client.stats().restarts == self.restarts:  # noqa: ASYNC110  as above
+                await anyio.sleep(0.01)
         self.done = True
 
 
