@@ -130,10 +130,11 @@ class Close(Message, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """*Wire.* From the scheduler: one step's deltas, for everyone."""
+    """*Wire.* From the scheduler: one step's deltas, for everyone; `admitted` are computed from now on."""
 
     deltas: tuple[Delta, ...]
     load: Load
+    admitted: tuple[str, ...] = ()
 
 
 class Refused(Message, frozen=True):

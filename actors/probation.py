@@ -1,9 +1,9 @@
 """Finds the request that kills Back, so that it takes no others with it.
 
-When Back dies, any of the sequences aboard may be the reason. All go back at once, since most often it was
-none of them. One that is aboard in a second death, without a token between the two, is suspect: suspects go
-back one at a time, the next when the one before has got on. The one on trial when Back dies again, still
-without a token, is guilty.
+When Back dies, any of the sequences that it was computing may be the reason. All go back at once, since most
+often it was none of them. One that is aboard in a second death, without a token between the two, is suspect:
+suspects go back one at a time, the next when the one before has got on. The one on trial when Back dies
+again, still without a token, is guilty.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ class Record:
     __slots__ = ("aboard", "deaths", "got_on")
 
     def __init__(self) -> None:
-        self.aboard = True  # given to this life of Back
+        self.aboard = False  # it was computed in this life of Back
         self.got_on = False  # brought something in this life
         self.deaths = 0
 
@@ -44,9 +44,8 @@ class Probation:
         for id, record in records.items():
             if record.aboard:
                 record.deaths = 1 if record.got_on else record.deaths + 1
-            record.got_on = False
-            record.aboard = record.deaths < SUSPECT
-            if record.aboard:
+            record.got_on = record.aboard = False
+            if record.deaths < SUSPECT:
                 go.append(id)
             elif record.deaths >= GUILTY and id == self._trial:
                 guilty.append(id)
@@ -65,7 +64,6 @@ class Probation:
         while self._held:
             id = self._held.popleft()
             if id in records:
-                records[id].aboard = True
                 self._trial = id
                 return id
         return None

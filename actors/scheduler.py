@@ -78,9 +78,9 @@ class SchedulerActor(Actor[Message]):
             if delta.finish is not None:
                 self._known.discard(delta.id)
                 self._grammars.pop(delta.id, None)
-        self._plan(stepped)
-        if deltas or stepped:
-            self._streamer.tell(StepDone(tuple(deltas), self._load()))
+        admitted = self._plan(stepped)
+        if deltas or stepped or admitted:
+            self._streamer.tell(StepDone(tuple(deltas), self._load(), tuple(admitted)))
         if not self._in_flight and not self._known:
             self._scheduler.check_integrity()
 
@@ -122,7 +122,9 @@ class SchedulerActor(Actor[Message]):
         self._gap += sampled.gap_seconds
         return self._scheduler.commit(sampled.result)
 
-    def _plan(self, stepped: bool) -> None:
+    def _plan(self, stepped: bool) -> list[str]:
+        """Give the executor work; the sequences that are aboard from now on."""
+        admitted: list[str] = []
         while self._in_flight < LOOKAHEAD and (plan := self._scheduler.plan()) is not None:
             grammars = {
                 admission.log.grammar: self._grammars[admission.log.id]
@@ -131,6 +133,8 @@ class SchedulerActor(Actor[Message]):
             }
             self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
             self._in_flight += 1
+            admitted += (admission.log.id for admission in plan.admissions)
+        return admitted
 
     def _load(self) -> Load:
         scheduler = self._scheduler

@@ -84,8 +84,11 @@ class Streamer(Actor[Message]):
     async def receive(self, message: Message) -> None:
         """Handle one message."""
         match message:
-            case StepDone(deltas=deltas, load=load):
+            case StepDone(deltas=deltas, load=load, admitted=admitted):
                 self._latest.update(load)
+                for id in admitted:
+                    if id in self._live:
+                        self._live[id].record.aboard = True
                 self._deliver(deltas)
             case Open(logs=logs, inbox=inbox):
                 self._live.update((log.id, Live(log, inbox)) for log in logs)

@@ -2,8 +2,9 @@
 
     python -m personae.evals.bench.steps --model models/smol135 --adapters models/lora --rows 64
 
-First the engine alone, each part timed by itself. Then the same rows through the actors: the gap is the time
-from the end of one step's reading to the beginning of the next step, on the executor's own clock.
+First the engine alone, each part timed by itself. Then the same rows through the actors, in one process and
+in two: the gap is the time from the end of one step's reading to the beginning of the next step, on the
+executor's own clock.
 """
 
 import statistics
@@ -21,10 +22,12 @@ from rich.table import Table
 
 from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.client import EngineClient
-from personae.actors.messages import Sampled
+from personae.actors.company import open_company
+from personae.actors.messages import Load, Sampled
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
+from personae.actors.streamer import Latest
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 
@@ -115,6 +118,33 @@ async def stage_gaps(
     return gaps[WARM_UP:], seconds[WARM_UP:]
 
 
+async def company_gaps(
+    options: EngineOptions, script: Script, rows: int, mixed: bool, prompt: int, steps: int
+) -> tuple[list[float], list[float]]:
+    """The same with Back in a process of its own: every step's figures are in the load that it tells."""
+    gaps: list[float] = []
+    seconds: list[float] = []
+    update = Latest.update
+    before = Load()
+
+    def watching(self: Latest, load: Load) -> None:
+        nonlocal before
+        if load.steps == before.steps + 1 and load.running == rows:
+            gaps.append(load.gap_seconds - before.gap_seconds)
+            seconds.append(load.step_seconds - before.step_seconds)
+        before = load
+        update(self, load)
+
+    Latest.update = watching  # type: ignore[method-assign]  # looks on, for the benchmark alone
+    try:
+        async with open_company(options) as company, anyio.create_task_group() as tasks:
+            for log in logs(script, rows, mixed, prompt, steps):
+                tasks.start_soon(_drain, company.client, log)
+    finally:
+        Latest.update = update  # type: ignore[method-assign]
+    return gaps[WARM_UP:], seconds[WARM_UP:]
+
+
 async def _drain(client: EngineClient, log: SequenceLog) -> None:
     async with client.stream([log]) as stream:
         async for _ in stream:
@@ -138,13 +168,17 @@ def main(
         for name, samples in engine_parts(script, rows, mixed, prompt, steps).samples.items():
             table.add_row(name, *_quantiles(samples[WARM_UP:]))
         console.print(table)
-        gaps, seconds = anyio.run(
+        together = anyio.run(
             stage_gaps, script, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
         )
-        table = Table("", "p50 us", "p95 us", title=f"{title}: through the actors")
-        table.add_row("step", *_quantiles(seconds))
-        table.add_row("host time between steps", *_quantiles(gaps))
-        console.print(table)
+        apart = anyio.run(
+            company_gaps, options, script, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
+        )
+        for name, (gaps, seconds) in {"one process": together, "two processes": apart}.items():
+            table = Table("", "p50 us", "p95 us", title=f"{title}: through the actors, {name}")
+            table.add_row("step", *_quantiles(seconds))
+            table.add_row("host time between steps", *_quantiles(gaps))
+            console.print(table)
 
 
 def _quantiles(samples: list[float]) -> tuple[str, str]:

@@ -17,6 +17,8 @@ class Case:
     def run(self) -> None:
         """Until no life ends any more."""
         while True:
+            for id in self.aboard:
+                self.records[id].aboard = True
             if self.poison not in self.aboard:
                 for id in self.aboard:
                     self.records[id].got_on = True
@@ -33,6 +35,30 @@ class Case:
             self.aboard = set(go)
 
 
+def die(probation: Probation, records: dict[str, Record], aboard: str) -> tuple[list[str], list[str]]:
+    for id in aboard:
+        records[id].aboard = True
+    return probation.judge(records)
+
+
+def test_one_that_only_waits_is_never_suspect_however_often_back_dies() -> None:
+    records = {id: Record() for id in "ab"}
+    probation = Probation()
+    for _ in range(9):
+        records["a"].got_on = True
+        assert die(probation, records, "a") == (["a", "b"], [])
+
+
+def test_one_on_trial_that_was_not_computed_yet_is_not_guilty() -> None:
+    records = {"a": Record()}
+    probation = Probation()
+    for _ in range(2):
+        die(probation, records, "a")
+    assert probation.next(records) == "a"
+    assert die(probation, records, "") == ([], [])
+    assert probation.next(records) == "a"
+
+
 def test_the_guilty_one_is_found_among_many_by_its_third_death_and_it_alone() -> None:
     for poison in "abcdef":
         case = Case("abcdef", poison)
@@ -45,7 +71,7 @@ def test_who_gets_on_between_deaths_is_never_suspect() -> None:
     records = {"a": Record()}
     probation = Probation()
     for _ in range(10):
-        records["a"].got_on = True
+        records["a"].aboard = records["a"].got_on = True
         assert probation.judge(records) == (["a"], [])
 
 
@@ -53,10 +79,10 @@ def test_a_suspect_that_waits_for_its_trial_is_not_counted_as_aboard() -> None:
     records = {id: Record() for id in "abc"}
     probation = Probation()
     for _ in range(2):
-        probation.judge(records)
+        die(probation, records, "abc")
     assert probation.next(records) == "a"
     assert probation.next(records) is None
-    assert probation.judge(records) == ([], ["a"])
+    assert die(probation, records, "a") == ([], ["a"])
     assert records["b"].deaths == records["c"].deaths == 2
 
 
@@ -64,7 +90,7 @@ def test_the_next_trial_begins_when_the_one_on_trial_has_gone() -> None:
     records = {id: Record() for id in "ab"}
     probation = Probation()
     for _ in range(2):
-        probation.judge(records)
+        die(probation, records, "ab")
     assert probation.next(records) == "a"
     del records["a"]
     assert probation.next(records) == "b"

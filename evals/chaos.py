@@ -1,0 +1,183 @@
+"""Kills Back again and again under load, and compares every answer with that of a calm run.
+
+    python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
+
+Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema.
+Each of the `--streams` clients asks for one answer after the other, until Back has been killed (`kill -9`,
+or with --stop hung by SIGSTOP) so many times at random moments. Prints the answers that were lost or differ,
+and how long the streams paused. Exit code 1 if any was lost or differs.
+"""
+
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from msgspec.structs import replace
+
+from personae.actors.assembly import EngineOptions
+from personae.actors.company import Company, open_company
+from personae.actors.host import Host
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.grammar.spec import GrammarSpec
+
+PROMPTS = 48  # different requests
+SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "status": {"enum": ["open", "paid", "sent"]}},
+    "required": ["id", "status"],
+    "additionalProperties": False,
+}
+Answer = tuple[tuple[int, ...], str]
+
+
+class Chaos:
+    """One run against one engine."""
+
+    def __init__(self, company: Company, tokens: int, seed: int) -> None:
+        self.company = company
+        self.tokens = tokens
+        self.rng = random.Random(seed)
+        self.calm: dict[int, Answer] = {}
+        self.answers = self.lost = self.different = 0
+        self.done = False
+        self.restarts = 0
+        self.killed_at: float | None = None
+        self.pauses: list[float] = []
+
+    def log(self, number: int, id: str) -> SequenceLog:
+        """Request `number` under a fresh id."""
+        client = self.company.client
+        cards = list(client.models("default").values())
+        rng = random.Random(number)
+        length = rng.randrange(8, 200)
+        log = SequenceLog(
+            id=id,
+            tokens=tuple(rng.choices(range(4, min(client.vocab_size, 30000)), k=length)),
+            prompt_length=length,
+            params=SamplingParams(
+                max_tokens=self.tokens, seed=number, temperature=0.0 if number % 2 else 1.0, logprobs=2
+            ),
+            adapter=cards[number % len(cards)].adapter,
+            eos=tuple(client.tokenizer.eos_ids),
+        )
+        if number % 3 == 0:
+            log = replace(log, grammar=GrammarSpec("json_schema", json.dumps(SCHEMA)))
+        return log
+
+    async def ask(self, number: int, id: str) -> Answer:
+        """Play one request to its end."""
+        tokens: list[int] = []
+        finish = ""
+        async with self.company.client.stream([self.log(number, id)]) as stream:
+            async for delta in stream:
+                if self.killed_at is not None and self.company.client.stats().restarts > self.restarts:
+                    self.pauses.append(time.monotonic() - self.killed_at)
+                    self.killed_at = None
+                tokens += delta.tokens
+                finish = delta.finish or ""
+        return tuple(tokens), finish
+
+    async def client(self, name: int) -> None:
+        """Ask, compare, ask again, until the killer has done its work."""
+        rng = random.Random(name)
+        turn = 0
+        while not self.done:
+            number = rng.randrange(PROMPTS)
+            turn += 1
+            try:
+                answer = await self.ask(number, f"{name}-{turn}")
+            except Exception as error:  # whatever it is, this answer is lost
+                self.lost += 1
+                print(f"lost: request {number}: {error}")
+                continue
+            self.answers += 1
+            if answer != self.calm[number]:
+                self.different += 1
+                calm = self.calm[number][0]
+                at = next((i for i, (a, b) in enumerate(zip(answer[0], calm, strict=False)) if a != b), -1)
+                print(f"different: request {number}, from token {at}")
+
+    async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
+        """Kill Back at random moments, each time when it is ready again."""
+        for number in range(kills):
+            await anyio.sleep(self.rng.uniform(0.1, pause))
+            while not self.company.client.stats().ready:  # noqa: ASYNC110  nobody tells when it is
+                await anyio.sleep(0.01)
+            self.restarts = self.company.client.stats().restarts
+            self.killed_at = time.monotonic()
+            os.kill(processes[-1], how)
+            print(f"kill {number + 1}: {self.answers} answers so far", flush=True)
+            while self.company.client.stats().restarts == self.restarts:  # noqa: ASYNC110  as above
+                await anyio.sleep(0.01)
+        self.done = True
+
+
+processes: list[int] = []
+
+
+def _note_processes() -> None:
+    """Remember the process id of every Back."""
+    load = Host._load
+
+    async def noted(self: Host) -> None:
+        processes.append(self._process.pid)
+        await load(self)
+
+    Host._load = noted  # type: ignore[method-assign]  # looks on
+
+
+async def run(
+    options: EngineOptions, kills: int, streams: int, tokens: int, pause: float, seed: int, stop: bool
+) -> bool:
+    """True if nothing was lost and nothing differs."""
+    _note_processes()
+    async with open_company(
+        options, max_restarts=kills + 1, hang_seconds=3.0 if stop else 60.0, report=lambda incident: None
+    ) as company:
+        chaos = Chaos(company, tokens, seed)
+        for number in range(PROMPTS):
+            chaos.calm[number] = await chaos.ask(number, f"calm-{number}")
+        how = signal.SIGSTOP if stop else signal.SIGKILL
+        async with anyio.create_task_group() as tasks:
+            for name in range(streams):
+                tasks.start_soon(chaos.client, name)
+            await chaos.killer(kills, pause, how)
+        stats = company.client.stats()
+        print(
+            f"{kills} kills, {stats.restarts} restarts, {chaos.answers} answers, {chaos.lost} lost, "
+            f"{chaos.different} different; pause p50 {statistics.median(chaos.pauses):.2f} s, "
+            f"max {max(chaos.pauses):.2f} s; left: {stats.running} running, {stats.pages_used} pages"
+        )
+        return not chaos.lost and not chaos.different
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A model folder.")],
+    adapters: Annotated[Path | None, typer.Option(help="A folder of adapter folders.")] = None,
+    kills: int = 50,
+    streams: int = 64,
+    tokens: int = 64,
+    pause: Annotated[
+        float, typer.Option(help="Longest time from a restart to the next kill, seconds.")
+    ] = 3.0,
+    seed: int = 0,
+    stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
+) -> None:
+    """Run, print, judge."""
+    options = EngineOptions(model, (adapters,) if adapters else (), dtype="float32", max_seqs=32)
+    fine = anyio.run(
+        run, options, kills, streams, tokens, pause, seed, stop, backend_options={"use_uvloop": True}
+    )
+    raise typer.Exit(0 if fine else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
