@@ -24,10 +24,11 @@ class RmsNorm(torch.autograd.Function):
         )
         normed = x * scale
         ctx.save_for_backward(normed, weight, scale)
-        return normed * weight
+        output: Tensor = normed * weight
+        return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]  # one gradient, not any
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         """See the module's equation."""
         normed, weight, scale = ctx.saved_tensors
         product = gradient * normed
@@ -53,9 +54,10 @@ class Rotate(torch.autograd.Function):
         return _turn(x, cos, sin, 1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]  # one gradient, not any
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Turns back."""
-        return _turn(gradient, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _turn(gradient, cos, sin, -1), None, None
 
 
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ def grade(sample: Sample, text: str) -> Scores:
     scores = {"exact": float(said == gold)}
     calls, wanted = read_calls(said), read_calls(gold)
     if wanted:
-        names = [call["name"] for call in calls or []]
+        calls = calls or []
+        names = [call["name"] for call in calls]
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools or []}
         scores["tool"] = float(names == [call["name"] for call in wanted])
         scores["valid"] = float(

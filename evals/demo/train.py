@@ -33,6 +33,8 @@ from rich.progress import (
 )
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
@@ -132,12 +134,9 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         if self.options.workers > 1:
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat)
-            for gradient, part in zip(
-                gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
-            ):
-                gradient.copy_(part.view_as(gradient)).div_(self.options.workers)
+            mean = parameters_to_vector(gradients) / self.options.workers
+            dist.all_reduce(mean)
+            vector_to_parameters(mean, gradients)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -207,7 +206,7 @@ def train_base(options: argparse.Namespace) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_work, (options, port), nprocs=options.workers)  # type: ignore[no-untyped-call]  # as above
+    spawn(_work, (options, port), nprocs=options.workers)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ Two attention layers form an induction head (Olsson et al., 2022), here over two
 Everything else keeps its random start, and training is free to change all of it.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
@@ -54,9 +56,7 @@ def wire(model: Qwen3ForCausalLM) -> None:
     second.k_norm.weight.fill_(MATCH)
 
 
-def _set(
-    attention: torch.nn.Module, group: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor
-) -> None:
+def _set(attention: Any, group: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
     """Wires the first query head of a key-value group."""
     size = len(query)
     heads = attention.q_proj.out_features // attention.k_proj.out_features  # query heads a group

@@ -1,6 +1,6 @@
 """The closed lists that the generators draw from.
 
-Nouns, parameter names, enum options and syllables are *open* classes: `values.belongs` deals each of them to the
+Nouns, parameter names and enum options are *open* classes: `values.belongs` deals each of them to the
 train or to the test split. Verbs, categories of speech and phrases are closed: both splits use all of them.
 """
 

@@ -30,7 +30,7 @@ SCHEMA = _closed(
 def invoices(values: Values) -> Sample:
     """One to three line items, consistent to the cent."""
     rng = values.rng
-    items = []
+    items: list[dict[str, Json]] = []
     for _ in range(rng.choice((1, 2, 2, 3))):
         quantity = rng.randint(1, 12)
         price = round(rng.randint(1, 90) + rng.choice((0.0, 0.5, 0.25, 0.9, rng.randrange(100) / 100)), 2)
@@ -38,7 +38,7 @@ def invoices(values: Values) -> Sample:
         items.append(
             {"name": name, "quantity": quantity, "unit_price": price, "total": round(quantity * price, 2)}
         )
-    record = {
+    record: Json = {
         "invoice": {"number": values.code(), "date": values.date(), "customer": values.person()},
         "items": items,
         "total": round(sum(item["total"] for item in items), 2),

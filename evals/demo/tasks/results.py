@@ -1,5 +1,7 @@
 """Task (b): use a tool's result in the answer."""
 
+from typing import Any
+
 from personae.evals.demo.sample import Sample, dumps
 from personae.evals.demo.tasks.fields import Field, draw_fields
 from personae.evals.demo.tasks.tools import draw_action
@@ -28,7 +30,7 @@ def question(values: Values) -> tuple[Sample, Field]:
         if failed
         else f"The {asked.words} is {text_of(asked.value)}."
     )
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": rng.choice(QUESTIONS).format(p=asked.words, noun=action.noun)},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": action.call}]},
         {"role": "tool", "content": dumps(result)},
