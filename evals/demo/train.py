@@ -7,9 +7,11 @@ process draws its own batches and the gradients are averaged.
 import argparse
 import itertools
 import json
+import math
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -104,7 +106,8 @@ class Trainer:
             optimizer.load_state_dict(saved)
         self.step = state["step"]
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Writes the checkpoint that a later run goes on from."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -113,7 +116,7 @@ class Trainer:
         torch.save(state, self.checkpoint.with_suffix(".new"))
         self.checkpoint.with_suffix(".new").replace(self.checkpoint)
 
-    def _batches(self) -> Any:
+    def _batches(self) -> Iterator[Batch]:
         """This worker's batches from the current step on."""
         for index in itertools.count(self.step // CHUNK):
             key = f"{self.options.seed} {index} {self.worker}"
@@ -142,47 +145,40 @@ class Trainer:
             optimizer.zero_grad()
         return loss.detach()
 
+    def train_until(self, stop: int) -> Iterator[float]:
+        """Trains up to a step and yields each step's loss."""
+        batches = self._batches()
+        while self.step < stop:
+            loss = self._update(next(batches)).item()
+            self.step += 1
+            yield loss
+
     def run(self) -> None:
         """Trains to the last step; worker 0 reports, measures and saves."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        first, began, mean = self.step, time.monotonic(), 0.0
-        batches = self._batches()
-        with Progress(*columns, disable=self.worker > 0) as progress:
-            bar = progress.add_task("base", total=self.options.steps, completed=self.step)
-            while self.step < self.options.steps:
-                loss = self._update(next(batches)).item()
-                mean = loss if self.step == first else 0.95 * mean + 0.05 * loss
-                self.step += 1
+        look = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        steps, first, began, mean = self.options.steps, self.step, time.monotonic(), math.nan
+        with Progress(*look, TimeRemainingColumn(), disable=self.worker > 0) as progress:
+            bar = progress.add_task("base", total=steps, completed=first)
+            for loss in self.train_until(steps):
+                mean = loss if math.isnan(mean) else 0.95 * mean + 0.05 * loss
                 progress.update(bar, completed=self.step, description=f"base, loss {mean:.3f}")
-                if self.worker == 0 and self.step % 20 == 0:
+                if self.worker > 0:
+                    continue
+                if self.step % 20 == 0:
                     rate = (time.monotonic() - began) / (self.step - first)
-                    self._log({"step": self.step, "loss": round(mean, 4), "seconds_a_step": round(rate, 2)})
-                if self.worker == 0 and (self.step % 100 == 0 or self.step == self.options.steps):
-                    self._save()
-                if self.worker == 0 and (
-                    self.step % self.options.measure == 0 or self.step == self.options.steps
-                ):
-                    tasks = data.TASKS | data.DRILLS
-                    scores = {
-                        name: exact(self.model, self.tokenizer, task, "curve", 96)
-                        for name, task in tasks.items()
-                    }
-                    self._log(
-                        {
-                            "step": self.step,
-                            "exact": {name: round(score, 2) for name, score in scores.items()},
-                        }
-                    )
+                    self._log(loss=round(mean, 4), seconds_a_step=round(rate, 2))
+                if self.step % 100 == 0 or self.step == steps:
+                    self.save()
+                if self.step % self.options.measure == 0 or self.step == steps:
+                    self._log(exact=self._scores())
 
-    def _log(self, record: dict[str, Any]) -> None:
+    def _scores(self) -> dict[str, float]:
+        tasks = data.TASKS | data.DRILLS
+        return {name: round(exact(self.model, self.tokenizer, tasks[name], "curve", 96), 2) for name in tasks}
+
+    def _log(self, **record: Any) -> None:
         with (self.options.runs / "base.jsonl").open("a") as log:
-            log.write(json.dumps(record) + "\n")
+            log.write(json.dumps({"step": self.step} | record) + "\n")
 
 
 def export(model: Qwen3ForCausalLM) -> None:
