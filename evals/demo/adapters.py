@@ -76,6 +76,6 @@ def train_adapter(name: str, *, seed: int, tokens: int, runs: Path) -> float:
                     lines.write(
                         json.dumps({"step": step + 1, "loss": round(loss.item(), 4), "exact": score}) + "\n"
                     )
-    model.to(torch.bfloat16).save_pretrained(ADAPTERS / name)
+    model.to(torch.bfloat16).save_pretrained(ADAPTERS / name, save_embedding_layers=False)
     (ADAPTERS / name / "README.md").unlink(missing_ok=True)  # PEFT's empty card; ours is one for all
     return score

@@ -7,9 +7,11 @@ saved data state.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import torch
 from personae.evals.demo.sample import Sample
+from personae.evals.demo.tokenizer import REQUIRED
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -22,36 +24,55 @@ class Batch:
     """Right-padded rows."""
 
     tokens: Tensor  # [rows, length] int64
-    targets: Tensor  # [rows, length] int64: the next token where it belongs to the completion, else IGNORE
+    targets: Tensor  # [rows, length] int64: the next token where it is taught, else IGNORE
     positions: Tensor  # [rows, length] int64
 
 
-def encode(tokenizer: Tokenizer, sample: Sample) -> tuple[list[int], int]:
-    """Token ids of prompt and completion, and how many belong to the prompt.
+class Row(NamedTuple):
+    """One conversation as tokens."""
 
-    The two are encoded apart, as they are when the completion is generated.
+    ids: list[int]
+    taught: list[int]  # indices of the tokens that the model is to predict
+
+
+def encode(tokenizer: Tokenizer, sample: Sample, *, lists: bool = False) -> Row:
+    """Tokens of prompt and completion; what is taught is the completion.
+
+    With `lists`, the prompt's lists of required properties are taught too: they are exercises in going through
+    a schema in order, and cost nothing more. The prompt is encoded apart, as it is when the model generates.
     """
     prompt: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False).ids
-    completion: list[int] = tokenizer.encode(sample.completion, add_special_tokens=False).ids
-    return prompt + completion, len(prompt)
+    ids: list[int] = prompt + tokenizer.encode(sample.completion, add_special_tokens=False).ids
+    taught = list(range(len(prompt), len(ids)))
+    return Row(ids, _required(tokenizer, prompt) + taught if lists else taught)
 
 
-def collate(rows: list[tuple[list[int], int]], rng: Random | None = None, context: int = 2048) -> Batch:
-    """Pads rows; with `rng`, a third of them get a jump in their positions.
+def _required(tokenizer: Tokenizer, prompt: list[int]) -> list[int]:
+    opening, within, found = tokenizer.token_to_id(REQUIRED), False, []
+    for index, token in enumerate(prompt):
+        if within:
+            found.append(index)
+            within = "]" not in tokenizer.id_to_token(token)
+        within = within or token == opening
+    return found
+
+
+def collate(rows: list[Row], rng: Random | None = None, context: int = 2048) -> Batch:
+    """Pads rows; with `rng`, one in ten gets a jump in its positions.
 
     The jump lets a model that trains on short conversations meet every distance within its context
     (PoSE, Zhu et al., 2023).
     """
-    length = -(-max(len(ids) for ids, _ in rows) // ROUND) * ROUND
+    length = -(-max(len(row.ids) for row in rows) // ROUND) * ROUND
     tokens = torch.zeros(len(rows), length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORE)
     positions = torch.arange(length).repeat(len(rows), 1)
-    for row, (ids, prompt) in enumerate(rows):
-        line = torch.tensor(ids)
-        tokens[row, : len(ids)] = line
-        targets[row, prompt - 1 : len(ids) - 1] = line[prompt:]
-        if rng and rng.random() < 0.33:
-            positions[row, rng.randrange(length) :] += rng.randrange(context - length)
+    for index, (ids, taught) in enumerate(rows):
+        line, marks = torch.tensor(ids), torch.tensor(taught)
+        tokens[index, : len(ids)] = line
+        targets[index, marks - 1] = line[marks]
+        if rng and rng.random() < 0.1:
+            positions[index, rng.randrange(length) :] += rng.randrange(context - length)
     return Batch(tokens, targets, positions)
 
 
@@ -59,14 +80,14 @@ def chunk(
     samples: Iterator[Sample], tokenizer: Tokenizer, rng: Random, count: int, budget: int
 ) -> list[Batch]:
     """`count` batches of at most `budget` padded tokens each, shuffled."""
-    rows: list[tuple[list[int], int]] = []
-    packed: list[list[tuple[list[int], int]]] = []
+    rows: list[Row] = []
+    packed: list[list[Row]] = []
     while len(packed) < count:
-        rows += [encode(tokenizer, next(samples)) for _ in range(count * 8)]
-        rows.sort(key=lambda row: len(row[0]))
+        rows += [encode(tokenizer, next(samples), lists=True) for _ in range(count * 8)]
+        rows.sort(key=lambda row: len(row.ids))
         packed = [[]]
         for row in rows:
-            if (len(packed[-1]) + 1) * (-(-len(row[0]) // ROUND) * ROUND) > budget:
+            if (len(packed[-1]) + 1) * (-(-len(row.ids) // ROUND) * ROUND) > budget:
                 packed.append([])
             packed[-1].append(row)
     rng.shuffle(packed)

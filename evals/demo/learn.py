@@ -35,7 +35,7 @@ def exact(model: Qwen3ForCausalLM, tokenizer: Tokenizer, task: data.Task, seed: 
     """Share of a task's held-out samples that greedy decoding would answer exactly."""
     model.eval()
     rows = [encode(tokenizer, sample) for sample in itertools.islice(data.samples(task, "test", seed), count)]
-    rows.sort(key=lambda row: len(row[0]))
+    rows.sort(key=lambda row: len(row.ids))
     hits = 0
     for start in range(0, count, 16):
         hits += int(loss_of(model, collate(rows[start : start + 16]))[1].sum())

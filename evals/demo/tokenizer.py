@@ -30,13 +30,14 @@ MARKERS = (
 )
 # JSON Schema and tool-call boilerplate, one token each: prompts are half as long.
 JSON_TYPES = ("string", "integer", "number", "boolean")
+REQUIRED = '}, "required": ["'
 PHRASES = (
     '{"type": "function", "function": {"name": "',
     '", "description": "',
     ', "description": "',
     '", "parameters": {"type": "object", "properties": {"',
     '{"type": "object", "properties": {"',
-    '}, "required": ["',
+    REQUIRED,
     ', "enum": ["',
     '{"name": "',
     '", "arguments": {"',

@@ -60,11 +60,19 @@ def test_muons_update_is_nearly_orthogonal():
 
 def test_targets_are_the_completion_and_nothing_else(tokenizer):
     sample = next(data.samples(data.TASKS["tool"], "train", "t"))
-    ids, prompt = encode(tokenizer, sample)
-    batch = collate([(ids, prompt)])
+    row = encode(tokenizer, sample)
+    batch = collate([row])
     said = batch.targets[batch.targets != IGNORE].tolist()
     assert tokenizer.decode(said, skip_special_tokens=False) == sample.completion
-    assert batch.tokens[0, prompt - 1] == ids[prompt - 1]
+    assert batch.tokens[0, : len(row.ids)].tolist() == row.ids
+
+
+def test_lists_of_required_properties_can_be_taught_too(tokenizer):
+    sample = next(data.samples(data.TASKS["extract"], "train", "t"))
+    row = encode(tokenizer, sample, lists=True)
+    said = tokenizer.decode([row.ids[index] for index in row.taught], skip_special_tokens=False)
+    assert said.endswith(sample.completion)
+    assert said.removesuffix(sample.completion).strip('}]" ').split('", "') == sample.schema["required"]
 
 
 def test_batches_keep_within_budget_and_context(tokenizer):
