@@ -151,7 +151,7 @@ class Values:
 
     def parameter(self, kind: str) -> str:
         """A parameter name for a kind; now and then a made-up one."""
-        if self.rng.random() < 0.2 or not any(belongs(name, self.split) for name in words.PARAMETERS[kind]):
+        if self.rng.random() < 0.1 or not any(belongs(name, self.split) for name in words.PARAMETERS[kind]):
             return self.only(self.pseudo)
         return self.pick(words.PARAMETERS[kind])
 

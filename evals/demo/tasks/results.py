@@ -19,7 +19,7 @@ def question(values: Values) -> tuple[Sample, Field]:
     """The conversation up to the answer, and the field that was asked for."""
     rng = values.rng
     action = draw_action(values, verb=rng.choice(("get", "find", "check")))
-    shown = [field for field in draw_fields(values, rng.choice((2, 3, 3, 4))) if field.kind != "boolean"]
+    shown = [field for field in draw_fields(values, rng.choice((1, 2, 3))) if field.kind != "boolean"]
     while not shown:
         shown = [field for field in draw_fields(values, 3) if field.kind != "boolean"]
     asked = rng.choice(shown)

@@ -52,7 +52,7 @@ class Action:
 
 
 def draw_action(values: Values, verb: str | None = None, noun: str | None = None) -> Action:
-    """A tool of one verb and one noun with one to four parameters."""
+    """A tool of one verb and one noun with one to three parameters."""
     rng = values.rng
     verb = verb or rng.choice(tuple(words.VERBS))
     noun = noun or values.noun()
@@ -60,7 +60,7 @@ def draw_action(values: Values, verb: str | None = None, noun: str | None = None
     name = f"{verb}_{noun}" if style < 0.8 else f"{verb}-{noun}" if style < 0.9 else verb + noun.capitalize()
     description = f"{verb.capitalize()} {rng.choice(ARTICLES[:2])} {noun}"
     return Action(
-        name, verb, noun, description, draw_fields(values, rng.choice((1, 2, 2, 3, 3, 4)), optional=0.4)
+        name, verb, noun, description, draw_fields(values, rng.choice((1, 1, 2, 2, 2, 3)), optional=0.3)
     )
 
 
@@ -100,7 +100,7 @@ def draw_actions(values: Values, count: int) -> list[Action]:
 
 
 def _count(values: Values, least: int = 1) -> int:
-    return max(least, values.rng.choices(range(1, 7), (30, 25, 18, 11, 9, 7))[0])
+    return max(least, values.rng.choices(range(1, 7), (30, 28, 20, 10, 7, 5))[0])
 
 
 def _sample(
