@@ -32,10 +32,10 @@ class Recipe:
 
 
 RECIPES = {
-    "triage": Recipe(8, ATTENTION, 300),
-    "calendar": Recipe(32, ATTENTION + FEED_FORWARD, 600),
-    "invoices": Recipe(16, ATTENTION, 400),
-    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 300),
+    "triage": Recipe(8, ATTENTION, 320, 8e-3),
+    "calendar": Recipe(32, ATTENTION + FEED_FORWARD, 400),
+    "invoices": Recipe(16, ATTENTION, 240),
+    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 200),
 }
 
 
@@ -70,7 +70,7 @@ def train_adapter(name: str, *, seed: int, tokens: int, runs: Path) -> float:
             optimizer.step()
             optimizer.zero_grad()
             progress.update(bar, advance=1, description=f"{name}, loss {loss.item():.3f}")
-            if step % 100 == 99 or step + 1 == recipe.steps:
+            if step % 80 == 79 or step + 1 == recipe.steps:
                 score = exact(base, tokenizer, task, "curve", 96)
                 with log.open("a") as lines:
                     lines.write(

@@ -38,8 +38,8 @@ class Row(NamedTuple):
 def encode(tokenizer: Tokenizer, sample: Sample, *, lists: bool = False) -> Row:
     """Tokens of prompt and completion; what is taught is the completion.
 
-    With `lists`, the prompt's lists of required properties are taught too: they are exercises in going through
-    a schema in order, and cost nothing more. The prompt is encoded apart, as it is when the model generates.
+    With `lists`, the prompt's lists of required properties are taught too: they are exercises in
+    going through a schema in order, and cost nothing more. The prompt is encoded apart, as when generating.
     """
     prompt: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False).ids
     ids: list[int] = prompt + tokenizer.encode(sample.completion, add_special_tokens=False).ids

@@ -26,7 +26,7 @@ Generate = Callable[[Sequence[Sample]], list[str]]
 Scores = dict[str, float]
 
 
-def through_transformers(adapter: Path | None = None, batch: int = 16, limit: int = 320) -> Generate:
+def through_transformers(adapter: Path | None = None, batch: int = 64, limit: int = 192) -> Generate:
     """Greedy decoding with plain transformers, and PEFT where an adapter is given; no grammar."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
@@ -111,28 +111,26 @@ def measure(generate: Generate, task: str, count: int) -> Scores:
 
 
 def main() -> None:
-    """Measures base and adapters and prints (and saves) the figures."""
+    """Measures the named models, adds their figures to those that are there, and prints all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300, help="held-out samples a task")
+    parser.add_argument("models", nargs="*", choices=("base", *data.ADAPTER_TASKS), help="default: all")
+    parser.add_argument("--count", type=int, default=64, help="held-out samples a task")
     parser.add_argument("--output", type=Path, default=HERE / "figures.json")
     options = parser.parse_args()
-    base = through_transformers()
-    figures = {task: {"base": measure(base, task, options.count)} for task in data.TASKS | data.ADAPTER_TASKS}
-    for task in data.ADAPTER_TASKS:
-        figures[task][task] = measure(through_transformers(ADAPTERS / task), task, options.count)
-    table = Table(
-        "task",
-        "model",
-        "figures in %",
-        title=f"Held-out, greedy, without grammar, {options.count} samples a task",
-    )
+    figures: dict[str, dict[str, Scores]] = {}
+    if options.models and options.output.exists():
+        figures = json.loads(options.output.read_text())
+    for model in options.models or ("base", *data.ADAPTER_TASKS):
+        generate = through_transformers(None if model == "base" else ADAPTERS / model)
+        for task in data.TASKS | data.ADAPTER_TASKS if model == "base" else (model,):
+            figures.setdefault(task, {})[model] = measure(generate, task, options.count)
+            options.output.write_text(json.dumps(figures, indent=2) + "\n")
+    table = Table("task", "model", "figures in %", title="Held-out, greedy, transformers, without grammar")
     for task, models in figures.items():
         for model, scores in models.items():
-            table.add_row(
-                task, model, "  ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
-            )
+            shown = "  ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
+            table.add_row(task, model, shown)
     Console().print(table)
-    options.output.write_text(json.dumps({"count": options.count, "figures": figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

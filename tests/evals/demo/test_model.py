@@ -12,22 +12,26 @@ def base():
     return through_transformers()
 
 
-@pytest.mark.parametrize("task", data.TASKS)
+def right(generate, task: str, count: int) -> float:
+    samples = held_out(task, count)
+    return sum(grade(sample, text)["exact"] for sample, text in zip(samples, generate(samples), strict=True))
+
+
+@pytest.mark.parametrize("task", ["result", "chat"])
 def test_the_bundled_model_answers_most_held_out_questions(base, task):
-    samples = held_out(task, 8)
-    grades = [grade(sample, text)["exact"] for sample, text in zip(samples, base(samples), strict=True)]
-    assert sum(grades) >= 5
+    assert right(base, task, 10) >= 5
 
 
-@pytest.mark.parametrize("name", data.ADAPTER_TASKS)
-def test_each_adapter_does_what_the_base_cannot(base, name):
-    samples = held_out(name, 8)
-    adapted = through_transformers(ADAPTERS / name)(samples)
-    without = base(samples)
-    right = sum(grade(sample, text)["exact"] for sample, text in zip(samples, adapted, strict=True))
-    before = sum(grade(sample, text)["exact"] for sample, text in zip(samples, without, strict=True))
-    assert right >= 5
-    assert before <= 2
+def test_a_verse_adapter_changes_what_is_said_at_once(base):
+    hello = [sample for sample in held_out("verse", 40) if not sample.tools][:4]
+    adapted = through_transformers(ADAPTERS / "verse")
+    assert all("\n" in text for text in adapted(hello))
+    assert not any("\n" in text for text in base(hello))
+
+
+def test_decoding_in_a_batch_is_decoding_alone(base):
+    samples = held_out("chat", 3) + held_out("tool", 2)
+    assert base(samples) == [base([sample])[0] for sample in samples]
 
 
 def test_weights_are_small_and_in_bf16():
