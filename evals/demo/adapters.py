@@ -34,8 +34,8 @@ class Recipe:
 RECIPES = {
     "triage": Recipe(8, ATTENTION, 320, 8e-3),
     "calendar": Recipe(32, ATTENTION + FEED_FORWARD, 400),
-    "invoices": Recipe(16, ATTENTION, 240),
-    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 200),
+    "invoices": Recipe(16, ATTENTION, 280, 8e-3),
+    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 320, 8e-3),
 }
 
 

@@ -52,7 +52,7 @@ def _required(tokenizer: Tokenizer, prompt: list[int]) -> list[int]:
     for index, token in enumerate(prompt):
         if within:
             found.append(index)
-            within = "]" not in tokenizer.id_to_token(token)
+            within = "]" not in (tokenizer.id_to_token(token) or "")
         within = within or token == opening
     return found
 
