@@ -7,12 +7,13 @@ from random import Random
 
 import torch
 from peft import LoraConfig, get_peft_model
-from personae.evals.demo import data, fused
-from personae.evals.demo.batches import chunk
-from personae.evals.demo.learn import exact, loss_of
 from rich.progress import Progress
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
+
+from personae.evals.demo import data, fused
+from personae.evals.demo.batches import chunk
+from personae.evals.demo.learn import exact, loss_of
 
 HERE = Path(__file__).parent
 MODEL, ADAPTERS = HERE / "model", HERE / "adapters"

@@ -10,10 +10,11 @@ from random import Random
 from typing import NamedTuple
 
 import torch
-from personae.evals.demo.sample import Sample
-from personae.evals.demo.tokenizer import REQUIRED
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from personae.evals.demo.sample import Sample
+from personae.evals.demo.tokenizer import REQUIRED
 
 ROUND = 32  # lengths are rounded up to this many tokens: few shapes, little padding
 IGNORE = -100

@@ -3,11 +3,12 @@
 import itertools
 
 import torch
-from personae.evals.demo import data
-from personae.evals.demo.batches import IGNORE, Batch, collate, encode
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
+
+from personae.evals.demo import data
+from personae.evals.demo.batches import IGNORE, Batch, collate, encode
 
 
 def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:

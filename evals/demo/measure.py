@@ -14,11 +14,12 @@ from typing import Any
 import jsonschema
 import torch
 from peft import PeftModel
-from personae.evals.demo import data
-from personae.evals.demo.sample import END_OF_TURN, Sample, read_calls
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from personae.evals.demo import data
+from personae.evals.demo.sample import END_OF_TURN, Sample, read_calls
 
 HERE = Path(__file__).parent
 MODEL, ADAPTERS = HERE / "model", HERE / "adapters"

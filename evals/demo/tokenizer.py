@@ -9,9 +9,10 @@ import itertools
 import json
 from pathlib import Path
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from personae.evals.demo.data import ADAPTER_TASKS, mixture, samples
 from personae.evals.demo.sample import TEMPLATE
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 2048
 CORPUS = 30_000  # conversations of the base's mixture

@@ -18,13 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from personae.evals.demo import data, fused
-from personae.evals.demo.adapters import RECIPES, train_adapter
-from personae.evals.demo.batches import Batch, chunk
-from personae.evals.demo.learn import exact, loss_of
-from personae.evals.demo.optim import Muon
-from personae.evals.demo.tokenizer import VOCABULARY, save, train_tokenizer
-from personae.evals.demo.wiring import wire
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -38,6 +31,14 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from personae.evals.demo import data, fused
+from personae.evals.demo.adapters import RECIPES, train_adapter
+from personae.evals.demo.batches import Batch, chunk
+from personae.evals.demo.learn import exact, loss_of
+from personae.evals.demo.optim import Muon
+from personae.evals.demo.tokenizer import VOCABULARY, save, train_tokenizer
+from personae.evals.demo.wiring import wire
 
 HERE = Path(__file__).parent
 MODEL = HERE / "model"

@@ -3,6 +3,7 @@ from random import Random
 
 import jsonschema
 import pytest
+
 from personae.evals.demo import data, words
 from personae.evals.demo.measure import grade
 from personae.evals.demo.sample import Sample, read_calls

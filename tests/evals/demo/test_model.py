@@ -2,9 +2,10 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from personae.evals.demo import data
 from personae.evals.demo.measure import ADAPTERS, MODEL, grade, held_out, through_transformers
-from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +23,9 @@ def test_the_bundled_model_answers_most_held_out_questions(base, task):
     assert right(base, task, 10) >= 5
 
 
-def test_a_verse_adapter_changes_what_is_said_at_once(base):
-    hello = [sample for sample in held_out("verse", 40) if not sample.tools][:4]
-    adapted = through_transformers(ADAPTERS / "verse")
-    assert all("\n" in text for text in adapted(hello))
-    assert not any("\n" in text for text in base(hello))
+def test_an_adapter_does_what_the_base_cannot(base):
+    assert right(base, "triage", 10) == 0
+    assert right(through_transformers(ADAPTERS / "triage"), "triage", 10) >= 8
 
 
 def test_decoding_in_a_batch_is_decoding_alone(base):

@@ -1,10 +1,11 @@
 import itertools
 
 import pytest
+from transformers import AutoTokenizer
+
 from personae.evals.demo import data
 from personae.evals.demo.sample import call_text, render
 from personae.evals.demo.train import MODEL
-from transformers import AutoTokenizer
 
 EVERY = data.TASKS | data.DRILLS | data.ADAPTER_TASKS
 

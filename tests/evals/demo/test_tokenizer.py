@@ -2,11 +2,12 @@ import itertools
 from random import Random
 
 import pytest
+from tokenizers import Tokenizer
+
 from personae.evals.demo import data
 from personae.evals.demo.tokenizer import CONTROL, MARKERS, VOCABULARY, train_tokenizer
 from personae.evals.demo.train import MODEL
 from personae.evals.demo.values import Values
-from tokenizers import Tokenizer
 
 KINDS = ("person", "place", "date", "time", "integer", "number", "code", "email", "text")
 

@@ -4,14 +4,15 @@ from random import Random
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3ForCausalLM
+
 from personae.evals.demo import data
 from personae.evals.demo.batches import IGNORE, chunk, collate, encode
 from personae.evals.demo.fused import RmsNorm, Rotate
 from personae.evals.demo.optim import orthogonalize
 from personae.evals.demo.train import MODEL, Trainer, config, learning_rate
 from personae.evals.demo.wiring import wire
-from tokenizers import Tokenizer
-from transformers import Qwen3ForCausalLM
 
 
 @pytest.fixture(scope="module")
