@@ -83,7 +83,7 @@ class Served:
         self.url = ""
 
     def __enter__(self) -> "Served":
-        command = [sys.executable, "-m", "personae.api.cli", "serve", *self._arguments, "--port", "0"]
+        command = [sys.executable, "-c", "from personae.api.cli import main; main()", "serve", *self._arguments, "--port", "0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
         assert self._process.stdout is not None
         for line in self._process.stdout:
