@@ -25,7 +25,7 @@ from rich.table import Table
 
 from personae.evals.bench.load import Cell, closed_loop
 
-REQUESTS = {1: 4, 8: 16, 32: 64}
+WIDTHS = (1, 8, 32)
 ORDER = {
     "type": "object",
     "properties": {
@@ -83,7 +83,15 @@ class Served:
         self.url = ""
 
     def __enter__(self) -> "Served":
-        command = [sys.executable, "-c", "from personae.api.cli import main; main()", "serve", *self._arguments, "--port", "0"]
+        command = [
+            sys.executable,
+            "-c",
+            "from personae.api.cli import main; main()",
+            "serve",
+            *self._arguments,
+            "--port",
+            "0",
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -104,6 +112,7 @@ def main(
     output: int = 128,
     repeat: int = 3,
     concurrency: Annotated[list[int] | None, typer.Option()] = None,
+    rounds: Annotated[int, typer.Option(help="Requests that each of the concurrent clients sends.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Write the cells here, as JSON.")] = None,
 ) -> None:
     """Measure every cell `repeat` times, in rounds, and print the medians."""
@@ -112,12 +121,12 @@ def main(
     modes = ["base", *(["one", "mixed"] if names else []), "json"]
     cells: dict[tuple[str, int], list[Cell]] = {}
     arguments = [str(model), *(["--adapters", str(adapters)] if adapters else [])]
-    plan = [(mode, width) for _ in range(repeat) for mode in modes for width in concurrency or REQUESTS]
+    plan = [(mode, width) for _ in range(repeat) for mode in modes for width in concurrency or WIDTHS]
     with Served(arguments) as server:
         for name in models:  # every adapter on the device, every thread awake
             asyncio.run(closed_loop(server.url, bodies("base", 1, [name], 8, 4, 0), 1))
         for number, (mode, width) in enumerate(track(plan, "load", console=Console(stderr=True))):
-            made = bodies(mode, REQUESTS.get(width, 2 * width), models, prompt, output, number)
+            made = bodies(mode, rounds * width, models, prompt, output, number)
             cell = asyncio.run(closed_loop(server.url, made, width))
             cells.setdefault((mode, width), []).append(cell)
     table = Table(

@@ -1,0 +1,90 @@
+"""README.md: what it shows is run, and brings what it shows (docs/tools.md has a test of its own).
+
+Against the bundled model served by the real server: a `python` block is executed and its output compared
+with the `text` block right after it, if there is one; a `sh` block that begins with curl likewise, with a
+`json` block (ids and times aside). Blocks of other languages and other commands are prose.
+"""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from real_server import Running, running
+
+from personae.api.options import ServeOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+ADDRESS = "http://127.0.0.1:8000"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VARY = {"id", "created", "call_id"}
+
+
+class Example(NamedTuple):
+    line: int
+    language: str
+    source: str
+    shown: str | None
+
+
+def examples() -> Iterator[Example]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = list(BLOCK.finditer(text))
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        language, source = block.groups()
+        if language != "python" and not (language == "sh" and source.startswith("curl ")):
+            continue
+        shown = None
+        if (
+            after is not None
+            and after[1] in ("text", "json")
+            and not text[block.end() : after.start()].strip()
+        ):
+            shown = after[2]
+        line = text.count("\n", 0, block.start()) + 1
+        yield Example(line, language, source, shown)
+
+
+EXAMPLES = list(examples())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(ServeOptions(device="cpu")) as server:
+        yield server
+
+
+def steady(value: Any) -> Any:
+    """The JSON without what differs from one answer to the next."""
+    if isinstance(value, dict):
+        return {name: steady(entry) for name, entry in value.items() if name not in VARY}
+    return [steady(entry) for entry in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"line {e.line}")
+def test_an_example_brings_what_is_shown(
+    example: Example, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = example.source.replace(ADDRESS, server.url)
+    if example.language == "python":
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, f"README.md:{example.line}", "exec"), {"__name__": "__main__"})
+        if example.shown is not None:
+            assert printed.getvalue() == example.shown
+        return
+    assert shutil.which("curl"), "the examples use curl"
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    if example.shown is not None:
+        assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
+
+
+def test_the_readme_shows_every_feature_with_its_output() -> None:
+    assert len([example for example in EXAMPLES if example.shown]) == len(EXAMPLES) == 5
