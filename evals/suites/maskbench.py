@@ -29,7 +29,7 @@ from personae.grammar.masks import allocate_bitmask
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 # How many properties are tried when an instance's order of properties is looked for.
 MAX_ATTEMPTS = 20_000
