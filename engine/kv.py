@@ -1,7 +1,9 @@
 """The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out."""
 
 from collections.abc import Sequence
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +22,8 @@ class KVCache:
     ) -> None:
         self.page_size = layout.page_size
         self.num_pages = layout.num_pages
-        # Zeros, not empty: on the CPU the pages stay unmapped until they are first written.
-        self.data = torch.zeros(
-            (config.layers, 2, layout.num_pages, config.kv_heads, layout.page_size, config.head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        shape = (config.layers, 2, layout.num_pages, config.kv_heads, layout.page_size, config.head_dim)
+        self.data = _zeros(shape, dtype, device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -41,3 +39,11 @@ class KVCache:
     def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
         """What one page costs in memory, over all layers, keys and values."""
         return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU their memory is taken when it is first written (torch.zeros writes all of it)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    unwritten = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(unwritten).view(dtype).view(shape)

@@ -114,7 +114,7 @@ async def stage_gaps(
             for log in logs(script, rows, mixed, prompt, steps):
                 tasks.start_soon(_drain, client, log)
     finally:
-        SchedulerActor._commit = commit  # type: ignore[method-assign]
+        SchedulerActor._commit = commit  # type: ignore[method-assign]  # as it was
     return gaps[WARM_UP:], seconds[WARM_UP:]
 
 
@@ -141,7 +141,7 @@ async def company_gaps(
             for log in logs(script, rows, mixed, prompt, steps):
                 tasks.start_soon(_drain, company.client, log)
     finally:
-        Latest.update = update  # type: ignore[method-assign]
+        Latest.update = update  # type: ignore[method-assign]  # as it was
     return gaps[WARM_UP:], seconds[WARM_UP:]
 
 

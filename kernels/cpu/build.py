@@ -54,7 +54,8 @@ def library() -> ctypes.CDLL | None:
 
 def _built(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # the machine's own compiler
-    made_from = b"\0".join([SOURCE.read_bytes(), version, " ".join(FLAGS).encode(), _processor()])
+    sources = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    made_from = b"\0".join([*sources, version, " ".join(FLAGS).encode(), _processor()])
     target = _cache_folder() / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:

@@ -1,3 +1,8 @@
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
 import torch
 from tiny_models import model_folder
 
@@ -40,3 +45,17 @@ def test_bytes_per_page_is_what_a_page_takes() -> None:
     assert (
         KVCache.bytes_per_page(config, LAYOUT.page_size, torch.bfloat16) * LAYOUT.num_pages == kv.data.nbytes
     )
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_the_cpu_a_page_takes_memory_when_it_is_first_written(dtype: torch.dtype) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+    before = resident()
+    layout = replace(LAYOUT, num_pages=2**28 // (3 * 2 * 2 * 4 * 24 * dtype.itemsize))
+    kv = KVCache(read_config(model_folder("mistral")), layout, dtype, torch.device("cpu"))
+    assert resident() - before < 2**26 < kv.data.nbytes
+    kv.data[0].fill_(1)
+    assert resident() - before > 2**26

@@ -108,8 +108,6 @@ def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
     played: dict[str, Played] = {}
     troupe = Troupe(base, adapters, lookahead=1)
     for number, log in enumerate(ensemble(troupe)):
-        troupe.scheduler.check_integrity()
-        played |= troupe.play([troupe.log(log.id, log.tokens, None)][:0])
         (alone,) = ensemble(troupe, salt=bytes([number]))[number : number + 1]
         played |= troupe.play([alone])
         assert played[log.id].cached == 0
