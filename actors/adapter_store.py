@@ -13,14 +13,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
-from anyio import CapacityLimiter, sleep, to_thread
+from anyio import CapacityLimiter, sleep
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
+from personae.actors.script import Library
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter
-from personae.lora.library import AdapterLibrary
 
 _AT_ONCE = 4  # adapters that are read and offered to the pool at the same time; bounds their memory
 _PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
@@ -36,7 +36,7 @@ class AdapterStore(Actor[Message]):
 
     def __init__(
         self,
-        library: AdapterLibrary,
+        library: Library,
         life: int,
         executor: Ref[Message],
         queue_of: Callable[[str | None], Ref[Message]],
@@ -90,7 +90,7 @@ class AdapterStore(Actor[Message]):
 
     async def _read(self, digest: str) -> None:
         try:
-            adapter = await to_thread.run_sync(self._library.read, digest, limiter=self._readers)
+            adapter = await self.in_thread(self._library.read, digest, limiter=self._readers)
         except AdapterError as error:
             self._settle(digest, False, error.message)
             self._advance()

@@ -15,10 +15,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Never
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream, SocketStream
 
 from personae.actors.adapter_store import AdapterStore
 from personae.actors.assembly import Assembly, assemble
@@ -130,21 +131,32 @@ def main() -> Never:
 
 
 async def _serve(line: socket.socket, script: Script, life: int) -> None:
-    stream = await SocketStream.from_socket(line)
+    await serve(await SocketStream.from_socket(line), script, life, _end)
+
+
+async def serve(stream: ByteStream, script: Script, life: int, end: Callable[[int], object]) -> None:
+    """Play until the line ends or an actor does; then `end` is called with the exit code."""
+
+    def report(incident: Incident) -> None:
+        """An engine that has lost an actor is of no use, and its device may be poisoned."""
+        if incident.error is not None:
+            log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
+            end(CRASHED)
+
     front = Port("front")
     front.is_open = True
-    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=_die)
+    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=report)
     store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front)
-    async with back, anyio.create_task_group() as tasks:
+    async with back, anyio.create_task_group() as tasks, aclosing(messages(stream, ToBack)) as arriving:
         tasks.start_soon(front.write, stream)
         tasks.start_soon(_pulse, back, front)
-        async for message in messages(stream, ToBack):
+        async for message in arriving:
             match message:
                 case Submit() | Cancel():
                     scheduler.tell(message)
                 case Pin() | Unpin():
                     store.tell(message)
-        _end(0)
+        end(0)  # Front has gone
 
 
 async def _pulse(back: Supervisor, front: Port) -> None:
@@ -177,13 +189,6 @@ def _die_with_front() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before we asked
             _end(0)
-
-
-def _die(incident: Incident) -> None:
-    """An engine that has lost an actor is of no use, and its device may be poisoned."""
-    if incident.error is not None:
-        log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
-        _end(CRASHED)
 
 
 def _end(code: int) -> Never:

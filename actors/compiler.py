@@ -2,14 +2,14 @@
 
 import logging
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
+from personae.actors.script import Grammars
 from personae.errors import GrammarError, PersonaeError, RequestFailed
 from personae.grammar.backend import CompiledGrammar
-from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
 AT_ONCE = 4  # compiles; more would only take the cores from the steps
@@ -24,7 +24,7 @@ class Compiler(Actor[Message]):
     somebody's schema must not take everybody's engine down.
     """
 
-    def __init__(self, grammars: GrammarCompiler, scheduler: Ref[Message]) -> None:
+    def __init__(self, grammars: Grammars, scheduler: Ref[Message]) -> None:
         self._grammars = grammars
         self._scheduler = scheduler
         self._threads = CapacityLimiter(AT_ONCE)
@@ -43,7 +43,7 @@ class Compiler(Actor[Message]):
                 self.start_soon(self._compile, message)
 
     async def _compile(self, message: Compile) -> None:
-        outcome = await to_thread.run_sync(self._outcome, message.spec, limiter=self._threads)
+        outcome = await self.in_thread(self._outcome, message.spec, limiter=self._threads)
         if isinstance(outcome, PersonaeError):
             self._scheduler.tell(Compiled(message.spec, error=outcome))
         else:

@@ -5,14 +5,14 @@ the host; `engine/step.py` says in which order. On the CPU a forward pass blocks
 and a step is read as soon as it is sampled.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
 from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
-from personae.engine.step import Launched, StepEngine
+from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
 
 
@@ -25,12 +25,12 @@ class Executor(ThreadActor[Message]):
     `build` makes the step engine on this thread: a restart begins with an empty cache.
     """
 
-    def __init__(self, build: Callable[[], StepEngine], scheduler: Ref[Message], store: Ref[Message]) -> None:
+    def __init__(self, build: Callable[[], Device], scheduler: Ref[Message], store: Ref[Message]) -> None:
         self._build = build
         self._scheduler = scheduler
         self._store = store
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
-        self._unread: Launched | None = None
+        self._unread: Any = None  # a launched step, in whatever form the device has it
         self._done = self._gap = self._seconds = 0.0
 
     def started(self) -> None:
@@ -71,13 +71,13 @@ class Executor(ThreadActor[Message]):
         self.post(self._store, outcome)
 
     def _execute(self, execute: Execute) -> None:
-        begun = time.perf_counter()
+        begun = self.time()
         self._gap = begun - self._done if execute.follows else 0.0
         forward = self._engine.forward(execute.plan, execute.grammars)
         if self._unread is not None:
             self._read()
         self._unread = self._engine.sample(execute.plan, forward)
-        self._seconds = time.perf_counter() - begun
+        self._seconds = self.time() - begun
         if not self._engine.runs_ahead:
             self._read()
 
@@ -85,5 +85,5 @@ class Executor(ThreadActor[Message]):
         assert self._unread is not None
         result = self._engine.finish(self._unread)
         self._unread = None
-        self._done = time.perf_counter()
+        self._done = self.time()
         self.post(self._scheduler, Sampled(result, self._seconds, self._gap))

@@ -25,7 +25,8 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds."""
+    """How busy Back is; travels with every step. Counters only grow; times are seconds. `in_flight` steps are
+    in the executor's hands."""
 
     running: int = 0
     waiting: int = 0
@@ -35,6 +36,7 @@ class Load(msgspec.Struct, frozen=True):
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    in_flight: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
 

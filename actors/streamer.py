@@ -184,7 +184,7 @@ class Latest:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0, in_flight=0)
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""
