@@ -134,14 +134,21 @@ async def _serve(line: socket.socket, script: Script, life: int) -> None:
     await serve(await SocketStream.from_socket(line), script, life, _end)
 
 
-async def serve(stream: ByteStream, script: Script, life: int, end: Callable[[int], object]) -> None:
-    """Play until the line ends or an actor does; then `end` is called with the exit code."""
+async def serve(
+    stream: ByteStream,
+    script: Script,
+    life: int,
+    end: Callable[[int, BaseException | None], object],
+    meet: Callable[[Supervisor], object] = lambda back: None,
+) -> None:
+    """Play until the line ends or an actor does; then `end` is called with the exit code and the reason, if it is
+    an error. `meet` is shown the actors when they are there."""
 
     def report(incident: Incident) -> None:
         """An engine that has lost an actor is of no use, and its device may be poisoned."""
         if incident.error is not None:
             log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
-            end(CRASHED)
+            end(CRASHED, incident.error)
 
     front = Port("front")
     front.is_open = True
@@ -150,13 +157,14 @@ async def serve(stream: ByteStream, script: Script, life: int, end: Callable[[in
     async with back, anyio.create_task_group() as tasks, aclosing(messages(stream, ToBack)) as arriving:
         tasks.start_soon(front.write, stream)
         tasks.start_soon(_pulse, back, front)
+        meet(back)
         async for message in arriving:
             match message:
                 case Submit() | Cancel():
                     scheduler.tell(message)
                 case Pin() | Unpin():
                     store.tell(message)
-        end(0)  # Front has gone
+        end(0, None)  # Front has gone
 
 
 async def _pulse(back: Supervisor, front: Port) -> None:
@@ -191,7 +199,7 @@ def _die_with_front() -> None:
             _end(0)
 
 
-def _end(code: int) -> Never:
+def _end(code: int, why: BaseException | None = None) -> Never:
     """Now: a thread in the middle of a step, or of a compile, is not waited for."""
     logging.shutdown()
     sys.stdout.flush()

@@ -160,6 +160,7 @@ class Cell(BaseCell[M]):
     ) -> None:
         super().__init__(path, Mailbox(path, capacity, loop), report)
         self._factory = factory
+        self.actor: Actor[M] | None = None  # of this life, for those who look on
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
@@ -171,12 +172,14 @@ class Cell(BaseCell[M]):
             death = alone(error)
         finally:
             self.state = "down"
+            self.actor = None
             self.mailbox.fail_owed(death)
         if death is not None:
             raise death
 
     async def _live(self, actor: Actor[M], ready: Callable[[], None]) -> None:
         actor._cell = self
+        self.actor = actor
         alive = False
         try:
             async with create_task_group() as actor._tasks:
