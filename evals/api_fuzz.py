@@ -33,7 +33,11 @@ CHECKS = [
 ]
 MODES = tuple(GenerationMode)
 FEW = 3
-SOUND: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "prompt": "Hello", "tokens": [1, 2]}
+SOUND: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hello"}],
+    "prompt": "Hello",
+    "tokens": [1, 2],
+}
 
 Described = APIOperation[Any, Any, Any, Any]
 
