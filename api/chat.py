@@ -21,6 +21,7 @@ from personae.api.answers import (
 )
 from personae.api.chat_template import plain_messages
 from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
@@ -45,7 +46,8 @@ from personae.errors import RequestError
     "/v1/chat/completions",
     body=ChatRequest,
     answers={200: (ChatCompletion, events(ChatChunk))},
-    refuses=(404,),
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
 )
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
@@ -104,7 +106,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
         )
         for index in range(count)
     ]
-    job = Job.begin(door, "chatcmpl", model)
+    job = Job.begin(door, "chatcmpl", model, body.timeout)
     job.add(prompt, params, grammar, choices)
     return job, Form(job, body, prompt)
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from personae.api.answers import Completion, TextChoice, Usage
 from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import prompt_logprobs, text_logprobs
@@ -43,7 +44,8 @@ class _Prompt:
     "/v1/completions",
     body=CompletionRequest,
     answers={200: (Completion, events(Completion))},
-    refuses=(404,),
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
 )
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
@@ -76,7 +78,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
     prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
-    job = Job.begin(door, "cmpl", model)
+    job = Job.begin(door, "cmpl", model, body.timeout)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(

@@ -1,5 +1,6 @@
 """From a checked request to the engine and back: what chat completions and completions have in common."""
 
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from starlette.types import Receive
 from personae.actors.client import EngineClient, ModelCard
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
+from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
@@ -22,7 +24,15 @@ from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
+from personae.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    GrammarError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestFailed,
+)
 from personae.grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
@@ -40,6 +50,8 @@ class Door:
     """What every route needs: the app's parts, and who asks.
 
     `registry` has the adapters that came while the server runs; None if there is no place for them.
+    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
+    answer. Both are on `anyio.current_time`'s clock.
     """
 
     client: EngineClient
@@ -49,6 +61,8 @@ class Door:
     meter: Meter
     registry: "Registry | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    arrived: float | None = None
+    patience: float = math.inf
 
     @property
     def base(self) -> str:
@@ -74,6 +88,15 @@ class Door:
             raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
         return card
 
+    def deadline(self, timeout: float | None) -> float:
+        """When a request ends at the latest, by its own `timeout`, its header and the server's limit.
+
+        Raises RequestError for a timeout that is none.
+        """
+        arrived = anyio.current_time() if self.arrived is None else self.arrived
+        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
+        return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
+
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`."""
         encode = self.client.tokenizer.encode
@@ -93,7 +116,8 @@ class Door:
 def door_of(request: Request) -> Door:
     """The app's door, as this request's caller finds it."""
     door: Door = request.app.state.door
-    return replace(door, caller=caller_of(request))
+    arrived, patience = arrival(request), header_deadline(request)
+    return replace(door, caller=caller_of(request), arrived=arrived, patience=patience)
 
 
 @dataclass(slots=True)
@@ -104,6 +128,7 @@ class Job:
     model: ModelCard
     door: Door
     arrived: float
+    deadline: float = math.inf
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -112,9 +137,10 @@ class Job:
     completion_tokens: int = 0
 
     @classmethod
-    def begin(cls, door: Door, prefix: str, model: ModelCard) -> "Job":
-        """A job without sequences; its id begins with `prefix`."""
-        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter())
+    def begin(cls, door: Door, prefix: str, model: ModelCard, timeout: float | None = None) -> "Job":
+        """A job without sequences; its id begins with `prefix`. `timeout` is the body's, in seconds."""
+        deadline = door.deadline(timeout)
+        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter(), deadline)
 
     def add(
         self,
@@ -149,8 +175,8 @@ class Job:
     async def run(self, sink: Sink) -> None:
         """Hand every part to `sink` as it comes, until all choices have ended.
 
-        Raises RateLimited, what the engine refuses with, and RequestFailed if a sequence could not be
-        finished. However this ends, the engine has let go of the request when it does.
+        Raises RateLimited, what the engine refuses with, DeadlineExceeded, and RequestFailed if a sequence
+        could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
         meter.prompt(who, self.prompt_tokens)
@@ -158,7 +184,11 @@ class Job:
         clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
         reason = "error"
         try:
-            await self._follow(clocks, sink)
+            with anyio.CancelScope(deadline=self.deadline) as patience:
+                await self._follow(clocks, sink)
+            if patience.cancelled_caught:
+                reason = "abort"
+                raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
             clocks.clear()  # it never began
             if isinstance(refusal, GrammarError):

@@ -85,6 +85,8 @@ class SamplingFields(Body, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
+    # Ours: seconds from the request's arrival.
+    timeout: float | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

@@ -30,7 +30,6 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     tenant: str = "default"
     salt: bytes = b""
     after: str | None = None
-    deadline: float | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
