@@ -106,7 +106,7 @@ async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings
     grammars = Grammars()
     kept: list[GrammarSpec] = []
     grammars.put = lambda spec, grammar: kept.append(spec)
-    async with compiling(grammars, seconds=0.01) as (compiler, scheduler):
+    async with compiling(grammars, seconds=0.5) as (compiler, scheduler):
         specs = [GrammarSpec("regex", f"a{{{number}}}") for number in range(AT_ONCE + 1)]
         for spec in specs:
             compiler.tell(Compile(spec))
