@@ -244,6 +244,18 @@ class Tokens(msgspec.Struct):
     token_strs: list[str] | None
 
 
+class Status(msgspec.Struct):
+    """The answer of the probes."""
+
+    status: str
+
+
+class Version(msgspec.Struct):
+    """The answer of `GET /version`."""
+
+    version: str
+
+
 class Text(msgspec.Struct):
     """The answer of `POST /detokenize`."""
 

@@ -27,6 +27,7 @@ from personae.api.choices import Choice, Part
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
+from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
@@ -42,6 +43,13 @@ from personae.api.tools import answer_shape, functions_of, grammar_of, loose_fun
 from personae.errors import RequestError
 
 
+@operation(
+    "POST",
+    "/v1/chat/completions",
+    body=ChatRequest,
+    answers={200: (ChatCompletion, events(ChatChunk))},
+    refuses=(404,),
+)
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
     door = door_of(request)

@@ -1,4 +1,4 @@
-"""Checks finished answers that a grammar may not have wholly bound: what is not `strict` is checked instead."""
+"""Checks finished answers: what a grammar may not have wholly bound, since it is not `strict`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ from personae.grammar.spec import GrammarSpec
 
 
 class AnswerCheck:
-    """Follows one answer: its text is checked against `content`, the arguments of calls against the schemas of
-    `functions`, by name."""
+    """Follows one answer. Its text is checked against `content`, the arguments of calls against the schemas
+    of `functions`, by name."""
 
     def __init__(self, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]]) -> None:
         self._content = content

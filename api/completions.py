@@ -14,6 +14,7 @@ from personae.api.choices import Choice, Part
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import prompt_logprobs, text_logprobs
+from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
@@ -38,6 +39,13 @@ class _Prompt:
     name: str
 
 
+@operation(
+    "POST",
+    "/v1/completions",
+    body=CompletionRequest,
+    answers={200: (Completion, events(Completion))},
+    refuses=(404,),
+)
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
     door = door_of(request)

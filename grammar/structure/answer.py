@@ -1,4 +1,4 @@
-"""The shape of a chat answer: reasoning, then text, free or bound, or calls; as a grammar, and as a parser."""
+"""The shape of a chat answer: reasoning, then text, free or bound, or calls; as a grammar and as a parser."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
