@@ -111,7 +111,7 @@ class Violation(msgspec.Struct, omit_defaults=True):
 
 
 class Validation(msgspec.Struct):
-    """Whether what was not bound strictly is valid all the same. There are at most ten violations of each part."""
+    """Whether what was not bound strictly is valid; of each of its parts the first ten violations."""
 
     valid: bool
     violations: list[Violation]
