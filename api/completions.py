@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.answers import Completion, TextChoice, Usage
+from personae.api.bound import bound_of
+from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
@@ -17,7 +19,6 @@ from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
-    grammar_spec,
     logprob_count,
     sampling_params,
     text_style,
@@ -68,7 +69,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     if body.best_of not in (None, count):
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
     style = text_style(body, settings)
-    grammar = grammar_spec(body.response_format)
+    bound = bound_of(body)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
     of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
     if of_prompt is not None and body.stream:
@@ -78,7 +79,8 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
     prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
-    job = Job.begin(door, "cmpl", model, body.timeout)
+    bound_by = None if bound is None else bound.param
+    job = Job.begin(door, "cmpl", model, bound_by=bound_by, timeout=body.timeout)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
@@ -99,10 +101,11 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
                 echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
+                check=None if bound is None else AnswerCheck.of(bound.checked),
             )
             for index in range(count)
         ]
-        job.add(prompt.tokens, params, grammar, choices)
+        job.add(prompt.tokens, params, None if bound is None else bound.spec, choices)
     return job, Form(job, body, prompts, count)
 
 
@@ -199,6 +202,7 @@ class Form:
             logprobs=text_logprobs(part.entries, self._tokenizer) if asked else None,
             finish_reason=part.finish,
             stop_reason=part.stop_reason,
+            personae=extension(part),
         )
         if self._body.return_token_ids:
             choice.token_ids = part.tokens

@@ -33,6 +33,7 @@ from personae.errors import (
     RequestError,
     RequestFailed,
 )
+from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
@@ -122,12 +123,16 @@ def door_of(request: Request) -> Door:
 
 @dataclass(slots=True)
 class Job:
-    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id."""
+    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id.
+
+    `bound_by` is the field that bound its answers, for the errors of its grammar.
+    """
 
     id: str
     model: ModelCard
     door: Door
     arrived: float
+    bound_by: str | None = None
     deadline: float = math.inf
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
@@ -137,10 +142,18 @@ class Job:
     completion_tokens: int = 0
 
     @classmethod
-    def begin(cls, door: Door, prefix: str, model: ModelCard, timeout: float | None = None) -> "Job":
+    def begin(
+        cls,
+        door: Door,
+        prefix: str,
+        model: ModelCard,
+        *,
+        bound_by: str | None = None,
+        timeout: float | None = None,
+    ) -> "Job":
         """A job without sequences; its id begins with `prefix`. `timeout` is the body's, in seconds."""
-        deadline = door.deadline(timeout)
-        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter(), deadline)
+        id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
+        return cls(id, model, door, began, bound_by, door.deadline(timeout))
 
     def add(
         self,
@@ -191,8 +204,8 @@ class Job:
                 raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
             clocks.clear()  # it never began
-            if isinstance(refusal, GrammarError):
-                refusal.param = refusal.param or "response_format"
+            if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
+                refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"
