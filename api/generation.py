@@ -24,6 +24,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
 from personae.grammar.spec import GrammarSpec
+from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
@@ -127,6 +128,10 @@ class Job:
         client = self.door.client
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
+        adapter, start = self.model.adapter, 0
+        if self.model.invocation:
+            found = activation_start(tokens, self.model.invocation)
+            adapter, start = (None, 0) if found is None else (adapter, found)
         self.prompt_tokens += len(tokens)
         first: str | None = None
         for index, choice in enumerate(choices):
@@ -136,11 +141,12 @@ class Job:
                 prompt_length=len(tokens),
                 params=sibling(params, index),
                 eos=eos,
-                adapter=self.model.adapter,
+                adapter=adapter,
                 grammar=grammar,
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                adapter_start=start,
             )
             first = first or log.id
             self.logs.append(log)
