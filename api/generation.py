@@ -23,6 +23,7 @@ from personae.api.tenants.limits import Meter
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
+from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
 
@@ -99,12 +100,16 @@ def door_of(request: Request) -> Door:
 
 @dataclass(slots=True)
 class Job:
-    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id."""
+    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id.
+
+    `bound_by` is the field that bound its answers, for the errors of its grammar.
+    """
 
     id: str
     model: ModelCard
     door: Door
     arrived: float
+    bound_by: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -113,9 +118,9 @@ class Job:
     completion_tokens: int = 0
 
     @classmethod
-    def begin(cls, door: Door, prefix: str, model: ModelCard) -> "Job":
+    def begin(cls, door: Door, prefix: str, model: ModelCard, bound_by: str | None = None) -> "Job":
         """A job without sequences; its id begins with `prefix`."""
-        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter())
+        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter(), bound_by)
 
     def add(
         self,
@@ -167,8 +172,8 @@ class Job:
             await self._follow(clocks, sink)
         except (RequestError, Overloaded) as refusal:
             clocks.clear()  # it never began
-            if isinstance(refusal, GrammarError):
-                refusal.param = refusal.param or "response_format"
+            if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
+                refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"
