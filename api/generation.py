@@ -35,6 +35,7 @@ from personae.errors import (
 )
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
+from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
@@ -166,6 +167,10 @@ class Job:
         client = self.door.client
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
+        adapter, start = self.model.adapter, 0
+        if self.model.invocation:
+            found = activation_start(tokens, self.model.invocation)
+            adapter, start = (None, 0) if found is None else (adapter, found)
         self.prompt_tokens += len(tokens)
         first: str | None = None
         for index, choice in enumerate(choices):
@@ -175,11 +180,12 @@ class Job:
                 prompt_length=len(tokens),
                 params=sibling(params, index),
                 eos=eos,
-                adapter=self.model.adapter,
+                adapter=adapter,
                 grammar=grammar,
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                adapter_start=start,
             )
             first = first or log.id
             self.logs.append(log)

@@ -16,11 +16,13 @@ from personae.lora.peft import read_adapter
 
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
-    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has."""
+    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has,
+    bytes for what it has beside its ranks."""
 
     shapes: LoraShapes
     max_rank: int
     max_value: float
+    max_extra: int = 2**63
 
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could never be placed."""
@@ -31,6 +33,11 @@ class AdapterBounds:
                     "start the server with a larger --adapter-memory",
                     param="r",
                 )
+        if adapter.extra_bytes(self.shapes) > self.max_extra:
+            raise AdapterError(
+                f"{', '.join(adapter.traits())}: that takes {adapter.extra_bytes(self.shapes)} bytes beside "
+                f"the ranks, of {self.max_extra} that there are; start the server with more --adapter-memory"
+            )
         if not adapter.peak <= self.max_value:
             raise AdapterError(
                 f"the largest value, {adapter.peak:.3g} with the scaling, is out of the range of the "
