@@ -34,7 +34,7 @@ from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.base import fingerprint
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
-from personae.lora.pool import LoraPool, pool_bytes
+from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
@@ -131,7 +131,10 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
     )
     bounds = AdapterBounds(
-        shapes, capacity, torch.finfo(model.dtype).max, pool_bytes(shapes, capacity, model.dtype)
+        shapes,
+        min(capacity, MAX_RANK),
+        torch.finfo(model.dtype).max,
+        pool_bytes(shapes, capacity, model.dtype),
     )
     return Assembly(script, defaults, max_adapters, bounds)
 

@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import Message
+from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
@@ -78,7 +79,16 @@ class Door:
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
-    def model(self, name: str) -> ModelCard:
+    def chosen(self, body: SamplingFields) -> ModelCard:
+        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        card = self.model(body.model)
+        if not body.adapters:
+            return card
+        entries = enumerate(body.adapters)
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        return combined(card, parts, self.settings.max_rank)
+
+    def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
         card = self.client.models(self.caller.tenant).get(name)
         if card is None and self.registry is not None:
@@ -87,7 +97,7 @@ class Door:
                 self.caller.until_done.enter_context(self.registry.hold(record.sha256))
                 card = record.card()
         if card is None:
-            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param=param, code="model_not_found")
         return card
 
     def deadline(self, timeout: float | None) -> float:

@@ -20,7 +20,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
     its own timeout may be shorter; None is without a limit. An upload of an adapter has limits of its own,
     `max_upload_bytes` and `upload_seconds`. `adapter_roots` are the folders below which admins may load
     adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is how
-    many adapters the engine can hold in memory at once; `/metrics` shows it. `tool_format` and
+    many adapters the engine can hold in memory at once; `/metrics` shows it. `max_rank`, if known, is the
+    largest rank that it can hold. `tool_format` and
     `reasoning_format` name how the model writes calls and reasoning, "none" for not at all; None finds it
     from the chat template.
     """
@@ -45,6 +46,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     adapter_roots: tuple[Path, ...] = ()
     insecure: bool = False
     max_adapters: int | None = None
+    max_rank: int | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
 
@@ -55,6 +57,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
     return ApiSettings(
         defaults=opened.defaults,
         max_adapters=opened.max_adapters,
+        max_rank=None if opened.bounds is None else opened.bounds.max_rank,
         seed=options.seed,
         request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
