@@ -37,6 +37,7 @@ class Load(msgspec.Struct, frozen=True):
     preemptions: int = 0
     steps: int = 0
     in_flight: int = 0
+    tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
 

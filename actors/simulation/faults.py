@@ -1,15 +1,15 @@
 """Faults: when they strike, and what they do.
 
-    crash     the executor raises, at the beginning of a step, before or after it sampled
-    kill      Back's process is gone, between any two steps of any two tasks of the house
-    hang      the executor never comes back
-    stop      the whole process stands still, as by SIGSTOP, until Front gives it up
-    stall     the same, for a while only
-    slow      one step takes fifty times as long
-    lost      a step's result never reaches the scheduler
-    full      a mailbox of Back refuses one message
-    load      the next start of Back fails
-    fail      one row cannot be sampled
+crash     the executor raises, at the beginning of a step, before or after it sampled
+kill      Back's process is gone, between any two steps of any two tasks of the house
+hang      the executor never comes back
+stop      the whole process stands still, as by SIGSTOP, until Front gives it up
+stall     the same, for a while only
+slow      one step takes fifty times as long
+lost      a step's result never reaches the scheduler
+full      a mailbox of Back refuses one message
+load      the next start of Back fails
+fail      one row cannot be sampled
 """
 
 import random

@@ -244,7 +244,9 @@ class Device:
                     raise Wrong(f"sequence {slot.log.id}: nobody knows its token {position}")
                 slot.computed = end
                 return 0  # planned ahead of the failure; discarded
-            before = self._cells[slot.pages[(position - 1) // size]][(position - 1) % size] if position else cell
+            before = (
+                self._cells[slot.pages[(position - 1) // size]][(position - 1) % size] if position else cell
+            )
             if before != cell:
                 raise Wrong(f"sequence {slot.log.id} finds another's KV at position {position - 1}")
             cell = hash((cell, slot.tokens[position]))
@@ -361,4 +363,3 @@ class Grammars:
         self._cache[spec] = grammar
         while len(self._cache) > self._keep:
             del self._cache[next(iter(self._cache))]
-

@@ -113,7 +113,10 @@ class Silence(ByteReceiveStream):
         self._end.set()
 
 
-Play = Callable[[ByteStream, Script, int, Callable[[int, BaseException | None], object], Callable[[Supervisor], object]], Awaitable[None]]
+Play = Callable[
+    [ByteStream, Script, int, Callable[[int, BaseException | None], object], Callable[[Supervisor], object]],
+    Awaitable[None],
+]
 
 
 class SimulatedProcess:

@@ -1,15 +1,15 @@
 """Who watches the simulation: everything that must hold, checked as it happens.
 
-    what must hold                                           where it is seen
-    a sequence ends once, and brings nothing after            `WatchedScheduler`, `Witness.delta`, `Witness.left`
-    tokens come in order, none is missing, none comes twice   `Witness.delta`, against `machine.Truth`
-    pages, slots, copies, adapters and KV are used as planned `machine.Device`
-    nobody reads KV of another tenant or adapter              `machine.Device`: it is in every cell
-    the books of the scheduler agree                          `Scheduler.check_integrity`, every so many steps
-    nothing stays behind: no page, slot, pin, log, lane       `Witness.idle`, whenever everything has ended
-    two keys that both wait are served alike                  `WatchedCounters`
-    nobody waits for longer than `longest_wait`               `Witness.delta`
-    nothing dies but of what was planted                      `World.explain`
+what must hold                                           where it is seen
+a sequence ends once, and brings nothing after            `WatchedScheduler`, `Witness.delta`, `Witness.left`
+tokens come in order, none is missing, none comes twice   `Witness.delta`, against `machine.Truth`
+pages, slots, copies, adapters and KV are used as planned `machine.Device`
+nobody reads KV of another tenant or adapter              `machine.Device`: it is in every cell
+the books of the scheduler agree                          `Scheduler.check_integrity`, every so many steps
+nothing stays behind: no page, slot, pin, log, lane       `Witness.idle`, whenever everything has ended
+two keys that both wait are served alike                  `WatchedCounters`
+nobody waits for longer than `longest_wait`               `Witness.delta`
+nothing dies but of what was planted                      `World.explain`
 """
 
 from collections.abc import Callable

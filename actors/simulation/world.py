@@ -108,9 +108,7 @@ class World:
         self.lives = 0
         self.lulls = 0
         self.busy = 0.0
-        self.faults = Faults(
-            loop, scenario.seed, scenario.faults_every, scenario.kinds, lambda: self.process
-        )
+        self.faults = Faults(loop, scenario.seed, scenario.faults_every, scenario.kinds, lambda: self.process)
         self.witness = Witness(
             loop.time,
             lambda: self.lives,
@@ -119,7 +117,11 @@ class World:
             every=scenario.every,
         )
         self.layout = MemoryLayout(
-            scenario.pages, scenario.page_size, scenario.slots, scenario.pages * scenario.page_size, scenario.batch
+            scenario.pages,
+            scenario.page_size,
+            scenario.slots,
+            scenario.pages * scenario.page_size,
+            scenario.batch,
         )
         self._dice = random.Random(scenario.seed)
         self._living = 0
