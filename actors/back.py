@@ -23,6 +23,7 @@ from anyio.abc import ByteStream, SocketStream
 
 from personae.actors.adapter_store import AdapterStore
 from personae.actors.assembly import Assembly, assemble
+from personae.actors.blackbox import BlackBox
 from personae.actors.compiler import Compiler
 from personae.actors.executor import Executor
 from personae.actors.kit import gauges
@@ -64,10 +65,12 @@ def spawn_back(
     streamer: Ref[Message],
     ingress: Ref[Message],
     queue_of: Callable[[str | None], Ref[Message]],
+    box: BlackBox,
 ) -> tuple[Ref[Message], Ref[Message]]:
     """Add Back's actors to a supervisor; returns its store and its scheduler.
 
-    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it.
+    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it. The
+    executor notes its steps in `box`.
     """
     life = 0
     bound = 4 * script.max_live  # submit, cancel, progress and refusal of every live sequence find room
@@ -75,7 +78,7 @@ def spawn_back(
     def open_executor() -> Executor:  # the first to start: those after it are of the same life
         nonlocal life
         life = begin_life()
-        return Executor(script.build_step_engine, scheduler, store)
+        return Executor(script.build_step_engine, scheduler, store, box)
 
     executor: Ref[Message] = back.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
     store: Ref[Message] = back.spawn(
@@ -118,7 +121,8 @@ def main() -> Never:
         start = receive_first(line, Start)
         assembly = assemble(start.options, _Progress(line))
         line.sendall(frame(Loaded(facts_of(assembly))))
-        anyio.run(_serve, line, assembly.script, start.life, backend_options={"use_uvloop": True})
+        box = BlackBox.attach(start.black_box)
+        anyio.run(_serve, line, assembly.script, start.life, box, backend_options={"use_uvloop": True})
     except LoadError as error:
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
         code = LOAD_FAILED
@@ -130,19 +134,20 @@ def main() -> Never:
     _end(code)
 
 
-async def _serve(line: socket.socket, script: Script, life: int) -> None:
-    await serve(await SocketStream.from_socket(line), script, life, _end)
+async def _serve(line: socket.socket, script: Script, life: int, box: BlackBox) -> None:
+    await serve(await SocketStream.from_socket(line), script, life, box, _end)
 
 
 async def serve(
     stream: ByteStream,
     script: Script,
     life: int,
+    box: BlackBox,
     end: Callable[[int, BaseException | None], object],
     meet: Callable[[Supervisor], object] = lambda back: None,
 ) -> None:
-    """Play until the line ends or an actor does; then `end` is called with the exit code and the reason, if it is
-    an error. `meet` is shown the actors when they are there."""
+    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if that
+    is the reason. `meet` is shown the actors when they are there."""
 
     def report(incident: Incident) -> None:
         """An engine that has lost an actor is of no use, and its device may be poisoned."""
@@ -153,7 +158,7 @@ async def serve(
     front = Port("front")
     front.is_open = True
     back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=report)
-    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front)
+    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front, box)
     async with back, anyio.create_task_group() as tasks, aclosing(messages(stream, ToBack)) as arriving:
         tasks.start_soon(front.write, stream)
         tasks.start_soon(_pulse, back, front)

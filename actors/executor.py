@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from personae.actors.blackbox import BlackBox
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
 from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
@@ -22,13 +23,17 @@ class Executor(ThreadActor[Message]):
     An adapter is placed in pieces, one between two steps, so that it holds up other requests by no more than
     a piece; when there is nothing else to do, all at once.
 
-    `build` makes the step engine on this thread: a restart begins with an empty cache.
+    `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
+    step before it begins.
     """
 
-    def __init__(self, build: Callable[[], Device], scheduler: Ref[Message], store: Ref[Message]) -> None:
+    def __init__(
+        self, build: Callable[[], Device], scheduler: Ref[Message], store: Ref[Message], box: BlackBox
+    ) -> None:
         self._build = build
         self._scheduler = scheduler
         self._store = store
+        self._box = box
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._done = self._gap = self._seconds = 0.0
@@ -37,6 +42,7 @@ class Executor(ThreadActor[Message]):
         """Forget what was meant for an earlier life; build the engine."""
         while self.try_next() is not None:
             pass
+        self._box.clear()
         self._engine = self._build()
 
     def receive(self, message: Message) -> None:
@@ -72,6 +78,7 @@ class Executor(ThreadActor[Message]):
 
     def _execute(self, execute: Execute) -> None:
         begun = self.time()
+        self._box.begin(execute.plan)
         self._gap = begun - self._done if execute.follows else 0.0
         forward = self._engine.forward(execute.plan, execute.grammars)
         if self._unread is not None:

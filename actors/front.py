@@ -12,13 +12,14 @@ from itertools import count
 import anyio
 
 from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.blackbox import LastStep
 from personae.actors.client import EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
-from personae.actors.messages import Message, Shut, Submission, Withdraw
+from personae.actors.messages import Fallen, Message, Shut, Submission, Withdraw
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
@@ -104,6 +105,11 @@ class Front:
         if len(self._idle) > IDLE_QUEUES:
             oldest, _ = self._idle.popitem(last=False)
             self._house.dismiss(self._queues.pop(oldest))
+
+    def note_death(self, last: LastStep | None, *, outside: bool) -> None:
+        """Back has died in this step; `outside` if it was killed by nobody of ours."""
+        with suppress(ActorStopped):
+            self.streamer.tell(Fallen(() if last is None else last.aboard, outside))
 
     def lose_back(self) -> None:
         """Back cannot be kept: end what lives, refuse what comes."""

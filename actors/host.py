@@ -6,6 +6,7 @@ it is killed.
 """
 
 import logging
+import signal
 from collections import deque
 from collections.abc import Callable
 
@@ -42,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class BackDied(PersonaeError):
-    """Back's process has ended; the message has its exit code and its last words."""
+    """Back's process has ended; the message has its exit code, its last step and its last words."""
 
 
 class BackHangs(PersonaeError):
@@ -93,7 +94,7 @@ class Host(Actor[Message]):
 
     async def _load(self) -> None:
         self.start_soon(self._listen, self._process.output)
-        await self._line.send(frame(Start(self._options, self._life)))
+        await self._line.send(frame(Start(self._options, self._life, self._process.box_file)))
         async for message in self._messages:
             match message:
                 case Loading(done=done, total=total):
@@ -118,6 +119,8 @@ class Host(Actor[Message]):
     async def stopped(self) -> None:
         """End the process."""
         self._port.close()
+        outside = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # not by us: that comes now
+        self._front.note_death(self._process.box.read(), outside=outside)
         with CancelScope(shield=True):
             await self._messages.aclose()
             await self._line.aclose()
@@ -172,7 +175,12 @@ class Host(Actor[Message]):
             await self._process.wait()
             await anyio.sleep(0.05)  # its last words are in the pipe
         words = "\n".join(filter(None, self._words))
-        return BackDied(f"Back ended with exit code {self._process.returncode}; its last words:\n{words}")
+        last = self._process.box.read()
+        where = "before its first step" if last is None else (
+            f"in step {last.step} ({last.rows} rows, {last.tokens} tokens) with {', '.join(last.aboard)} aboard"
+        )  # fmt: skip
+        code = self._process.returncode
+        return BackDied(f"Back ended with exit code {code} {where}; its last words:\n{words}")
 
 
 async def _kill(process: BackProcess) -> None:

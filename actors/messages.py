@@ -79,10 +79,14 @@ class Shut(Message, frozen=True):
 
 
 class Resubmit(Message, frozen=True):
-    """From the streamer, after `Replay`: logs of live sequences as far as they got."""
+    """From the streamer, after `Replay`: logs of live sequences as far as they got.
+
+    Until the `last` of them nobody else is let in: suspects are tried alone.
+    """
 
     logs: tuple[SequenceLog, ...]
     life: int
+    last: bool
 
 
 # --- Front: adapter queue -----------------------------------------------------------------------------------
@@ -151,6 +155,13 @@ class Refused(Message, frozen=True):
     message: str
     param: str | None = None
     code: str | None = None
+
+
+class Fallen(Message, frozen=True):
+    """From whoever saw Back die: the sequences that were aboard, and whether it was killed from outside."""
+
+    aboard: tuple[str, ...]
+    outside: bool
 
 
 class Replay(Message, frozen=True):

@@ -15,6 +15,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     Close,
+    Fallen,
     Load,
     Message,
     Open,
@@ -80,6 +81,7 @@ class Streamer(Actor[Message]):
         self._latest = load
         self._live: dict[str, Live] = {}
         self._probation = Probation()
+        self._fallen = Fallen((), outside=False)
         self._life = 0
 
     async def receive(self, message: Message) -> None:
@@ -89,9 +91,9 @@ class Streamer(Actor[Message]):
                 self._latest.update(load)
                 for id in admitted:
                     self._latest.backlog.leave(id)
-                    if id in self._live:
-                        self._live[id].record.aboard = True
                 self._deliver(deltas)
+            case Fallen():
+                self._fallen = message
             case Open(logs=logs, inbox=inbox):
                 for log in logs:
                     self._live[log.id] = Live(log, inbox)
@@ -124,7 +126,7 @@ class Streamer(Actor[Message]):
                 started.append(delta.id)
             if delta.tokens:
                 live.emitted += delta.tokens
-                live.record.got_on = True
+                live.record.brought += len(delta.tokens)
             if live.inbox is not None:
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
@@ -146,17 +148,17 @@ class Streamer(Actor[Message]):
             self._latest.backlog.wait(live.begin_again())
         if closed:
             self._ingress.tell(Progress((), closed))
-        go, guilty = self._probation.judge(self._records())
-        for id in guilty:
+        fallen, self._fallen = self._fallen, Fallen((), outside=False)
+        for id in self._probation.judge(self._records(), set(fallen.aboard), fallen.outside):
             self._quarantine(id, self._live[id])
-        if go:
-            self._ingress.tell(Resubmit(tuple(self._live[id].begin_again() for id in go), self._life))
         self._try_next()
 
     def _try_next(self) -> None:
-        """Put the next suspect on trial, if it is time."""
-        if self._probation.waits and (id := self._probation.next(self._records())) is not None:
-            self._ingress.tell(Resubmit((self._live[id].begin_again(),), self._life))
+        """Send back whose turn it is: the next suspect if one is still to be tried, else all others."""
+        probation = self._probation
+        if not probation.over and (ids := probation.next(self._records())) is not None:
+            logs = tuple(self._live[id].begin_again() for id in ids)
+            self._ingress.tell(Resubmit(logs, self._life, last=probation.over))
 
     def _records(self) -> dict[str, Record]:
         return {id: live.record for id, live in self._live.items()}
@@ -164,7 +166,11 @@ class Streamer(Actor[Message]):
     def _quarantine(self, id: str, live: Live) -> None:
         prompt = hashlib.sha256(repr(live.log.tokens).encode()).hexdigest()
         log.error(
-            "sequence %s was aboard whenever Back died: prompt %s, adapter %s", id, prompt, live.log.adapter
+            "quarantined: sequence %s was aboard in %d deaths of Back: prompt %s, adapter %s",
+            id,
+            live.record.deaths,
+            prompt,
+            live.log.adapter,
         )
         why = "This request made the engine fail each time it ran."
         self._refuse(Refused((id,), "Quarantined", why))

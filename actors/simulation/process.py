@@ -8,6 +8,7 @@ import anyio
 from anyio import CancelScope, Event
 from anyio.abc import ByteReceiveStream, ByteStream
 
+from personae.actors.blackbox import BlackBox
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.script import Script
 from personae.actors.simulation.loop import SimulationLoop
@@ -113,15 +114,12 @@ class Silence(ByteReceiveStream):
         self._end.set()
 
 
-Play = Callable[
-    [ByteStream, Script, int, Callable[[int, BaseException | None], object], Callable[[Supervisor], object]],
-    Awaitable[None],
-]
+Play = Callable[..., Awaitable[None]]  # as `actors.back.serve`
 
 
 class SimulatedProcess:
     """Implements `actors.process.BackProcess`. `run` is what the process does, from its start to its end;
-    `explain` is told the error that ended it, if it was one."""
+    `on_end` is told the error that ended it, if it was one."""
 
     def __init__(
         self,
@@ -133,11 +131,13 @@ class SimulatedProcess:
         facts: Facts,
         start_seconds: float,
         load_fails: bool,
-        explain: Callable[[BaseException], None],
+        on_end: Callable[[BlackBox, BaseException | None], None],
     ) -> None:
         self.line, self._mine = End.pair(loop, dice)
         self.output: ByteReceiveStream = Silence()
         self.pid = number
+        self.box = BlackBox.private()
+        self.box_file = -1
         self.returncode: int | None = None
         self.back: Supervisor | None = None  # its actors, once they are there
         self._loop = loop
@@ -146,7 +146,7 @@ class SimulatedProcess:
         self._facts = facts
         self._start_seconds = start_seconds
         self._load_fails = load_fails
-        self._explain = explain
+        self._on_end = on_end
         self._scope = CancelScope()
         self._ended = Event()
 
@@ -162,7 +162,7 @@ class SimulatedProcess:
                     self.end(2)
                     return
                 await self._mine.send(frame(Loaded(self._facts)))
-                await self._play(self._mine, self._script, start.life, self.end, self._meet)
+                await self._play(self._mine, self._script, start.life, self.box, self.end, self._meet)
             except Exception as error:
                 self.end(CRASHED, error)
         self.end(0)
@@ -172,8 +172,7 @@ class SimulatedProcess:
         if self.returncode is not None:
             return
         self.returncode = code
-        if why is not None:
-            self._explain(why)
+        self._on_end(self.box, why)
         self.line.cut()
         self._mine.cut()
         self._scope.cancel()

@@ -9,12 +9,13 @@ the books of the scheduler agree                          `Scheduler.check_integ
 nothing stays behind: no page, slot, pin, log, lane       `Witness.idle`, whenever everything has ended
 two keys that both wait are served alike                  `WatchedCounters`
 nobody waits for longer than `longest_wait`               `Witness.delta`
-nothing dies but of what was planted                      `World.explain`
+nothing dies but of what was planted                      `World._note_end`
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from personae.actors.adapter_queue import AdapterQueue
 from personae.actors.simulation.machine import Truth, Wrong
 from personae.engine.fairness import Key, VirtualTokenCounters
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
@@ -185,17 +186,22 @@ class WatchedScheduler(Scheduler):
         return deltas
 
 
-def idle(actors: dict[str, object]) -> None:
+def idle(actors: dict[str, object], life: int) -> None:
     """Nothing may have stayed behind in the actors, by path, when every request has ended. Raises Wrong."""
     for path, actor in actors.items():
         for name, left in vars(actor).items():
             if name in _EMPTY_WHEN_IDLE and isinstance(left, dict | set) and left:
                 raise Wrong(f"all have ended, and {path} still has {name} {left!r}")
-        if getattr(actor, "_adapter", None) is not None and (actor._pinned or actor._pinning):  # type: ignore[attr-defined]  # a queue
+        if (
+            isinstance(actor, AdapterQueue)
+            and actor._adapter is not None
+            and actor._life == life  # a queue that nobody has used since does not know of a new life
+            and (actor._pinned or actor._pinning)
+        ):
             raise Wrong(f"all have ended, and {path} still pins its adapter")
 
 
 _EMPTY_WHEN_IDLE = {
     "_live", "_adapter_of", "_withdrawn", "_lanes", "_aboard", "_refused", "_known", "_compiling", "_grammars",
-    "_placed", "_line", "_tried",
+    "_placed", "_line", "_tried", "_held",
 }  # fmt: skip

@@ -18,12 +18,14 @@ from anyio.abc import TaskGroup
 
 from personae.actors import back
 from personae.actors.assembly import EngineOptions
+from personae.actors.blackbox import BlackBox
 from personae.actors.company import raise_curtain
 from personae.actors.front import LocalClient, LocalStream
 from personae.actors.host import BackDied, BackHangs
 from personae.actors.kit.actor import Cell
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
+from personae.actors.probation import GUILTY
 from personae.actors.process import BackProcess
 from personae.actors.script import Script
 from personae.actors.simulation.faults import KINDS, Faults
@@ -36,7 +38,15 @@ from personae.actors.wire import Facts
 from personae.engine.config import GenerationDefaults
 from personae.engine.plan import MemoryLayout
 from personae.engine.tokens import Tokenizer
-from personae.errors import EngineLost, GrammarError, LoadError, Overloaded, PersonaeError, RequestFailed
+from personae.errors import (
+    EngineLost,
+    GrammarError,
+    LoadError,
+    Overloaded,
+    PersonaeError,
+    Quarantined,
+    RequestFailed,
+)
 from personae.lora.adapter import LoraShapes
 from personae.lora.library import AdapterBounds
 
@@ -125,6 +135,7 @@ class World:
         )
         self._dice = random.Random(scenario.seed)
         self._living = 0
+        self._deaths: dict[str, int] = {}  # of Back, by the sequences that were aboard
         self._client: LocalClient
         self._tasks: TaskGroup
         self._wrong: BaseException | None = None
@@ -250,8 +261,10 @@ class World:
                 return "bad grammar"
             case RequestFailed(code="grammar_failed") if source.startswith(PANICS):
                 return "bad grammar"
-            case RequestFailed(code="quarantined") if log.tokens[0] == POISON:
+            case Quarantined() if log.tokens[0] == POISON:
                 return "quarantined"
+            case Quarantined() if any(self._deaths.get(log.id, 0) >= GUILTY for log in request.logs):
+                return "unlucky"  # planted faults struck twice while it was aboard
             case RequestFailed() if (log.adapter or "").startswith(BROKEN):
                 return "no adapter"
         raise Wrong(f"request {log.id} fails: {error!r}") from error
@@ -269,7 +282,7 @@ class World:
         process = self.process
         assert process is not None
         houses = [self._client._front._house] + ([process.back] if process.back else [])
-        idle({path: actor for house in houses for path, actor in _actors(house)})
+        idle({path: actor for house in houses for path, actor in _actors(house)}, self.lives)
         if self.device is not None:
             if self.device.held:
                 raise Wrong(f"all have ended, and the device still holds {self.device.held}")
@@ -309,22 +322,25 @@ class World:
             AdapterBounds(LoraShapes(1, {}), 64, 1e9),
         )  # fmt: skip
         process = SimulatedProcess(
-            loop, self._dice, self.lives, back.serve, script, facts, costs.start, fails, self._explain
+            loop, self._dice, self.lives, back.serve, script, facts, costs.start, fails, self._note_end
         )
         self.process = process
         self._tasks.start_soon(process.run)
         return process
 
-    def _explain(self, error: BaseException) -> None:
-        """Back has ended with an error."""
-        if not self.faults.explains(error):
+    def _note_end(self, box: BlackBox, error: BaseException | None) -> None:
+        """Back's process has ended."""
+        if (last := box.read()) is not None:
+            for id in last.aboard:
+                self._deaths[id] = self._deaths.get(id, 0) + 1
+        if error is not None and not self.faults.explains(error):
             self._stop(error)
 
     def _incident(self, incident: Incident) -> None:
         """An actor of Front has died; of the process that Back is, its host."""
         error = incident.error
         if error is None or isinstance(error, BackDied | LoadError):
-            return  # why it died is told to `_explain`; what killed it is a fault
+            return  # why it died is told to `_note_end`; what killed it is a fault
         if isinstance(error, BackHangs) and self.faults.struck.keys() & {"hang", "stop", "lost"}:
             return
         if isinstance(error, RestartsExhausted) and incident.path == "personae/back":
