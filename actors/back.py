@@ -146,7 +146,8 @@ async def serve(
     end: Callable[[int, BaseException | None], object],
     meet: Callable[[Supervisor], object] = lambda back: None,
 ) -> None:
-    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if that
+    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if
+    that
     is the reason. `meet` is shown the actors when they are there."""
 
     def report(incident: Incident) -> None:

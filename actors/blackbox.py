@@ -1,9 +1,9 @@
 """What the executor was doing last, kept where its death does not reach.
 
-The executor notes each step before it begins: which step, how large, whose. The note lies in memory that Front
-has mapped too, so it can be read however Back has ended, by an exception, a signal or a device that takes its
-process along; a message would still be on its way. Who was aboard when Back died is known from it, and nowhere
-else (`actors/probation.py`).
+The executor notes each step before it begins: which step, how large, whose. The note lies in memory that
+Front has mapped too, so it can be read however Back has ended, by an exception, a signal or a device that
+takes its process along; a message would still be on its way. Who was aboard when Back died is known from it,
+and nowhere else (`actors/probation.py`).
 
     0   u32  which half is valid
     8   two halves: u64 step, u32 rows, u32 tokens, u32 length of what follows, the ids aboard in msgpack

@@ -175,10 +175,10 @@ class Host(Actor[Message]):
             await self._process.wait()
             await anyio.sleep(0.05)  # its last words are in the pipe
         words = "\n".join(filter(None, self._words))
-        last = self._process.box.read()
-        where = "before its first step" if last is None else (
-            f"in step {last.step} ({last.rows} rows, {last.tokens} tokens) with {', '.join(last.aboard)} aboard"
-        )  # fmt: skip
+        where = "before its first step"
+        if (last := self._process.box.read()) is not None:
+            where = f"in step {last.step} ({last.rows} rows, {last.tokens} tokens)"
+            where += f" with {', '.join(last.aboard)} aboard"
         code = self._process.returncode
         return BackDied(f"Back ended with exit code {code} {where}; its last words:\n{words}")
 

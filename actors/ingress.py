@@ -86,8 +86,8 @@ class Ingress(Actor[Message]):
                 if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
                     self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while the engine restarted"))
                 if last and self._held is not None:
-                    held, self._held = self._held, None
-                    self._enqueue(held.values())
+                    came, self._held = self._held, None
+                    self._enqueue(came.values())
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs

@@ -1,12 +1,11 @@
 """Finds the request that kills Back, so that it takes no others with it.
 
 When Back dies of itself, one of the sequences that it was computing may be the reason. Those are known: the
-executor notes whom it has aboard before each step (`actors/blackbox.py`). They are suspects, and are tried: one
-after the other goes back, the next when the one before has brought a token, and nobody else does meanwhile. What
-then kills Back again is guilty: it was aboard in two deaths. The others lose the time of a step each.
-
-A sequence is cleared when it has brought two tokens: a replayed log goes on exactly where it died, and a device
-may be a step ahead of what was read. If one that is not cleared yet was aboard as well, both are tried again.
+executor notes whom it has aboard before each step (`actors/blackbox.py`). They are suspects, and are tried:
+one after the other goes back, the next when the one before is cleared, and nobody else does meanwhile. The
+one on trial when Back dies again is guilty: it was aboard in two deaths, and the others are cleared. A
+sequence is cleared when it has brought two tokens: a replayed log goes on exactly where it died, and a device
+may be a step ahead of what was read. So the others lose the time of two steps for each of them.
 
 A death from outside (a signal that was not ours) says less: everybody goes back at once. Only those that were
 aboard in two of them in a row, without being cleared between, are suspects, and only a fourth one is proof.
@@ -29,8 +28,7 @@ class Record:
 
 
 CLEARED = 2  # tokens
-GUILTY = 2  # deaths, when it was the only one that was not cleared
-CERTAIN = 3  # deaths, whoever else was there
+GUILTY = 2  # deaths
 OUTSIDE = 4  # deaths, the last of them from outside
 
 
@@ -47,24 +45,22 @@ class Probation:
         self, records: Mapping[str, Record], aboard: Container[str] = (), outside: bool = False
     ) -> list[str]:
         """Back has died with these aboard. Returns those that are guilty; the others wait for `next`."""
-        fallen, uncleared = [], []
+        fallen: dict[str, Record] = {}
+        guilty: list[str] = []
         for id, record in records.items():
             if record.brought >= CLEARED:
                 record.deaths, record.suspect = 0, False
-            elif id in aboard:
-                uncleared.append(id)
             record.brought = 0
             if id in aboard:
-                fallen.append(record)
+                fallen[id] = record
                 record.deaths += 1
                 record.suspect = record.suspect or not outside or record.deaths > 1
-        guilty = [
-            id for id in uncleared if id == self._trial and self._proven(records[id], uncleared, outside)
-        ]
+                if id == self._trial and record.deaths >= (OUTSIDE if outside else GUILTY):
+                    guilty.append(id)
         if guilty:
-            for record in fallen:  # they were only there
-                record.deaths -= 1
-                record.suspect = record.deaths > 0
+            for id in fallen.keys() - guilty:  # they were only there
+                fallen[id].deaths -= 1
+                fallen[id].suspect = fallen[id].deaths > 0
         suspects = [id for id, record in records.items() if record.suspect and id not in guilty]
         self._held = deque(sorted(suspects, key=lambda id: -records[id].deaths))
         self._others = [id for id, record in records.items() if not record.suspect and id not in guilty]
@@ -76,7 +72,7 @@ class Probation:
         """Who goes back now; None to wait for the trial. When there is no trial left: all others, at once."""
         if self._trial is not None:
             record = records.get(self._trial)
-            if record is not None and not record.brought:
+            if record is not None and record.brought < CLEARED:
                 return None
             self._trial = None
         while self._held:
@@ -87,8 +83,3 @@ class Probation:
         self.over = True
         others, self._others = self._others, []
         return [id for id in others if id in records]
-
-    def _proven(self, record: Record, uncleared: list[str], outside: bool) -> bool:
-        if outside:
-            return record.deaths >= OUTSIDE
-        return record.deaths >= CERTAIN or (record.deaths >= GUILTY and len(uncleared) == 1)

@@ -130,7 +130,7 @@ class Faults(Trouble):
 
         def lose(message: object, reply: Any = None) -> None:
             if isinstance(message, Sampled):
-                del mailbox.put  # type: ignore[method-assign]  # the class's is back
+                del mailbox.put  # the class's is back
             else:
                 put(message, reply)
 

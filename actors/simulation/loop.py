@@ -3,15 +3,15 @@
     with asyncio.Runner(loop_factory=lambda: SimulationLoop(seed)) as runner:
         runner.run(main())
 
-- *Time* stands still while anything can run, then jumps to the next timer. Computing takes no time; what shall
-  take time says so (`threads.sleep`).
-- *Order.* Which of the tasks that can run goes next is decided by a number made from the seed, the task and how
-  often it has run. So it does not depend on the order in which they became ready, nor on memory addresses or
-  the seed of `hash(str)`: a seed replays exactly, on any machine. Plain callbacks keep their order: asyncio
-  promises it, and the kit relies on it.
+- *Time* stands still while anything can run, then jumps to the next timer. Computing takes no time; what
+  shall take time says so (`threads.sleep`).
+- *Order.* Which of the tasks that can run goes next is decided by a number made from the seed, the task and
+  how often it has run. So it does not depend on the order in which they became ready, nor on memory addresses
+  or the seed of `hash(str)`: a seed replays exactly, on any machine. Plain callbacks keep their order:
+  asyncio promises it, and the kit relies on it.
 - *Threads* are greenlets that take turns with the loop: a thread gives the turn back when it sleeps or waits
-  for its bell, and nowhere else. So the actors that own a thread are simulated as they are. (Real threads that
-  hand a baton to and fro do the same, and spend most of their time waiting for the operating system.)
+  for its bell, and nowhere else. So the actors that own a thread are simulated as they are. (Real threads
+  that hand a baton to and fro do the same, and spend most of their time waiting for the operating system.)
 
 Nothing here knows of actors or of Personae.
 """
@@ -41,6 +41,8 @@ class _Step(asyncio.Task[Any]):
     """A task that knows its number and how often it has been ready."""
 
     __slots__ = ("number", "turns")
+    number: int
+    turns: int
 
 
 class SimulationLoop(asyncio.BaseEventLoop):
@@ -57,13 +59,13 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._heap: list[tuple[int, int, asyncio.Handle]] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._made = self._set = 0
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # typeshed wants generators, too
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]  # the same, less precisely
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """A task's step joins those that a die chooses from; anything else waits in line."""
@@ -76,9 +78,9 @@ class SimulationLoop(asyncio.BaseEventLoop):
             self._plain.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon  # at any time only one thread runs
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # at any time only one thread runs
 
-    def call_at(
+    def call_at(  # type: ignore[override]  # the same, less precisely
         self,
         when: float,
         callback: Callable[..., Any],

@@ -2,9 +2,9 @@
 
 The device obeys plans exactly as `engine/plan.py` says, and notices when one is wrong. Memory is real: a page
 has `page_size` cells, a cell is a number made from its token and from the cell before it, read through the
-slot's page table, and the first of all from the tenant's salt and the adapter. A token is made from the cell at
-its position, the seed and the position. So tokens are a pure function of the log (`Truth` computes them without
-any device), and a wrong page, a stale write, a missing token or KV of another tenant changes them.
+slot's page table, and the first of all from the tenant's salt and the adapter. A token is made from the cell
+at its position, the seed and the position. So tokens are a pure function of the log (`Truth` computes them
+without any device), and a wrong page, a stale write, a missing token or KV of another tenant changes them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,9 +61,9 @@ class Costs:
     """Seconds. A step takes `step` + `token` for each of its tokens + `row` for each row + `adapter` for each
     different adapter + `context` for each position that a decoding row looks back at.
 
-    `runs_ahead`: the device computes by itself, as a GPU does; `host` is what the executor's thread needs for a
-    step. `start` is from the start of Back's process until it has loaded, `read` an adapter from disk, `place`
-    copying it to the device, `compile` a grammar.
+    `runs_ahead`: the device computes by itself, as a GPU does; `host` is what the executor's thread needs for
+    a step. `start` is from the start of Back's process until it has loaded, `read` an adapter from disk,
+    `place` copying it to the device, `compile` a grammar.
     """
 
     step: float = 0.004

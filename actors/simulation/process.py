@@ -133,7 +133,9 @@ class SimulatedProcess:
         load_fails: bool,
         on_end: Callable[[BlackBox, BaseException | None], None],
     ) -> None:
-        self.line, self._mine = End.pair(loop, dice)
+        line, self._mine = End.pair(loop, dice)
+        self.line: ByteStream = line
+        self._theirs = line
         self.output: ByteReceiveStream = Silence()
         self.pid = number
         self.box = BlackBox.private()
@@ -173,7 +175,7 @@ class SimulatedProcess:
             return
         self.returncode = code
         self._on_end(self.box, why)
-        self.line.cut()
+        self._theirs.cut()
         self._mine.cut()
         self._scope.cancel()
         self._loop.threads.kill(self)
@@ -181,7 +183,7 @@ class SimulatedProcess:
 
     def hold(self, held: bool) -> None:
         """Stop the process, as SIGSTOP does, or let it go on."""
-        for end in (self.line, self._mine):
+        for end in (self._theirs, self._mine):
             if held:
                 end.held = True
             else:

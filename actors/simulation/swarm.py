@@ -62,3 +62,34 @@ def draw(seed: int, requests: int = 120) -> Scenario:
         every=1,
         longest_wait=600.0,
     )
+
+
+def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: float | None) -> Scenario:
+    """One large house that is always full: short questions, many adapters, faults."""
+    return Scenario(
+        seed,
+        Workload(
+            requests=requests,
+            rate=rate,
+            burst=8.0,
+            adapters=adapters,
+            tenants=50,
+            prompt=(4, 24),
+            answer=(1, 12),
+            schemas=0.1,
+            siblings=0.02,
+            broken=0.005,
+            bad=0.02,
+            poison=0.00001,
+        ),
+        Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
+        faults_every=faults_every,
+        pages=4096,
+        slots=256,
+        batch=4096,
+        places=128,
+        window=32,
+        max_live=4096,
+        lull=20_000,
+        longest_wait=300.0,
+    )

@@ -97,8 +97,8 @@ class Witness:
 
 class WatchedCounters(VirtualTokenCounters):
     """Virtual token counters, and the bound that they promise, checked on the service itself: while two keys
-    both wait, what they get differs by at most 2 max(input weight * longest input, output weight * tokens in a
-    batch). Some pairs are followed at any time, each for as long as both wait."""
+    both wait, what they get differs by at most 2 max(input weight * longest input, output weight * tokens in
+    a batch). Some pairs are followed at any time, each for as long as both wait."""
 
     def __init__(self, layout: MemoryLayout) -> None:
         super().__init__(INPUT_WEIGHT, OUTPUT_WEIGHT)
@@ -202,6 +202,6 @@ def idle(actors: dict[str, object], life: int) -> None:
 
 
 _EMPTY_WHEN_IDLE = {
-    "_live", "_adapter_of", "_withdrawn", "_lanes", "_aboard", "_refused", "_known", "_compiling", "_grammars",
-    "_placed", "_line", "_tried", "_held",
+    "_live", "_adapter_of", "_withdrawn", "_lanes", "_aboard", "_refused", "_known", "_compiling",
+    "_grammars", "_placed", "_line", "_tried", "_held",
 }  # fmt: skip

@@ -24,10 +24,10 @@ class Workload:
     `rate` requests a second on average: Poisson, or in bursts of `burst` on average, or at the times of
     `trace` (seconds from the start, one a request). `adapters` are chosen by Zipf's law with exponent `zipf`;
     one in ten requests is for the base. Tenants likewise. Prompts begin with one of a few prefixes that all
-    tenants share. Shares are probabilities for each request: `schemas` is bound by one of `grammars` grammars,
-    `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly. `broken` of the
-    adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `poison` of the requests
-    kill the engine.
+    tenants share. Shares are probabilities for each request: `schemas` is bound by one of `grammars`
+    grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
+    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `poison`
+    of the requests kill the engine.
     """
 
     requests: int = 1000

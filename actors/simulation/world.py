@@ -2,8 +2,9 @@
 
     report = simulate(Scenario(seed=7, workload=Workload(requests=1000), faults_every=5.0))
 
-Everything follows from the scenario: the same one gives the same report, `trace` included, which is a checksum
-over all that clients saw and when. A violation is raised as `Violation`, whose message says how to replay it.
+Everything follows from the scenario: the same one gives the same report, `trace` included, which is a
+checksum over all that clients saw and when. A violation is raised as `Violation`, whose message says how to
+replay it.
 """
 
 import logging
@@ -22,7 +23,7 @@ from personae.actors.blackbox import BlackBox
 from personae.actors.company import raise_curtain
 from personae.actors.front import LocalClient, LocalStream
 from personae.actors.host import BackDied, BackHangs
-from personae.actors.kit.actor import Cell
+from personae.actors.kit.actor import Cell, alone
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
 from personae.actors.probation import GUILTY
@@ -62,10 +63,10 @@ class Violation(AssertionError):
 class Scenario:
     """Everything that a run follows from.
 
-    `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on the
-    device. `faults_every` virtual seconds (None: never) one of `kinds` strikes. After every `lull` requests the
-    next ones wait until all before have ended, and nothing may be left in the house. The books are checked
-    `every` so many steps. At most `max_live` sequences are in the house.
+    `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on
+    the device. `faults_every` virtual seconds (None: never) one of `kinds` strikes. After every `lull`
+    requests the next ones wait until all before have ended, and nothing may be left in the house. The books
+    are checked `every` so many steps. At most `max_live` sequences are in the house.
     """
 
     seed: int
@@ -134,7 +135,7 @@ class World:
             scenario.batch,
         )
         self._dice = random.Random(scenario.seed)
-        self._living = 0
+        self._living: set[str] = set()
         self._deaths: dict[str, int] = {}  # of Back, by the sequences that were aboard
         self._client: LocalClient
         self._tasks: TaskGroup
@@ -187,12 +188,12 @@ class World:
 
     async def _open_the_doors(self) -> int:
         sent = 0
-        late = 0.0  # what lulls have cost
+        late = self.loop.time()  # what the start, and lulls, have cost
         for request in requests(self.scenario.workload, self.scenario.seed):
             delay = request.at + late - self.loop.time()
             if delay > 0:
                 await anyio.sleep(delay)
-            self._living += 1
+            self._living.add(request.logs[0].id)
             self._tasks.start_soon(self._be_client, request)
             sent += 1
             if sent % self.scenario.lull == 0:
@@ -208,7 +209,7 @@ class World:
         except Exception as error:
             self._stop(error)
         finally:
-            self._living -= 1
+            self._living.discard(request.logs[0].id)
 
     async def _ask(self, request: Request) -> None:
         witness, now = self.witness, self.loop.time()
@@ -273,9 +274,16 @@ class World:
 
     async def _wait_for_silence(self) -> None:
         """Until all have ended; then nothing of them may be left anywhere."""
-        while self._living or not self._client.stats().ready:
+        lost = self._client._front.lost
+        begun, lives = self.loop.time(), self.lives
+        while self._living or not (self._client.stats().ready or lost.is_set()):
             await anyio.sleep(0.25)
+            outages = (self.lives - lives + 1) * self.witness.outage
+            if self.loop.time() - begun > self.scenario.longest_wait + outages:
+                raise Wrong(f"never ended: {sorted(self._living) or 'the outage'}")
         await anyio.sleep(SETTLE_SECONDS)
+        if lost.is_set():
+            return
         if not self._client.stats().ready:  # struck again
             await self._wait_for_silence()
             return
@@ -377,7 +385,7 @@ def simulate(scenario: Scenario) -> Report:
     logger.setLevel(logging.CRITICAL)  # planted deaths are no news
     try:
         return anyio.run(run, backend_options={"loop_factory": make_loop})
-    except (Wrong, AssertionError, Exception) as error:
-        raise Violation(f"{error}\nreplay: {scenario!r}") from error
+    except Exception as error:
+        raise Violation(f"{alone(error)}\nreplay: {scenario!r}") from error
     finally:
         logger.setLevel(level)
