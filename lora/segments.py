@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import WorkList, sgmv
 from personae.lora.pool import LoraPool
 
@@ -19,6 +20,9 @@ class LoraLayers(Protocol):
         group: "qkv" (ys = q, k, v), "o", "gate_up" (ys = gate, up) or "down". x: [T, in], ys: [T, out_m]
         each, which may be strided slices of one tensor.
         """
+
+    def fused(self) -> LoraStep | None:
+        """The adapters of all layers, for a forward pass in one call."""
 
 
 def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.device) -> WorkList:
@@ -49,3 +53,7 @@ class LoraBatch:
     def apply(self, layer: int, group: str, x: Tensor, ys: tuple[Tensor, ...]) -> None:
         """See LoraLayers."""
         sgmv(x, ys, self._pool.arenas(layer, group), self._pool.tables(group), self._work)
+
+    def fused(self) -> LoraStep:
+        """See LoraLayers."""
+        return LoraStep(self._pool.stacks, self._work)

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.decoder import LoraStep
 
 LoraGroup = Literal["qkv", "o", "gate_up", "down"]
 
@@ -19,6 +20,9 @@ class LoraLayers(Protocol):
         x: [T, in], the group's input; ys: the outputs [T, out] of its modules, in the order of the group's
         name, perhaps strided views of one tensor.
         """
+
+    def fused(self) -> LoraStep | None:
+        """The same for a forward pass in one call; None to be asked layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)

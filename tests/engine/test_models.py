@@ -185,6 +185,9 @@ def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
                 for y in ys:
                     y.mul_(2)
 
+        def fused(self) -> None:
+            return None
+
     decoder = decoder_of(model_folder("llama"))
     prompt = tokens_of(7, 5)
     plain = PagedSequences(decoder).step({"a": prompt})["a"]
