@@ -98,6 +98,7 @@ async def _serve(
                     drain_seconds=options.drain_timeout,
                     on_ready=on_ready,
                     end_all=opened.end_all,
+                    describe=opened.describe,
                 )
                 await serve_until_lost(server, listener, opened)
     finally:
