@@ -17,7 +17,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far. `adapter` is the
     adapter's content digest, None for the base model. `salt` keys the prefix cache per tenant; the server
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
-    that one's prompt is computed, to share its pages.
+    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others.
     """
 
     id: str
@@ -31,6 +31,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     salt: bytes = b""
     after: str | None = None
     deadline: float | None = None
+    background: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
