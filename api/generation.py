@@ -27,6 +27,7 @@ from personae.grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
+    from personae.api.batches.desk import Batches
 
 T = TypeVar("T")
 Sink = Callable[[Part], None]
@@ -39,7 +40,8 @@ _LONG_TEXT = 16_384
 class Door:
     """What every route needs: the app's parts, and who asks.
 
-    `registry` has the adapters that came while the server runs; None if there is no place for them.
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others.
     """
 
     client: EngineClient
@@ -48,7 +50,9 @@ class Door:
     family: Family
     meter: Meter
     registry: "Registry | None" = None
+    batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    background: bool = False
 
     @property
     def base(self) -> str:
@@ -141,6 +145,7 @@ class Job:
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                background=self.door.background,
             )
             first = first or log.id
             self.logs.append(log)
@@ -153,7 +158,7 @@ class Job:
         finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-        meter.prompt(who, self.prompt_tokens)
+        meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
         reason = "error"

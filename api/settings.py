@@ -17,9 +17,11 @@ class ApiSettings(msgspec.Struct, frozen=True):
     nesting of free-form JSON (schemas, template arguments). A request's head and body must arrive within
     `header_seconds` and `body_seconds`; a client that leaves its answer unread, more than the connection's
     buffers hold, is dropped after `stall_seconds`. An upload of an adapter has limits of its own,
-    `max_upload_bytes` and `upload_seconds`. `adapter_roots` are the folders below which admins may load
-    adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is how
-    many adapters the engine can hold in memory at once; `/metrics` shows it. `tool_format` and
+    `max_upload_bytes` and `upload_seconds`; a file for batches `max_file_bytes`. A batch has at most
+    `max_batch_lines` requests, a tenant at most `max_open_batches` batches that are not done, and all batches
+    together `batch_concurrency` sequences in the engine. `adapter_roots` are the folders below which admins
+    may load adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is
+    how many adapters the engine can hold in memory at once; `/metrics` shows it. `tool_format` and
     `reasoning_format` name how the model writes calls and reasoning, "none" for not at all; None finds it
     from the chat template.
     """
@@ -39,6 +41,10 @@ class ApiSettings(msgspec.Struct, frozen=True):
     body_seconds: float = 30.0
     stall_seconds: float = 60.0
     max_upload_bytes: int = 2**30
+    max_file_bytes: int = 200 * 2**20
+    max_batch_lines: int = 50_000
+    max_open_batches: int = 100
+    batch_concurrency: int = 64
     upload_seconds: float = 600.0
     adapter_roots: tuple[Path, ...] = ()
     insecure: bool = False
@@ -53,6 +59,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
     return ApiSettings(
         defaults=opened.defaults,
         max_adapters=opened.max_adapters,
+        batch_concurrency=options.batch_concurrency,
         seed=options.seed,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,

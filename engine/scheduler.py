@@ -101,9 +101,7 @@ class Scheduler:
     Raises ValueError when the layout cannot work.
     """
 
-    def __init__(
-        self, layout: MemoryLayout, policy: FairnessPolicy, background: int | None = None
-    ) -> None:
+    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, background: int | None = None) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
         if layout.max_batch_tokens < layout.max_seqs:
