@@ -7,6 +7,7 @@ the same choice between tenants, and between what is urgent and what is not.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
@@ -40,7 +41,7 @@ class AdapterQueue(Actor[Message]):
     """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
 
     `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
-    back.
+    back. `at_rest` is called when there is nothing left to do: nothing is lost when this queue then ends.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class AdapterQueue(Actor[Message]):
         scheduler: Ref[Message],
         streamer: Ref[Message],
         window: int,
+        at_rest: Callable[[], None] | None = None,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
+        self._at_rest = at_rest
         # By tenant and whether they give way; those with something in them.
         self._lanes: dict[tuple[str, bool], Lane] = {}
         self._aboard: set[str] = set()  # submitted, not ended yet
@@ -93,6 +96,9 @@ class AdapterQueue(Actor[Message]):
             case Cancel(ids=ids):
                 self._cancel(ids)
         self._move()
+        busy = self._lanes or self._aboard or self._refused or self._pinning
+        if self._at_rest is not None and not busy and not self.pending:
+            self._at_rest()
 
     def _move(self) -> None:
         """Offer what the windows allow; take or give back the pin."""

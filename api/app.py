@@ -1,11 +1,15 @@
-"""The HTTP application: which route goes where."""
+"""The HTTP application: its routes, and what stands before them."""
 
 import time
+from functools import cache
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import Response
 
 from personae.actors.client import EngineClient
 from personae.api import routes
@@ -21,11 +25,55 @@ from personae.api.files import routes as files
 from personae.api.generation import Door
 from personae.api.metrics import Metrics
 from personae.api.middleware import Gate
+from personae.api.openapi import document
+from personae.api.operation import Content, operation
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.errors import PersonaeError
+
+
+@operation("GET", "/openapi.json", answers={200: Content("application/json", dict[str, Any])})
+async def openapi(request: Request) -> Response:
+    """Describe this API."""
+    return Response(_description(), media_type="application/json")
+
+
+OPERATIONS = (
+    chat_completions,
+    completions,
+    routes.list_models,
+    routes.get_model,
+    adapters.create_adapter,
+    adapters.list_adapters,
+    adapters.get_adapter,
+    adapters.delete_adapter,
+    adapters.load_lora_adapter,
+    adapters.unload_lora_adapter,
+    files.create_file,
+    files.list_files,
+    files.get_file,
+    files.get_content,
+    files.delete_file,
+    batch_routes.create_batch,
+    batch_routes.list_batches,
+    batch_routes.get_batch,
+    batch_routes.cancel_batch,
+    routes.tokenize,
+    routes.detokenize,
+    routes.health,
+    routes.ready,
+    routes.version,
+    routes.metrics,
+    openapi,
+)
+"""Every route there is."""
+
+
+@cache
+def _description() -> bytes:
+    return msgspec.json.encode(document(OPERATIONS))
 
 
 def make_door(
@@ -61,33 +109,7 @@ def create_app(
     settings = settings or ApiSettings()
     door = make_door(client, settings, registry, batches)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/models", routes.list_models, methods=["GET"]),
-            Route("/v1/models/{id:path}", routes.get_model, methods=["GET"]),
-            Route("/v1/adapters", adapters.create, methods=["POST"]),
-            Route("/v1/adapters", adapters.list_adapters, methods=["GET"]),
-            Route("/v1/adapters/{name}", adapters.get_adapter, methods=["GET"]),
-            Route("/v1/adapters/{name}", adapters.delete_adapter, methods=["DELETE"]),
-            Route("/v1/load_lora_adapter", adapters.load_lora_adapter, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", adapters.unload_lora_adapter, methods=["POST"]),
-            Route("/v1/files", files.create, methods=["POST"]),
-            Route("/v1/files", files.list_files, methods=["GET"]),
-            Route("/v1/files/{id}", files.get_file, methods=["GET"]),
-            Route("/v1/files/{id}", files.delete_file, methods=["DELETE"]),
-            Route("/v1/files/{id}/content", files.get_content, methods=["GET"]),
-            Route("/v1/batches", batch_routes.create, methods=["POST"]),
-            Route("/v1/batches", batch_routes.list_batches, methods=["GET"]),
-            Route("/v1/batches/{id}", batch_routes.get_batch, methods=["GET"]),
-            Route("/v1/batches/{id}/cancel", batch_routes.cancel_batch, methods=["POST"]),
-            Route("/tokenize", routes.tokenize, methods=["POST"]),
-            Route("/detokenize", routes.detokenize, methods=["POST"]),
-            Route("/health", routes.health, methods=["GET"]),
-            Route("/ready", routes.ready, methods=["GET"]),
-            Route("/version", routes.version, methods=["GET"]),
-            Route("/metrics", routes.metrics, methods=["GET"]),
-        ],
+        routes=[each.route() for each in OPERATIONS],
         middleware=[
             Middleware(Gate, settings=settings, metrics=door.metrics),
             Middleware(Access, store=tenants, meter=door.meter, insecure=settings.insecure),

@@ -34,7 +34,7 @@ class Gate:
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=anyio.current_time())
         settings = self._settings
         upload = _UPLOADS.get((scope["method"], scope["path"]))
         body = _Body(

@@ -1,5 +1,6 @@
 """One request of a batch: what it would have got over HTTP, as a line of a file."""
 
+import math
 import uuid
 from dataclasses import replace
 
@@ -58,6 +59,7 @@ class Call:
                 self._job, self._form = await chat.admit(self._door, body)
             else:
                 self._job, self._form = await completions.admit(self._door, body)
+            self._job.deadline = math.inf  # the batch has one
         except Exception as error:
             self._fail(error)
 

@@ -53,8 +53,8 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
                     raise RequestError(
                         f"The line has more than {settings.max_body_bytes} bytes.", code="line_too_long"
                     )
-                model = _check_line(text, number, endpoint, seen, settings.max_json_depth)
-                found.models.setdefault(model, number)
+                for model in _check_line(text, number, endpoint, seen, settings.max_json_depth):
+                    found.models.setdefault(model, number)
             except RequestError as error:
                 found.errors.append(
                     BatchError(error.code or "invalid_line", error.message, error.param, number)
@@ -98,8 +98,8 @@ def _lines(readline: Callable[[int], bytes], longest: int) -> Iterator[tuple[int
             yield number, text.strip()
 
 
-def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], depth: int) -> str:
-    """The model that the line asks for. Raises RequestError with what is wrong."""
+def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], depth: int) -> list[str]:
+    """The models that the line asks for. Raises RequestError with what is wrong."""
     try:
         line = _decode(text)
     except msgspec.ValidationError as error:
@@ -125,7 +125,9 @@ def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], d
         body = decode(bytes(line.body), ENDPOINTS[endpoint], depth)
         if body.stream:
             raise RequestError("A batch's answers are not streamed.", param="stream")
+        if body.timeout is not None:
+            raise RequestError("A batch has a completion window, its requests no timeout.", param="timeout")
     except RequestError as error:
         error.param = f"body.{error.param}" if error.param else "body"
         raise
-    return body.model
+    return [body.model, *(entry.name for entry in body.adapters or ())]

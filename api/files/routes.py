@@ -2,23 +2,23 @@
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
-from personae.api.files.store import FileRecord, expiry
+from personae.api.files.store import KEPT, FileRecord, expiry
 from personae.api.generation import Door, door_of
+from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.upload import read_form
 from personae.errors import Cancelled, NotFound, Overloaded, RequestError, UnsupportedParameter
 
 if TYPE_CHECKING:
     from personae.api.batches.desk import Batches
-
-T = TypeVar("T")
 
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _MAX_FILENAME = 255
@@ -42,8 +42,39 @@ class FileDeleted(msgspec.Struct):
     deleted: bool = True
 
 
-async def create(request: Request) -> Response:
-    """`POST /v1/files`: upload a file for a batch."""
+_Kept = Annotated[int, Meta(ge=KEPT[0], le=KEPT[1])]
+_File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+
+
+class UploadFields(msgspec.Struct):
+    """The form of an upload, for the description; `upload.py` reads it."""
+
+    file: _File
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = msgspec.field(name=ANCHOR, default=UNSET)
+    seconds: Annotated[int, Meta(ge=3600, le=2592000)] | UnsetType = msgspec.field(
+        name=SECONDS, default=UNSET
+    )
+
+
+class ListFiles(msgspec.Struct):
+    """What `GET /v1/files` may be asked for."""
+
+    purpose: str | UnsetType = UNSET
+    after: str | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+
+
+@operation(
+    "POST",
+    "/v1/files",
+    body=Content("multipart/form-data", UploadFields),
+    answers={200: FileRecord},
+    refuses=(404,),
+)
+async def create_file(request: Request) -> Response:
+    """Upload a file of requests for a batch."""
     door = door_of(request)
     files, who = batches_of(door).files, door.caller.identity
     length = request.headers.get("content-length", "0")
@@ -75,8 +106,9 @@ async def create(request: Request) -> Response:
     return json_response(record)
 
 
+@operation("GET", "/v1/files", query=ListFiles, answers={200: FileList}, refuses=(404,))
 async def list_files(request: Request) -> Response:
-    """`GET /v1/files`: the tenant's own, a page at a time."""
+    """List the tenant's files, a page at a time."""
     door = door_of(request)
     query = request.query_params
     order = query.get("order", "desc")
@@ -92,14 +124,21 @@ async def list_files(request: Request) -> Response:
     return json_response(FileList(data, more, *ends(data)))
 
 
+@operation("GET", "/v1/files/{id}", answers={200: FileRecord}, refuses=(404,))
 async def get_file(request: Request) -> Response:
-    """`GET /v1/files/{id}`."""
+    """Show a file."""
     door = door_of(request)
     return json_response(batches_of(door).files.find(door.caller.tenant, request.path_params["id"]))
 
 
+@operation(
+    "GET",
+    "/v1/files/{id}/content",
+    answers={200: Content("application/octet-stream")},
+    refuses=(404,),
+)
 async def get_content(request: Request) -> Response:
-    """`GET /v1/files/{id}/content`."""
+    """Send what is in a file."""
     door = door_of(request)
     files = batches_of(door).files
     record = files.find(door.caller.tenant, request.path_params["id"])
@@ -110,8 +149,9 @@ async def get_content(request: Request) -> Response:
     )
 
 
+@operation("DELETE", "/v1/files/{id}", answers={200: FileDeleted}, refuses=(404, 409))
 async def delete_file(request: Request) -> Response:
-    """`DELETE /v1/files/{id}`. Raises Conflict while a batch reads from it."""
+    """Remove a file that no batch reads any more."""
     door, id = door_of(request), request.path_params["id"]
     await batches_of(door).remove_file(door.caller.tenant, id)
     return json_response(FileDeleted(id))

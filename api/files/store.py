@@ -24,7 +24,7 @@ from personae.errors import NotFound, RateLimited, RequestError
 
 STAGING = "staging"
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
-_KEPT = (3600, 30 * 24 * 3600)  # seconds that a file with an end can be kept
+KEPT = (3600, 30 * 24 * 3600)  # seconds that a file with an end can be kept
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -174,7 +174,7 @@ class FileStore:
 
 def expiry(seconds: int, param: str) -> int:
     """How long a file is to be kept. Raises RequestError."""
-    least, most = _KEPT
+    least, most = KEPT
     if not least <= seconds <= most:
         raise RequestError(f"`{param}` must be from {least} to {most}.", param=param, code="out_of_range")
     return seconds
