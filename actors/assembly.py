@@ -14,6 +14,7 @@ import torch
 
 from personae.actors.client import ModelCard
 from personae.actors.script import Script
+from personae.engine.background import Tiers
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
@@ -34,7 +35,7 @@ from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.base import fingerprint
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
-from personae.lora.pool import LoraPool, pool_bytes
+from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
@@ -50,8 +51,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
     known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_memory` and
-    `adapter_memory` are in bytes, the other sizes are in tokens or sequences. `secret` is what the tenants'
-    prefix-cache salts are derived from.
+    `adapter_memory` are in bytes, the other sizes are in tokens or sequences; `background_tokens` is what
+    batches may have of a step beside other requests. `secret` is what the tenants' prefix-cache salts are
+    derived from.
     """
 
     model: Path
@@ -66,6 +68,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     adapter_store: Path | None = None
     served_model_name: str | None = None
     secret: bytes | None = None
+    background_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,9 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     secret = options.secret or secrets.token_bytes(32)
     script = Script(
         build_step_engine=build_step_engine,
-        build_scheduler=lambda: Scheduler(layout, VirtualTokenCounters()),
+        build_scheduler=lambda: Scheduler(
+            layout, Tiers(VirtualTokenCounters(), VirtualTokenCounters()), options.background_tokens
+        ),
         build_compiler=lambda: GrammarCompiler(vocabulary),
         layout=layout,
         vocab_size=config.vocab_size,
@@ -131,7 +136,10 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
     )
     bounds = AdapterBounds(
-        shapes, capacity, torch.finfo(model.dtype).max, pool_bytes(shapes, capacity, model.dtype)
+        shapes,
+        min(capacity, MAX_RANK),
+        torch.finfo(model.dtype).max,
+        pool_bytes(shapes, capacity, model.dtype),
     )
     return Assembly(script, defaults, max_adapters, bounds)
 

@@ -66,7 +66,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     """Check everything, render and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
-    model = door.model(body.model)
+    model = door.chosen(body)
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)

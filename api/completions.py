@@ -62,7 +62,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     """Check everything and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
-    model = door.model(body.model)
+    model = door.chosen(body)
     wants_usage(body)
     texts = _texts(body.prompt)
     count = choices_of(body.n, settings, len(texts))

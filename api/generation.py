@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import Message
+from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
@@ -39,6 +40,7 @@ from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
+    from personae.api.batches.desk import Batches
 
 T = TypeVar("T")
 Sink = Callable[[Part], None]
@@ -51,9 +53,10 @@ _LONG_TEXT = 16_384
 class Door:
     """What every route needs: the app's parts, and who asks.
 
-    `registry` has the adapters that came while the server runs; None if there is no place for them.
-    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
-    answer. Both are on `anyio.current_time`'s clock.
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others. `arrived` is when the request
+    came, None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock.
     """
 
     client: EngineClient
@@ -62,9 +65,11 @@ class Door:
     family: Family
     meter: Meter
     registry: "Registry | None" = None
+    batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
     arrived: float | None = None
     patience: float = math.inf
+    background: bool = False
 
     @property
     def base(self) -> str:
@@ -78,7 +83,16 @@ class Door:
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
-    def model(self, name: str) -> ModelCard:
+    def chosen(self, body: SamplingFields) -> ModelCard:
+        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        card = self.model(body.model)
+        if not body.adapters:
+            return card
+        entries = enumerate(body.adapters)
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        return combined(card, parts, self.settings.max_rank)
+
+    def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
         card = self.client.models(self.caller.tenant).get(name)
         if card is None and self.registry is not None:
@@ -87,7 +101,7 @@ class Door:
                 self.caller.until_done.enter_context(self.registry.hold(record.sha256))
                 card = record.card()
         if card is None:
-            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param=param, code="model_not_found")
         return card
 
     def deadline(self, timeout: float | None) -> float:
@@ -185,6 +199,7 @@ class Job:
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                background=self.door.background,
                 adapter_start=start,
             )
             first = first or log.id
@@ -198,7 +213,7 @@ class Job:
         could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-        meter.prompt(who, self.prompt_tokens)
+        meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
         reason = "error"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.mix import mixed, parts_of
 from personae.lora.peft import read_adapter
 
 
@@ -69,7 +70,15 @@ class AdapterLibrary:
         return self._cache.get(digest)
 
     def read(self, digest: str) -> Adapter:
-        """The adapter from disk. Raises AdapterError when it is not there or not what it was."""
+        """The adapter from disk. Raises AdapterError when it is not there or not what it was.
+
+        A mix is made of its parts, of which those on the host are not read again.
+        """
+        parts = parts_of(digest)
+        if parts is not None:
+            return mixed(
+                digest, [(self._cache.get(part) or self.read(part), weight) for part, weight in parts]
+            )
         folder = self._known.get(digest) or (self._folder and self._folder / digest)
         if folder is None or not folder.is_dir():
             raise AdapterError(f"adapter {digest}: it is not there any more")
