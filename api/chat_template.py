@@ -7,6 +7,7 @@ run in Jinja's immutable sandbox and see plain JSON data only. A template is nev
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -15,8 +16,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from personae.api.schema import AssistantMessage, Content, Message, RefusalPart, TextPart
+from personae.api.schema import AssistantMessage, Content, Message, RefusalPart, TextPart, ToolCall
 from personae.errors import ModelLoadError, RequestError, UnsupportedParameter
+from personae.grammar.tools.custom import CUSTOM_INPUT
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send an earlier answer's reasoning; templates read the first or the second."""
@@ -131,8 +133,7 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
         plain["thinking"] = message.thinking if message.thinking is not None else reasoning[0]
     if message.tool_calls:
         plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}].function")
-            for index, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
         ]
     elif "content" not in plain:
         raise RequestError(f"`{where}.content` is required.", param=f"{where}.content")
@@ -157,17 +158,22 @@ def _text(content: Content, where: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"`{where}.arguments` must be a JSON object as text.", param=f"{where}.arguments")
-    plain: dict[str, Any] = {
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    """A call as templates know it: always of a function. A custom tool's takes its input."""
+    arguments: Any = None
+    if call.type == "custom" and call.custom is not None:
+        name, arguments = call.custom.name, {CUSTOM_INPUT: call.custom.input}
+    elif call.type == "function" and call.function is not None:
+        name = call.function.name
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(call.function.arguments or "{}")
+        if not isinstance(arguments, dict):
+            param = f"{where}.function.arguments"
+            raise RequestError(f"`{param}` must be a JSON object as text.", param=param)
+    else:
+        param = f"{where}.{call.type}"
+        raise RequestError(f"`{param}` is required.", param=param, code="missing_required_parameter")
+    plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return plain if call.id is None else {"id": call.id} | plain
 
 

@@ -2,13 +2,14 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from personae.engine.stops import StopFinder
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
-from personae.grammar.structure.parser import Said
+from personae.grammar.structure.parser import CallPiece, Said
+from personae.grammar.tools.custom import InputReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,16 @@ class TextStyle:
 
 @dataclass(slots=True)
 class CallPart:
-    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments."""
+    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments.
+
+    `custom`: the tool is one of text, and `arguments` its input.
+    """
 
     index: int
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    custom: bool = False
 
 
 @dataclass(slots=True)
@@ -37,6 +42,10 @@ class Words:
     text: str = ""
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
+
+    def copy(self) -> "Words":
+        """The same, to be added to."""
+        return Words(self.text, self.reasoning, [replace(call) for call in self.calls])
 
     def add(self, later: "Words") -> None:
         """Take in what was said after this."""
@@ -110,6 +119,8 @@ class ShapedReading:
         self._parser = shape.parser(special, shown=not style.skip_special_tokens)
         self._stop = StopFinder(style.stop, style.include_stop)
         self._id_length = shape.tools.id_length if shape.tools else None
+        self._custom = {function.name for function in shape.functions if function.custom}
+        self._inputs: dict[int, InputReader] = {}
 
     @property
     def stopped(self) -> str | None:
@@ -143,9 +154,16 @@ class ShapedReading:
         if said.calls and self.stopped is None:
             words.text += self._stop.flush()
             for piece in said.calls:
-                id = None if piece.name is None else self._new_id()
-                words.calls.append(CallPart(piece.index, id, piece.name, piece.arguments))
+                words.calls.append(self._part(piece))
         return words
+
+    def _part(self, piece: CallPiece) -> CallPart:
+        if piece.name in self._custom:
+            self._inputs[piece.index] = InputReader()
+        reader = self._inputs.get(piece.index)
+        arguments = piece.arguments if reader is None else reader.push(piece.arguments)
+        id = None if piece.name is None else self._new_id()
+        return CallPart(piece.index, id, piece.name, arguments, reader is not None)
 
     def _new_id(self) -> str:
         random = uuid.uuid4().hex

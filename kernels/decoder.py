@@ -75,6 +75,9 @@ class PackedLinear(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, inputs] -> [T, outputs]."""
 
+    def plain(self) -> Tensor:
+        """The weight as it was given, [outputs, inputs]: a copy."""
+
 
 class FusedDecoder(Protocol):
     """Weights that were taken over. One thread at a time uses it."""

@@ -58,6 +58,12 @@ class Linear:
         self._own = packed
         self.weight = self.weight.new_empty(0)
 
+    def plain(self) -> Tensor:
+        """The weight as it was filled, [sum of outputs, inputs]; a copy where it was packed."""
+        if self._own is not None:
+            return self._own.plain()
+        return self.weight if self._packed is None else self._packed.to_dense()
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, inputs] -> [T, sum of outputs]."""
         if self._own is not None:

@@ -1,4 +1,4 @@
-"""The shape of a chat answer: reasoning, then text, tool calls or JSON; as a grammar, and as a parser."""
+"""The shape of a chat answer: reasoning, then text, free or bound, or calls; as a grammar and as a parser."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class AnswerShape:
     """What one answer may consist of.
 
     `thinks` says where it begins (`reasoning` is set unless it is NO). `functions` may be called if `tools`,
-    the way to write it, is set; `use` says whether. `json` binds an answer that is no call.
+    the way to write it, is set; `use` says whether. `content` binds an answer that is no call.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -38,7 +38,7 @@ class AnswerShape:
     functions: tuple[Function, ...] = ()
     use: ToolUse = "none"
     parallel: bool = True
-    json: Json | None = None
+    content: Element | None = None
 
     def spec(self) -> GrammarSpec | None:
         """What binds the answer; None if nothing does."""
@@ -63,20 +63,22 @@ class AnswerShape:
             reasoning=self.reasoning,
             thinks=self.thinks,
             tools=self.tools if self.use != "none" else None,
-            anywhere=self.json is None and self.use == "auto",
+            anywhere=self.content is None and self.use == "auto",
             shown=shown,
         )
 
     def _body(self) -> Element | None:
         """What follows the reasoning."""
-        json = None if self.json is None else Sequence((Exactly(" "), self.json))
+        content = self.content
+        if content is not None and (self.thinks is not Thinks.NO or isinstance(content, Json)):
+            content = Sequence((Exactly(" "), content))
         if self.tools is None:
-            return json
+            return content
         if self.use == "required":
             return self.tools.calls(self.functions, parallel=self.parallel)
-        if self.use == "auto" and json is not None:
-            return OneOf((self.tools.calls(self.functions, parallel=self.parallel), json))
-        return json or self._free(self.tools)
+        if self.use == "auto" and content is not None:
+            return OneOf((self.tools.calls(self.functions, parallel=self.parallel), content))
+        return content or self._free(self.tools)
 
     def _free(self, tools: ToolFormat) -> Element | None:
         """Text, with calls at its end if they are allowed."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from personae.grammar.structure.elements import Element, Exactly, Json, OneOf, Repeat, Sequence
+from personae.grammar.structure.elements import Element, Exactly, Json, Lark, OneOf, Regex, Repeat, Sequence
+from personae.grammar.structure.escaped import escaped_lark
 
 NAME = r"[A-Za-z0-9_.-]"
 """What names of functions are made of."""
@@ -17,12 +18,15 @@ class Function:
     """A function that may be called. `parameters` is the JSON Schema of its arguments, an object.
 
     `strict`: all of the schema is enforced; otherwise as much as can be. Errors name `param` as their field.
+    A `custom` tool has one argument, `input`; `text` binds that, if anything does.
     """
 
     name: str
     parameters: dict[str, Any]
     strict: bool
     param: str
+    custom: bool = False
+    text: Regex | Lark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,18 @@ class ToolFormat:
                 Sequence(
                     (
                         Exactly(before_name + function.name + self.after_name),
-                        Json(function.parameters, function.strict, function.param),
+                        _arguments(function),
                         Exactly(self.after_arguments),
                     )
                 )
                 for function in functions
             )
         )
+
+
+def _arguments(function: Function) -> Element:
+    """A JSON object."""
+    if isinstance(function.text, Lark):
+        text = Lark(escaped_lark(function.text.source, function.param), function.param)
+        return Sequence((Exactly('{ "input" : "'), text, Exactly('" }')))
+    return Json(function.parameters, function.strict, function.param)

@@ -15,6 +15,7 @@ int personae_amx(int on) {
 void* personae_pack(const void* weight, int64_t n, int64_t k, int paired) {
     return pack((const bf16*)weight, n, k, paired);
 }
+void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
 void personae_unpack(void* packed) { unpack((Packed*)packed); }
 
 // y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias.

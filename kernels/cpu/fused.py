@@ -73,6 +73,8 @@ class Fused:
         self.pack.argtypes, self.pack.restype = [c_void_p, c_int64, c_int64, c_int], c_void_p
         self.unpack = library.personae_unpack
         self.unpack.argtypes = [c_void_p]
+        self.plain = library.personae_plain
+        self.plain.argtypes = [c_void_p, c_void_p]
         self.linear = library.personae_linear
         self.linear.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int]
         self.make = library.personae_decoder
@@ -106,9 +108,9 @@ class CpuLinear:
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
         weight = linear.weight.contiguous()
         self._calls = calls
-        self._outputs, inputs = weight.shape
+        self._outputs, self._inputs = weight.shape
         self.bias = None if linear.bias is None else linear.bias.float()
-        handle = calls.pack(weight.data_ptr(), self._outputs, inputs, paired)
+        handle = calls.pack(weight.data_ptr(), self._outputs, self._inputs, paired)
         if handle is None:
             raise MemoryError(f"no memory for a packed weight of {weight.nbytes} bytes")
         self.handle: int = handle
@@ -129,6 +131,12 @@ class CpuLinear:
             torch.get_num_threads(),
         )
         return y
+
+    def plain(self) -> Tensor:
+        """See `PackedLinear`."""
+        weight = torch.empty(self._outputs, self._inputs, dtype=torch.bfloat16)
+        self._calls.plain(self.handle, weight.data_ptr())
+        return weight
 
 
 class CpuDecoder:

@@ -37,6 +37,23 @@ struct Packed {
     }
 };
 
+// Calls visit(element of the tiles, output, input) for each element of one group.
+template <typename Visit>
+void visit_group(const Packed& p, int64_t g, Visit visit) {
+    for (int64_t block = 0; block < p.blocks; block++)
+        for (int64_t half = 0; half < 2; half++) {
+            bf16* tile = p.tiles + ((g * p.blocks + block) * 2 + half) * TILE;
+            const int64_t column = p.column(g, half), width = p.width(g, half);
+            for (int64_t i = 0; i < 32 && block * 32 + i < p.k; i++)
+                for (int64_t j = 0; j < width; j++) visit(tile[i / 2 * 32 + j * 2 + i % 2], column + j, block * 32 + i);
+        }
+}
+
+inline void plain(const Packed& p, bf16* weight) {
+    for (int64_t g = 0; g < p.groups; g++)
+        visit_group(p, g, [&](bf16 element, int64_t output, int64_t input) { weight[output * p.k + input] = element; });
+}
+
 inline Packed* pack(const bf16* weight, int64_t n, int64_t k, bool paired) {
     const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP;
     Packed* p = new Packed{n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, 0, nullptr};
@@ -50,14 +67,7 @@ inline Packed* pack(const bf16* weight, int64_t n, int64_t k, bool paired) {
     p->tiles = (bf16*)memory;
 #pragma omp parallel for
     for (int64_t g = 0; g < p->groups; g++)
-        for (int64_t block = 0; block < p->blocks; block++)
-            for (int64_t half = 0; half < 2; half++) {
-                bf16* tile = p->tiles + ((g * p->blocks + block) * 2 + half) * TILE;
-                const int64_t column = p->column(g, half), width = p->width(g, half);
-                for (int64_t i = 0; i < 32 && block * 32 + i < k; i++)
-                    for (int64_t j = 0; j < width; j++)
-                        tile[i / 2 * 32 + j * 2 + i % 2] = weight[(column + j) * k + block * 32 + i];
-            }
+        visit_group(*p, g, [&](bf16& element, int64_t output, int64_t input) { element = weight[output * k + input]; });
     return p;
 }
 

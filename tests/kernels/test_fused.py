@@ -9,6 +9,7 @@ import pytest
 import torch
 from hf import hf_logits, hf_model, relative_error
 from paged import PagedSequences
+from safetensors import safe_open
 from tiny_adapters import lora_shapes, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 
@@ -194,6 +195,16 @@ def test_other_dtypes_and_shapes_go_layer_by_layer(dtype: str, overrides: dict[s
     prompt = tokens_of(5, 30)
     last = PagedSequences(decoder).step({"a": prompt})["a"]
     assert relative_error(last, hf_logits(hf_model(folder), prompt)[-1]) < 0.05
+
+
+def test_packed_weights_can_be_had_back() -> None:
+    folder = folder_of("llama tied, with biases")
+    decoder = decoder_of(folder)
+    with safe_open(folder / "model.safetensors", framework="pt") as stored:
+        found = decoder.layers[1].mlp.gate_up.plain()
+        truth = [stored.get_tensor(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up")]
+        assert torch.equal(found, torch.cat(truth))
+        assert torch.equal(decoder.output.plain(), stored.get_tensor("model.embed_tokens.weight"))
 
 
 def test_what_lies_beyond_a_sequence_may_be_nan(isa: str) -> None:

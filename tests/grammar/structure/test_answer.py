@@ -96,7 +96,7 @@ def test_the_grammar_of_the_answer_begins_where_reasoning_ends(vocabulary, think
 
 @both
 def test_a_schema_binds_what_follows_the_reasoning_and_nothing_before(vocabulary):
-    shape = AnswerShape(THINK, Thinks.OPEN, json=JSON)
+    shape = AnswerShape(THINK, Thinks.OPEN, content=JSON)
     assert allows(shape, 'Not {"a": 1}, no.\n</think>\n{"a": 2}', vocabulary)
     assert not allows(shape, '{"a": 1}', vocabulary)
     assert not allows(shape, "hm</think>hello", vocabulary)
@@ -105,7 +105,7 @@ def test_a_schema_binds_what_follows_the_reasoning_and_nothing_before(vocabulary
 
 @both
 def test_with_a_schema_beside_tools_the_answer_is_a_call_or_json(vocabulary):
-    shape = AnswerShape(tools=HERMES, functions=FUNCTIONS, use="auto", json=JSON)
+    shape = AnswerShape(tools=HERMES, functions=FUNCTIONS, use="auto", content=JSON)
     assert allows(shape, CALL, vocabulary)
     assert allows(shape, '{"a": 2, "b": "x"}', vocabulary)
     assert not allows(shape, "hello", vocabulary)
