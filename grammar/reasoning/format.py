@@ -17,8 +17,8 @@ class ReasoningFormat:
     """Reasoning is text between `open` and `close`. `signs` are what a chat template contains if its model
     reasons this way.
 
-    A model that writes messages may do so several times, with `joint` after each; between `aside` and `close` it
-    then says something to the reader, and `text` opens the answer itself.
+    A model that writes messages may do so several times, with `joint` after each. Between `aside` and `close`
+    it then says something to the reader, and `text` opens the answer itself.
     """
 
     name: str
