@@ -110,6 +110,11 @@ class StepEngine:
             self._bitmasks.release(launched.bitmask)
         return StepResult(launched.plan.step, tuple(tokens), logprobs, launched.prompt_logprobs, failures)
 
+    @property
+    def adapters(self) -> int:
+        """How many adapters are in the device's memory."""
+        return len(self.runner.adapters.residents)
+
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
 
