@@ -29,6 +29,22 @@ class ModelCard(msgspec.Struct, frozen=True):
     invocation: tuple[int, ...] = ()
 
 
+class AdapterStats(msgspec.Struct, frozen=True):
+    """Adapters on the device and on the host, those in line for the device; loads and their seconds by source
+    ("device", "host", "disk"); live sequences by digest."""
+
+    device: int = 0
+    host: int = 0
+    host_bytes: int = 0
+    line: int = 0
+    evictions: int = 0
+    yields: int = 0
+    loads: dict[str, float] = {}
+    load_seconds: dict[str, float] = {}
+    running: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds."""
 
@@ -44,9 +60,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     step_seconds: float = 0.0
     host_gap_seconds: float = 0.0
     restarts: int = 0
-    adapters_resident: int = 0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
+    fairness_gap: float = 0.0
+    adapters: AdapterStats = AdapterStats()
     mailboxes: dict[str, int] = {}
 
 

@@ -60,11 +60,11 @@ class Executor(ThreadActor[Message]):
         try:
             next(pieces)
         except StopIteration:
-            outcome = Placed(digest, True)
+            outcome = Placed(digest, True, None, *self._engine.holdings)
         except Overloaded:
-            outcome = Placed(digest, False)
+            outcome = Placed(digest, False, None, *self._engine.holdings)
         except AdapterError as error:
-            outcome = Placed(digest, False, error.message)
+            outcome = Placed(digest, False, error.message, *self._engine.holdings)
         else:
             return
         self._placing.popleft()

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 
 import anyio
+from msgspec import structs
 
+from personae.actors.adapter_gauges import AdapterGauges
 from personae.actors.adapter_queue import AdapterQueue
-from personae.actors.client import EngineStats, ModelCard
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
 from personae.actors.kit.child import Incident, Report
@@ -183,6 +185,8 @@ class LocalClient:
             step_seconds=load.step_seconds,
             host_gap_seconds=load.gap_seconds,
             restarts=latest.restarts,
+            fairness_gap=load.fairness_gap,
+            adapters=_adapter_stats(latest.adapters),
         )
 
     def end_all(self, error: PersonaeError) -> None:
@@ -193,6 +197,10 @@ class LocalClient:
     async def lost(self) -> None:
         """Wait until the engine has failed for good. `/ready` says no by then, and requests are refused."""
         await self._front.lost.wait()
+
+
+def _adapter_stats(gauges: AdapterGauges) -> AdapterStats:
+    return AdapterStats(**structs.asdict(gauges.holdings), running=gauges.running, waiting=gauges.waiting)
 
 
 class LocalStream:

@@ -25,7 +25,8 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds."""
+    """How busy Back is; travels with every step. Counters only grow; times are seconds. `fairness_gap` is in
+    weighted tokens, between the most and the least served of those that wait."""
 
     running: int = 0
     waiting: int = 0
@@ -38,6 +39,7 @@ class Load(msgspec.Struct, frozen=True):
     tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
+    fairness_gap: float = 0.0
 
 
 # --- Front: ingress -----------------------------------------------------------------------------------------
@@ -157,6 +159,20 @@ class Replay(Message, frozen=True):
     life: int
 
 
+class Holdings(Message, frozen=True):
+    """*Wire.* From the adapter store, when they have changed: adapters on the device and the host, those in
+    line for the device; loads and their seconds by source ("device", "host", "disk": where they were)."""
+
+    device: int = 0
+    host: int = 0
+    host_bytes: int = 0
+    line: int = 0
+    evictions: int = 0
+    yields: int = 0
+    loads: dict[str, float] = {}
+    load_seconds: dict[str, float] = {}
+
+
 # --- Back: adapter store ------------------------------------------------------------------------------------
 
 
@@ -175,11 +191,17 @@ class Unpin(Message, frozen=True):
 
 
 class Placed(Message, frozen=True):
-    """From the executor: whether the adapter got its place; `error` says why it never can."""
+    """From the executor: whether the adapter got its place; `error` says why it never can.
+
+    Of the pool as it is now: adapters in it, how many were copied to it, how many left for others.
+    """
 
     adapter: str
     placed: bool
     error: str | None = None
+    residents: int = 0
+    loads: int = 0
+    evictions: int = 0
 
 
 # --- Back: scheduler ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from personae.engine.sequence import Delta, SequenceLog
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.spec import GrammarSpec
 
+GAP_STEPS = 16  # between two looks at the fairness gap
 LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
 
 
@@ -51,6 +52,7 @@ class SchedulerActor(Actor[Message]):
         self._seconds = 0.0
         self._gap = 0.0
         self._steps = 0
+        self._gap_served = 0.0
         self._tokens = 0
 
     async def started(self) -> None:
@@ -138,6 +140,12 @@ class SchedulerActor(Actor[Message]):
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
 
+    def _fairness_gap(self) -> float:
+        """Looked at now and then: it costs a walk over all that wait."""
+        if self._steps % GAP_STEPS == 0:
+            self._gap_served = self._scheduler.fairness_gap
+        return self._gap_served
+
     def _load(self) -> Load:
         scheduler = self._scheduler
         return Load(
@@ -152,4 +160,5 @@ class SchedulerActor(Actor[Message]):
             tokens=self._tokens,
             step_seconds=self._seconds,
             gap_seconds=self._gap,
+            fairness_gap=self._fairness_gap(),
         )

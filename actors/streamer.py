@@ -10,11 +10,13 @@ import logging
 from msgspec.structs import replace
 
 from personae import errors
+from personae.actors.adapter_gauges import AdapterGauges
 from personae.actors.inbox import Inbox
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     Close,
+    Holdings,
     Load,
     Message,
     Open,
@@ -89,6 +91,7 @@ class Streamer(Actor[Message]):
                 self._latest.update(load)
                 for id in admitted:
                     self._latest.backlog.leave(id)
+                    self._latest.adapters.start(id)
                     if id in self._live:
                         self._live[id].record.aboard = True
                 self._deliver(deltas)
@@ -96,6 +99,9 @@ class Streamer(Actor[Message]):
                 for log in logs:
                     self._live[log.id] = Live(log, inbox)
                     self._latest.backlog.wait(log)
+                    self._latest.adapters.wait(log.id, log.adapter)
+            case Holdings():
+                self._latest.adapters.update(message)
             case Close(ids=ids):
                 for id in ids:
                     if id in self._live:
@@ -129,7 +135,7 @@ class Streamer(Actor[Message]):
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
                 del self._live[delta.id]
-                self._latest.backlog.leave(delta.id)
+                self._latest.leave(delta.id)
                 if delta.finish != "cancelled":
                     self._latest.backlog.answered(len(live.emitted))
                 ended.append(delta.id)
@@ -141,9 +147,10 @@ class Streamer(Actor[Message]):
         closed = tuple(id for id, live in self._live.items() if live.inbox is None)
         for id in closed:
             del self._live[id]
-            self._latest.backlog.leave(id)
+            self._latest.leave(id)
         for live in self._live.values():
             self._latest.backlog.wait(live.begin_again())
+            self._latest.adapters.wait(live.log.id, live.log.adapter)
         if closed:
             self._ingress.tell(Progress((), closed))
         go, guilty = self._probation.judge(self._records())
@@ -173,7 +180,7 @@ class Streamer(Actor[Message]):
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)
         for id in refused.ids:
             live = self._live.pop(id, None)
-            self._latest.backlog.leave(id)
+            self._latest.leave(id)
             if live is not None and live.inbox is not None:
                 live.inbox.fail(error(refused.message, param=refused.param, code=refused.code))
         self._ingress.tell(Progress((), refused.ids))
@@ -184,12 +191,13 @@ class Latest:
     """The load figures of the latest step, for whoever wants to look (`/metrics`).
 
     Counters go on over the lives of Back. `restarts` is how many lives there were after the first. `backlog`
-    says how long the queue is.
+    says how long the queue is, `adapters` whose sequences run and wait.
     """
 
     def __init__(self) -> None:
         self.load = Load()
         self.backlog = Backlog()
+        self.adapters = AdapterGauges()
         self.restarts = -1
         self._before = Load()
 
@@ -197,7 +205,13 @@ class Latest:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
+        self.adapters.begin_life()
         self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+
+    def leave(self, id: str) -> None:
+        """A sequence is over."""
+        self.backlog.leave(id)
+        self.adapters.leave(id)
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""

@@ -21,6 +21,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     BackStarted,
     Cancel,
+    Holdings,
     Message,
     Pin,
     Pinned,
@@ -90,7 +91,7 @@ class Pulse(Message, frozen=True):
 
 
 ToBack = Start | Submit | Cancel | Pin | Unpin
-ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield
+ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
 
 
 def _plain(value: object) -> Any:

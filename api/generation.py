@@ -209,6 +209,7 @@ class Job:
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
         meter.prompt(who, self.prompt_tokens)
+        metrics.adapter_names.learn(self.model)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
         reason = "error"

@@ -5,14 +5,15 @@ here; our own begin with `personae:`. What the engine counts is read from it at 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from personae.actors.client import EngineClient, EngineStats
+from personae.actors.client import EngineClient
+from personae.api.adapter_metrics import AdapterCollector, AdapterNames
 from personae.api.choices import Part
 
 _FIRST_TOKEN = (
@@ -62,12 +63,20 @@ _MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
-    """All metrics of one app, in a registry of its own."""
+    """All metrics of one app, in a registry of its own. `registered` counts the adapters on disk."""
 
-    def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        model_name: str,
+        max_adapters: int | None,
+        registered: Callable[[], int] | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._names = {model_name}
-        self.registry.register(_EngineCollector(client, model_name, max_adapters))
+        self.adapter_names = AdapterNames(self.label)
+        self.registry.register(_EngineCollector(client, model_name))
+        self.registry.register(AdapterCollector(client, self.adapter_names, max_adapters, registered))
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
         )
@@ -153,10 +162,9 @@ class SequenceClock:
 class _EngineCollector(Collector):
     """Turns a snapshot of the engine into metrics, at each scrape."""
 
-    def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
+    def __init__(self, client: EngineClient, model_name: str) -> None:
         self._client = client
         self._model_name = model_name
-        self._max_adapters = max_adapters
 
     def collect(self) -> Iterator[Metric]:
         stats = self._client.stats()
@@ -166,7 +174,11 @@ class _EngineCollector(Collector):
             ("vllm:num_requests_waiting", "Sequences waiting to run.", stats.waiting),
             ("vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", used),
             ("personae:kv_pages", "KV pages there are.", stats.pages_total),
-            ("personae:adapters_resident", "Adapters in memory.", stats.adapters_resident),
+            (
+                "personae:fairness_gap",
+                "Weighted tokens between the most and the least served of those that wait.",
+                stats.fairness_gap,
+            ),
         ):
             yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
         for name, text, value in (
@@ -183,7 +195,6 @@ class _EngineCollector(Collector):
             ),
         ):
             yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
-        yield self._adapters(stats)
         depths = GaugeMetricFamily("personae:mailbox_depth", "Messages waiting, by actor.", labels=("actor",))
         for actor, depth in stats.mailboxes.items():
             depths.add_metric((actor,), depth)
@@ -192,15 +203,3 @@ class _EngineCollector(Collector):
     def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric((self._model_name,), value)
         return family
-
-    def _adapters(self, stats: EngineStats) -> Metric:
-        info = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "Adapters that run and wait; the value is the Unix time of the scrape.",
-            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-        )
-        most = "" if self._max_adapters is None else str(self._max_adapters)
-        info.add_metric(
-            (most, ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)), time.time()
-        )
-        return info

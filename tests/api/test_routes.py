@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 import personae
-from personae.actors.client import EngineStats
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import Overloaded
@@ -140,10 +140,23 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
         prefix_queries=100,
         prefix_hits=60,
         preemptions=1,
-        running_adapters=("a", "b"),
-        waiting_adapters=("c",),
+        fairness_gap=120.0,
+        adapters=AdapterStats(
+            device=2,
+            host=3,
+            host_bytes=1000,
+            line=1,
+            evictions=4,
+            yields=5,
+            loads={"disk": 3, "host": 2},
+            load_seconds={"disk": 1.5, "host": 0.25},
+            running={"b" * 64: 1, "d" * 64: 2},
+            waiting={"c" * 64: 1, "mix:" + "d" * 64 + "*0.5": 1},
+        ),
         mailboxes={"executor": 2},
     )
+    for name in "bcd":
+        app.state.door.metrics.adapter_names.learn(ModelCard(name, name * 64, 0))
     seen = await scrape(app)
     base = labels(model_name="base")
     assert seen["vllm:num_requests_running", base] == 3
@@ -153,8 +166,24 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
     assert seen["vllm:prefix_cache_hits_total", base] == 60
     assert seen["vllm:num_preemptions_total", base] == 1
     assert seen["personae:mailbox_depth", labels(actor="executor")] == 2
-    info = labels(max_lora="8", running_lora_adapters="a,b", waiting_lora_adapters="c")
+    info = labels(max_lora="8", running_lora_adapters="b,d", waiting_lora_adapters="c,mix")
     assert seen["vllm:lora_requests_info", info] > 1_700_000_000
+    assert seen["personae:adapter_sequences", labels(adapter="d", state="running")] == 2
+    assert seen["personae:adapter_sequences", labels(adapter="c", state="waiting")] == 1
+    assert seen["personae:adapters_held", labels(place="device")] == 2
+    assert seen["personae:adapters_held", labels(place="host")] == 3
+    assert seen["personae:adapter_host_bytes", labels()] == 1000
+    assert seen["personae:adapters_in_line", labels()] == 1
+    assert seen["personae:adapter_loads_total", labels(source="disk")] == 3
+    assert seen["personae:adapter_load_seconds_total", labels(source="host")] == 0.25
+    assert seen["personae:adapter_evictions_total", labels()] == 4
+    assert seen["personae:adapter_yields_total", labels()] == 5
+    assert seen["personae:fairness_gap", base] == 120
+    engine.figures = EngineStats(adapters=AdapterStats(running={"b" * 64: 1}))
+    seen = await scrape(app)
+    infos = [labels for name, labels in seen if name == "vllm:lora_requests_info"]
+    assert infos == [labels(max_lora="8", running_lora_adapters="b", waiting_lora_adapters="")]
+    assert ("personae:adapter_sequences", labels(adapter="d", state="running")) not in seen
 
 
 async def test_two_apps_count_apart(app: Starlette) -> None:
