@@ -15,10 +15,13 @@ from personae.actors.client import EngineClient
 from personae.api import routes
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
+from personae.api.batches import routes as batch_routes
+from personae.api.batches.desk import Batches
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
 from personae.api.errors import http_error, personae_error
 from personae.api.family import Family
+from personae.api.files import routes as files
 from personae.api.generation import Door
 from personae.api.metrics import Metrics
 from personae.api.middleware import Gate
@@ -48,6 +51,15 @@ OPERATIONS = (
     adapters.delete_adapter,
     adapters.load_lora_adapter,
     adapters.unload_lora_adapter,
+    files.create_file,
+    files.list_files,
+    files.get_file,
+    files.get_content,
+    files.delete_file,
+    batch_routes.create_batch,
+    batch_routes.list_batches,
+    batch_routes.get_batch,
+    batch_routes.cancel_batch,
     routes.tokenize,
     routes.detokenize,
     routes.health,
@@ -64,7 +76,12 @@ def _description() -> bytes:
     return msgspec.json.encode(document(OPERATIONS))
 
 
-def make_door(client: EngineClient, settings: ApiSettings, registry: Registry | None = None) -> Door:
+def make_door(
+    client: EngineClient,
+    settings: ApiSettings,
+    registry: Registry | None = None,
+    batches: Batches | None = None,
+) -> Door:
     """What the routes need of an open engine.
 
     Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
@@ -72,7 +89,7 @@ def make_door(client: EngineClient, settings: ApiSettings, registry: Registry | 
     base = next(iter(client.models(DEFAULT_TENANT)))
     metrics = Metrics(client, base, settings.max_adapters, None if registry is None else registry.count)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    return Door(client, settings, metrics, family, Meter(time.monotonic), registry)
+    return Door(client, settings, metrics, family, Meter(time.monotonic), registry, batches)
 
 
 def create_app(
@@ -81,14 +98,16 @@ def create_app(
     *,
     tenants: TenantStore | None = None,
     registry: Registry | None = None,
+    batches: Batches | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants` nobody is asked for a key; without a `registry` no adapters can be uploaded. Raises
-    ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
+    Without `tenants` nobody is asked for a key; without a `registry` no adapters can be uploaded, without
+    `batches` no files; batches run within `batches.running(app.state.door)`. Raises ModelLoadError when the
+    model's chat template cannot be compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    door = make_door(client, settings, registry)
+    door = make_door(client, settings, registry, batches)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[

@@ -107,6 +107,12 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="How the model writes reasoning; else found from its template."),
     ] = None,
+    batch_concurrency: Annotated[
+        int, typer.Option(min=1, help="Sequences of batches that may be computed at the same time.")
+    ] = 64,
+    background_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that batches may have of a step beside other requests.")
+    ] = None,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -128,6 +134,8 @@ def serve(
         request_timeout=request_timeout,
         tool_format=tool_format,
         reasoning_format=reasoning_format,
+        batch_concurrency=batch_concurrency,
+        background_tokens=background_tokens,
     )
     access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run

@@ -40,6 +40,7 @@ from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
+    from personae.api.batches.desk import Batches
 
 T = TypeVar("T")
 Sink = Callable[[Part], None]
@@ -52,9 +53,10 @@ _LONG_TEXT = 16_384
 class Door:
     """What every route needs: the app's parts, and who asks.
 
-    `registry` has the adapters that came while the server runs; None if there is no place for them.
-    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
-    answer. Both are on `anyio.current_time`'s clock.
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others. `arrived` is when the request
+    came, None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock.
     """
 
     client: EngineClient
@@ -63,9 +65,11 @@ class Door:
     family: Family
     meter: Meter
     registry: "Registry | None" = None
+    batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
     arrived: float | None = None
     patience: float = math.inf
+    background: bool = False
 
     @property
     def base(self) -> str:
@@ -195,6 +199,7 @@ class Job:
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                background=self.door.background,
                 adapter_start=start,
             )
             first = first or log.id
@@ -208,7 +213,7 @@ class Job:
         could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-        meter.prompt(who, self.prompt_tokens)
+meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         metrics.adapter_names.learn(self.model)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}

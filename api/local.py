@@ -49,6 +49,7 @@ async def open_engine(
         adapter_store=adapter_store,
         served_model_name=name,
         secret=secret,
+        background_tokens=options.background_tokens,
     )
     if not options.one_process:
         async with open_company(

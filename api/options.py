@@ -32,7 +32,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     started again when it dies, `max_restarts` times within a minute, or when a step takes more than
     `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
     `request_timeout` is the most seconds that any request may take.
-    `tool_format` and `reasoning_format` are names of formats, or "none".
+    `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
+    sequences in the engine, and beside other requests `background_tokens` of a step.
     """
 
     model: Path | None = None
@@ -53,6 +54,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     request_timeout: float | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
+    batch_concurrency: int = 64
+    background_tokens: int | None = None
 
 
 async def _never() -> None:

@@ -18,7 +18,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     adapter's content digest, None for the base model; tokens before `adapter_start` are the base's all the
     same (activated LoRA). `salt` keys the prefix cache per tenant; the server
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
-    that one's prompt is computed, to share its pages.
+    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others.
     """
 
     id: str
@@ -32,6 +32,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     salt: bytes = b""
     after: str | None = None
     adapter_start: int = 0
+    background: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Who runs and waits is counted by adapter, whatever the order of the news; counters survive a life of Back."""
+"""Who runs and waits is counted by adapter, whatever comes first; counters survive a life of Back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
