@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from personae.actors.kit.gauges import Gauge
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
 
@@ -31,7 +32,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 class AdapterStats(msgspec.Struct, frozen=True):
     """Adapters on the device and on the host, those in line for the device; loads and their seconds by source
-    ("device", "host", "disk"); live sequences by digest."""
+    ("device", "host", "disk"); live sequences by digest, those that run and those that wait."""
 
     device: int = 0
     host: int = 0
@@ -46,7 +47,12 @@ class AdapterStats(msgspec.Struct, frozen=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds."""
+    """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
+
+    `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
+    the time of steps went; `tokens` were computed in all, prompts included; `backlog_seconds` is how long it
+    takes to compute what waits.
+    """
 
     ready: bool = True
     running: int = 0
@@ -62,7 +68,11 @@ class EngineStats(msgspec.Struct, frozen=True):
     restarts: int = 0
     fairness_gap: float = 0.0
     adapters: AdapterStats = AdapterStats()
-    mailboxes: dict[str, int] = {}
+    page_size: int = 0
+    tokens: int = 0
+    backlog_seconds: float = 0.0
+    spent: dict[str, float] = {}
+    actors: tuple[Gauge, ...] = ()
 
 
 class SequenceStream(Protocol):

@@ -24,6 +24,21 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """The base of all messages."""
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """Where the time of steps went, in seconds, since Back started.
+
+    `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
+    model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
+    advancing the grammars. `place`: copying adapters between steps.
+    """
+
+    plan: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    read: float = 0.0
+    place: float = 0.0
+
+
 class Load(msgspec.Struct, frozen=True):
     """How busy Back is; travels with every step. Counters only grow; times are seconds. `fairness_gap` is in
     weighted tokens, between the most and the least served of those that wait."""
@@ -32,6 +47,8 @@ class Load(msgspec.Struct, frozen=True):
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0
+    page_size: int = 0
+    fairness_gap: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
@@ -39,7 +56,7 @@ class Load(msgspec.Struct, frozen=True):
     tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
-    fairness_gap: float = 0.0
+    spent: Spent = Spent()
 
 
 # --- Front: ingress -----------------------------------------------------------------------------------------
@@ -230,11 +247,15 @@ class Compiled(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """From the executor: what a step brought, how long it took and how long the device waited before it."""
+    """From the executor: what a step brought, how long it took and how long the device waited before it.
+
+    `spent` is of all steps so far.
+    """
 
     result: StepResult
     seconds: float
     gap_seconds: float
+    spent: Spent = Spent()
 
 
 # --- Back: compiler -----------------------------------------------------------------------------------------

@@ -1,95 +1,90 @@
 """`/metrics` of adapters: who runs and waits, as gateways read it, and where adapters are held."""
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from personae.actors.client import AdapterStats, EngineClient, ModelCard
+from personae.actors.client import AdapterStats, EngineClient
+from personae.api.tenants.store import DEFAULT_TENANT
 from personae.lora.mix import parts_of
 
-_KNOWN = 4096  # digests whose names are kept
 _LISTED = 256  # names in one label
 
 
-class AdapterNames:
-    """Digests by the names under which they were asked for last. `label` bounds the names that are told."""
+class RegisteredAdapters(Protocol):
+    """What is asked of the registry."""
 
-    def __init__(self, label: Callable[[str], str]) -> None:
-        self._label = label
-        self._names: OrderedDict[str, str] = OrderedDict()
+    def names_of(self, digest: str) -> set[str]:
+        """The names that an adapter's content has."""
 
-    def learn(self, card: ModelCard) -> None:
-        """A request asks for it."""
-        if card.adapter is not None and parts_of(card.adapter) is None:
-            self._names[card.adapter] = card.name
-            self._names.move_to_end(card.adapter)
-            if len(self._names) > _KNOWN:
-                self._names.popitem(last=False)
-
-    def of(self, digest: str) -> str:
-        """Its name; "mix" for several at once."""
-        if parts_of(digest) is not None:
-            return "mix"
-        name = self._names.get(digest)
-        return digest[:12] if name is None else name
-
-    def count(self, sequences: dict[str, int]) -> Counter[str]:
-        """Sequences by name as a label."""
-        found: Counter[str] = Counter()
-        for digest, number in sequences.items():
-            found[self._label(self.of(digest))] += number
-        return found
-
-    def list(self, sequences: dict[str, int]) -> str:
-        """The names, separated by commas, those with most sequences if there are too many."""
-        most = sorted(sequences, key=lambda digest: (-sequences[digest], digest))[:_LISTED]
-        return ",".join(sorted({self.of(digest) for digest in most}))
+    def count(self) -> int:
+        """All tenants' adapters."""
 
 
 class AdapterCollector(Collector):
     """Turns a snapshot of the engine into metrics, at each scrape: label sets that no longer hold are gone.
 
-    `max_adapters`, if known, is how many the device can hold; `registered` counts those on disk.
+    `label` bounds the names that are told one by one. `max_adapters`, if known, is how many the device can
+    hold; `registered` are those that came while the server runs.
     """
 
     def __init__(
         self,
         client: EngineClient,
-        names: AdapterNames,
+        label: Callable[[str], str],
         max_adapters: int | None,
-        registered: Callable[[], int] | None,
+        registered: RegisteredAdapters | None,
     ) -> None:
         self._client = client
-        self._names = names
-        self._max_adapters = max_adapters
+        self._label = label
+        self._most = "" if max_adapters is None else str(max_adapters)
         self._registered = registered
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
         stats = self._client.stats().adapters
-        yield from _traffic(stats, self._names, self._max_adapters)
-        yield from _residency(stats, None if self._registered is None else self._registered())
+        yield self._requests(stats)
+        sequences = GaugeMetricFamily(
+            "personae:adapter_sequences",
+            "Live sequences, by adapter and state.",
+            labels=("adapter", "state"),
+        )
+        for state, counts in (("running", stats.running), ("waiting", stats.waiting)):
+            found: Counter[str] = Counter()
+            for digest, number in counts.items():
+                found[self._label(self._names(digest)[0])] += number
+            for name, number in found.items():
+                sequences.add_metric((name, state), number)
+        yield sequences
+        yield from _residency(stats, None if self._registered is None else self._registered.count())
 
+    def _requests(self, stats: AdapterStats) -> Metric:
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters that run and wait; the value is the Unix time of the scrape.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        info.add_metric((self._most, self._list(stats.running), self._list(stats.waiting)), time.time())
+        return info
 
-def _traffic(stats: AdapterStats, names: AdapterNames, max_adapters: int | None) -> Iterator[Metric]:
-    info = GaugeMetricFamily(
-        "vllm:lora_requests_info",
-        "Adapters that run and wait; the value is the Unix time of the scrape.",
-        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-    )
-    most = "" if max_adapters is None else str(max_adapters)
-    info.add_metric((most, names.list(stats.running), names.list(stats.waiting)), time.time())
-    yield info
-    sequences = GaugeMetricFamily(
-        "personae:adapter_sequences", "Live sequences, by adapter and state.", labels=("adapter", "state")
-    )
-    for state, counts in (("running", stats.running), ("waiting", stats.waiting)):
-        for name, number in names.count(counts).items():
-            sequences.add_metric((name, state), number)
-    yield sequences
+    def _list(self, sequences: dict[str, int]) -> str:
+        """The names, separated by commas; of those with most sequences if there are too many."""
+        most = sorted(sequences, key=lambda digest: (-sequences[digest], digest))[:_LISTED]
+        return ",".join(sorted({name for digest in most for name in self._names(digest)}))
+
+    def _names(self, digest: str) -> list[str]:
+        """An adapter's names as requests have them, at least one; "mix" for several at once."""
+        if parts_of(digest) is not None:
+            return ["mix"]
+        cards = self._client.models(DEFAULT_TENANT).values()
+        names = {card.name for card in cards if card.adapter == digest}
+        if not names and self._registered is not None:
+            names = self._registered.names_of(digest)
+        return sorted(names) or [digest[:12]]
 
 
 def _residency(stats: AdapterStats, registered: int | None) -> Iterator[Metric]:

@@ -213,10 +213,9 @@ class Job:
         could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-meter.prompt(who, self.prompt_tokens, spare=self.door.background)
-        metrics.adapter_names.learn(self.model)
+        meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
-        clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
+        clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
