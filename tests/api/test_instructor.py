@@ -53,7 +53,7 @@ def client(engine: FakeEngine) -> Iterator[OpenAI]:
         yield client
 
 
-@pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "JSON", "JSON_SCHEMA"])
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON", "JSON_SCHEMA"])
 def test_an_object_comes_back_and_a_wrong_one_is_asked_for_again(
     client: OpenAI, engine: FakeEngine, mode: str
 ) -> None:
