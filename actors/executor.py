@@ -63,11 +63,11 @@ class Executor(ThreadActor[Message]):
         try:
             next(pieces)
         except StopIteration:
-            outcome = Placed(digest, True)
+            outcome = Placed(digest, True, None, *self._engine.holdings)
         except Overloaded:
-            outcome = Placed(digest, False)
+            outcome = Placed(digest, False, None, *self._engine.holdings)
         except AdapterError as error:
-            outcome = Placed(digest, False, error.message)
+            outcome = Placed(digest, False, error.message, *self._engine.holdings)
         else:
             return
         self._placing.popleft()
@@ -95,4 +95,4 @@ class Executor(ThreadActor[Message]):
         self._done = time.perf_counter()
         self._wait += self._done - begun
         spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
-        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent, self._engine.adapters))
+        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent))

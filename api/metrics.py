@@ -5,12 +5,12 @@ here; our own begin with `personae:`. What the engine counts is read from it at 
 """
 
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from personae.actors.client import EngineClient
+from personae.api.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.choices import Part
 from personae.api.engine_metrics import EngineCollector
 
@@ -62,18 +62,19 @@ _MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
-    """All metrics of one app, in a registry of its own. `names_of` gives the names of an adapter's digest."""
+    """All metrics of one app, in a registry of its own. `adapters` are those that were registered."""
 
     def __init__(
         self,
         client: EngineClient,
         model_name: str,
         max_adapters: int | None,
-        names_of: Callable[[str], Iterable[str]] | None = None,
+        adapters: RegisteredAdapters | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._names = {model_name}
-        self.registry.register(EngineCollector(client, model_name, max_adapters, names_of))
+        self.registry.register(EngineCollector(client, model_name))
+        self.registry.register(AdapterCollector(client, self.label, max_adapters, adapters))
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
         )
