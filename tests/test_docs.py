@@ -91,7 +91,7 @@ def test_an_example_brings_what_is_shown(
         ["bash", "-c", source],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         env=os.environ | {"PATH": beside},
     )

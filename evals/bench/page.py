@@ -7,11 +7,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from personae.evals import report as reports
 from personae.evals.bench import plots
 from personae.evals.bench.figures import MEASURES, Figures, measure
 from personae.evals.bench.session import Report
 from personae.evals.bench.tables import errors, milliseconds, ratio_text
-from personae.evals.report.page import HERE as STYLES
 
 HERE = Path(__file__).parent
 EXTRA = """
@@ -57,7 +57,7 @@ def page(report: Report) -> str:
 
     return environment.get_template("page.html.jinja").render(
         report=report,
-        style=(STYLES / "style.css").read_text(encoding="utf-8") + EXTRA,
+        style=(Path(reports.__file__).parent / "style.css").read_text(encoding="utf-8") + EXTRA,
         measures=list(MEASURES),
         shown=_shown,
         fairness=lambda runs: statistics.median(run.fairness for run in runs),
