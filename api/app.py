@@ -87,7 +87,7 @@ def make_door(
     Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
     """
     base = next(iter(client.models(DEFAULT_TENANT)))
-    metrics = Metrics(client, base, settings.max_adapters)
+    metrics = Metrics(client, base, settings.max_adapters, registry)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
     return Door(client, settings, metrics, family, Meter(time.monotonic), registry, batches)
 

@@ -5,9 +5,11 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
@@ -46,7 +48,7 @@ T = TypeVar("T")
 Sink = Callable[[Part], None]
 
 _LONG_TEXT = 16_384
-"""Texts of more characters than this are encoded off the event loop: they take longer than a thread hop."""
+"""What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +122,23 @@ class Door:
             return encode(text, add_special_tokens)
         return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
         """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
-        return self.family.render(messages, **options)
+        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
+        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
+            return render()
+        return await anyio.to_thread.run_sync(render)
 
 
 def door_of(request: Request) -> Door:
@@ -179,6 +191,13 @@ class Job:
     ) -> None:
         """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
         client = self.door.client
+        most = self.door.settings.max_grammar_bytes
+        if grammar is not None and len(grammar.source) > most:
+            raise RequestError(
+                f"What binds the answer has more than {most} characters; make it simpler.",
+                param=self.bound_by,
+                code="grammar_too_large",
+            )
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
         adapter, start = self.model.adapter, 0
@@ -215,7 +234,7 @@ class Job:
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
         meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
-        clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
+        clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:

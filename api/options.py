@@ -66,6 +66,10 @@ def _ignore(error: PersonaeError) -> None:
     pass
 
 
+def _nothing() -> str:
+    return ""
+
+
 class AccessOptions(msgspec.Struct, frozen=True):
     """Who may use the server, and what it keeps.
 
@@ -84,7 +88,7 @@ class Opened:
 
     `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
     nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
-    error, and refuses new ones with it.
+    error, and refuses new ones with it. `describe` says what every actor is doing.
     """
 
     client: "EngineClient"
@@ -93,6 +97,7 @@ class Opened:
     bounds: "AdapterBounds | None" = None
     lost: Callable[[], Awaitable[None]] = _never
     end_all: Callable[[PersonaeError], None] = _ignore
+    describe: Callable[[], str] = _nothing
 
 
 def parse_size(text: str) -> int:

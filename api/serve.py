@@ -103,6 +103,7 @@ async def _serve(
                     drain_seconds=options.drain_timeout,
                     on_ready=on_ready,
                     end_all=opened.end_all,
+                    describe=opened.describe,
                 )
                 async with batches.running(app.state.door):
                     await serve_until_lost(server, listener, opened)

@@ -37,6 +37,9 @@ class FairnessPolicy(Protocol):
     def forget(self, key: Key) -> None:
         """No sequence of `key` is left, waiting or running."""
 
+    def gap(self) -> float:
+        """Between the most and the least served of the keys that wait, in weighted tokens."""
+
 
 class FirstComeFirstServed:
     """In order of arrival, whoever it is."""
@@ -65,6 +68,10 @@ class FirstComeFirstServed:
 
     def forget(self, key: Key) -> None:
         """Nothing is remembered of a key that does not wait."""
+
+    def gap(self) -> float:
+        """Nobody counts."""
+        return 0.0
 
 
 class VirtualTokenCounters:
@@ -148,6 +155,11 @@ class VirtualTokenCounters:
         self._gone.add(key)
         heappush(self._gone_heap, (self._counters[key], next(self._ties), key))
         self._raise_floor(self._floor)
+
+    def gap(self) -> float:
+        """See FairnessPolicy."""
+        waiting = [self._counters[key] for key in self._heads]
+        return max(waiting) - min(waiting) if waiting else 0.0
 
     def counters(self) -> dict[Key, float]:
         """The counters now, for metrics and tests."""

@@ -343,6 +343,11 @@ class Scheduler:
         return len(self._roster.sequences) - len(self._running)
 
     @property
+    def fairness_gap(self) -> float:
+        """Between the most and the least served of those that wait, in weighted tokens."""
+        return self._policy.gap()
+
+    @property
     def in_flight(self) -> int:
         """Plans whose results have not been committed."""
         return len(self._flights)

@@ -53,7 +53,8 @@ class Delta(msgspec.Struct, frozen=True):
     `finish` is None while it goes on, else "stop" (EOS or a stop token), "length" or "error"; `stop_token`
     is the id that stopped it (it is the last of `tokens`). `prompt_logprobs` has an entry for each prompt
     token computed in this step; the first prompt token's is None, nothing comes before it.
-    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache.
+    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache. `queued` (first
+    delta only; Front fills it in) is how many seconds the sequence waited before it was computed.
     """
 
     id: str
@@ -64,3 +65,4 @@ class Delta(msgspec.Struct, frozen=True):
     stop_token: int | None = None
     error: str | None = None
     cached: int | None = None
+    queued: float | None = None

@@ -99,6 +99,11 @@ class Registry:
         )
         return self._record(rows[0]) if rows else None
 
+    def names_of(self, digest: str) -> set[str]:
+        """The names under which tenants know an adapter."""
+        rows = self._data.rows("select distinct name from adapters where digest = ?", (digest,))
+        return {row["name"] for row in rows}
+
     def list(self, tenant: str) -> list[AdapterRecord]:
         """All that `find` would find, by name."""
         rows = self._data.rows(
@@ -110,6 +115,11 @@ class Registry:
             if row["name"] not in found:
                 found[row["name"]] = self._record(row)
         return list(found.values())
+
+    def count(self) -> int:
+        """All tenants' adapters."""
+        (count,) = self._data.rows("select count(*) from adapters")[0]
+        return int(count)
 
     @contextmanager
     def hold(self, digest: str) -> Iterator[None]:
