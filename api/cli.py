@@ -1,4 +1,5 @@
-"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`, and the evals' `eval`.
+"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`, and the evals' `eval`
+and `bench`.
 
 What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
 """
@@ -31,7 +32,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(adapters_app, name="adapters")
 
 # Commands of what stands beside this floor, by name: imports go down only.
-for _name, _module in (("eval", "personae.evals.cli"),):
+for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals.bench.cli")):
     app.add_typer(import_module(_module).app, name=_name)
 
 _START_UP_ERROR = 2
