@@ -12,7 +12,7 @@ from typing import Any
 from personae.actors.blackbox import BlackBox
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
-from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
+from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled, Spent
 from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
 
@@ -37,6 +37,7 @@ class Executor(ThreadActor[Message]):
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._done = self._gap = self._seconds = 0.0
+        self._forward = self._sample = self._wait = self._place = 0.0
 
     def started(self) -> None:
         """Forget what was meant for an earlier life; build the engine."""
@@ -56,21 +57,23 @@ class Executor(ThreadActor[Message]):
                 self._engine.release(digest)
         if self._unread is not None and not self.pending:
             self._read()
+        begun = self.time()
         while self._placing:
             self._place_a_piece()
             if self.pending:
                 break
+        self._place += self.time() - begun
 
     def _place_a_piece(self) -> None:
         digest, pieces = self._placing[0]
         try:
             next(pieces)
         except StopIteration:
-            outcome = Placed(digest, True)
+            outcome = Placed(digest, True, None, *self._engine.holdings)
         except Overloaded:
-            outcome = Placed(digest, False)
+            outcome = Placed(digest, False, None, *self._engine.holdings)
         except AdapterError as error:
-            outcome = Placed(digest, False, error.message)
+            outcome = Placed(digest, False, error.message, *self._engine.holdings)
         else:
             return
         self._placing.popleft()
@@ -81,16 +84,22 @@ class Executor(ThreadActor[Message]):
         self._box.begin(execute.plan)
         self._gap = begun - self._done if execute.follows else 0.0
         forward = self._engine.forward(execute.plan, execute.grammars)
+        self._forward += self.time() - begun
         if self._unread is not None:
             self._read()
+        launched = self.time()
         self._unread = self._engine.sample(execute.plan, forward)
+        self._sample += self.time() - launched
         self._seconds = self.time() - begun
         if not self._engine.runs_ahead:
             self._read()
 
     def _read(self) -> None:
         assert self._unread is not None
+        begun = self.time()
         result = self._engine.finish(self._unread)
         self._unread = None
         self._done = self.time()
-        self.post(self._scheduler, Sampled(result, self._seconds, self._gap))
+        self._wait += self._done - begun
+        spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
+        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent))

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from itertools import count
 
 import anyio
+from msgspec.structs import asdict
 
 from personae.actors.adapter_queue import AdapterQueue
 from personae.actors.blackbox import LastStep
-from personae.actors.client import EngineStats, ModelCard
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
+from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
@@ -55,6 +57,7 @@ class Front:
         max_live: int,
         window: int,
     ) -> None:
+        self._root = root
         self._house = root.supervisor("front", max_restarts=0)
         self._window = window
         self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
@@ -63,6 +66,8 @@ class Front:
         self._numbers = count()
         self.ready = ready
         self.latest = Latest()
+        self.back_actors: tuple[gauges.Gauge, ...] = ()  # those of another process, as it last told
+        self.describe_back: Callable[[], None] = lambda: None
         self.lost = anyio.Event()
         self.streamer: Ref[Message] = self._house.spawn(
             "streamer", lambda: Streamer(self.ingress, self.latest), capacity=self._bound
@@ -110,6 +115,10 @@ class Front:
         """Back has died in this step; `outside` if it was killed by nobody of ours."""
         with suppress(ActorStopped):
             self.streamer.tell(Fallen(() if last is None else last.aboard, outside))
+
+    def actors(self) -> list[gauges.Gauge]:
+        """What every actor is doing, Back's included."""
+        return [*gauges.read(self._root), *self.back_actors]
 
     def lose_back(self) -> None:
         """Back cannot be kept: end what lives, refuse what comes."""
@@ -176,6 +185,7 @@ class LocalClient:
         """What the engine is doing now."""
         latest = self._front.latest
         load = latest.load
+        running, waiting = latest.adapters()
         return EngineStats(
             ready=self._front.ready(),
             running=load.running,
@@ -189,7 +199,19 @@ class LocalClient:
             step_seconds=load.step_seconds,
             host_gap_seconds=load.gap_seconds,
             restarts=latest.restarts,
+            page_size=load.page_size,
+            fairness_gap=load.fairness_gap,
+            adapters=AdapterStats(**asdict(latest.holdings), running=running, waiting=waiting),
+            tokens=load.tokens,
+            backlog_seconds=latest.backlog.seconds,
+            spent=asdict(load.spent),
+            actors=tuple(self._front.actors()),
         )
+
+    def describe(self) -> str:
+        """What every actor is doing, as a table; Back says more of itself in the log."""
+        self._front.describe_back()
+        return gauges.dump(self._front.actors())
 
     def end_all(self, error: PersonaeError) -> None:
         """End every stream with this error, and refuse new ones with it."""

@@ -18,7 +18,16 @@ from personae import errors
 from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front
 from personae.actors.kit.actor import Actor
-from personae.actors.messages import BackStarted, Load, Message, Pinned, Refused, StepDone, Yield
+from personae.actors.messages import (
+    BackStarted,
+    Holdings,
+    Load,
+    Message,
+    Pinned,
+    Refused,
+    StepDone,
+    Yield,
+)
 from personae.actors.process import BackProcess, Launch
 from personae.actors.wire import (
     Facts,
@@ -77,7 +86,7 @@ class Host(Actor[Message]):
         self._on_progress = on_progress
         self._hang_seconds = hang_seconds
         self._words: deque[str] = deque(maxlen=LAST_WORDS)
-        self._pulse = Pulse(False, 0, {})
+        self._pulse = Pulse(False, 0)
         self._heard = self._moved = self._stepped = 0.0
         self._load_figures = Load()
 
@@ -121,6 +130,7 @@ class Host(Actor[Message]):
         self._port.close()
         outside = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # not by us: that comes now
         self._front.note_death(self._process.box.read(), outside=outside)
+        self._front.back_actors = ()
         with CancelScope(shield=True):
             await self._messages.aclose()
             await self._line.aclose()
@@ -135,7 +145,7 @@ class Host(Actor[Message]):
                         self._stepped = current_time()
                     self._load_figures = load
                     front.streamer.tell(message)
-                case Refused():
+                case Refused() | Holdings():
                     front.streamer.tell(message)
                 case Pinned(adapter=adapter) | Yield(adapter=adapter):
                     front.queue_of(adapter).tell(message)
@@ -143,6 +153,7 @@ class Host(Actor[Message]):
                     if message.handled != self._pulse.handled or not message.busy:
                         self._moved = current_time()
                     self._pulse = message
+                    front.back_actors = message.actors
             self._heard = current_time()
         raise await self._died()
 

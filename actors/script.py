@@ -21,6 +21,10 @@ class Device(Protocol):
 
     runs_ahead: bool
 
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+
     def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar], /) -> Any:
         """Apply the plan's changes and start its forward pass."""
 
@@ -52,6 +56,10 @@ class Grammars(Protocol):
 
 class Library(Protocol):
     """Where adapters come from: `lora.library.AdapterLibrary`, or a simulation of it."""
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
 
     def get(self, digest: str, /) -> Adapter | None:
         """The adapter if it is on the host."""

@@ -1,11 +1,11 @@
 """`personae simulate`: a day of traffic with faults, in seconds; and how many replicas some traffic needs."""
 
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,7 +60,9 @@ def traffic(
             outcomes[name] = outcomes.get(name, 0) + number
         for name, number in struck.items():
             faults[name] = faults.get(name, 0) + number
-    sent, virtual, restarts = (sum(part[i] for part in found) for i in range(3))
+    sent = sum(part[0] for part in found)
+    virtual = sum(part[1] for part in found)
+    restarts = sum(part[2] for part in found)
     typer.echo(f"{sent:.0f} requests in {virtual:.0f} virtual and {perf_counter() - begun:.0f} real seconds")
     typer.echo(f"ended: {dict(sorted(outcomes.items()))}")
     typer.echo(f"faults: {dict(sorted(faults.items()))}, {restarts:.0f} restarts")
@@ -104,10 +106,11 @@ def capacity(
     from personae.actors.simulation.workload import Workload
     from personae.actors.simulation.world import Scenario
 
+    given: dict[str, Any] = _numbers(costs, {field.name for field in fields(Costs)} - {"runs_ahead"})
     scenario = Scenario(
         seed,
         Workload(requests, rate, adapters=adapters, prompt=(1, prompt), answer=(1, answer), leaves=0, slow=0),
-        Costs(**_numbers(costs, {field.name for field in fields(Costs)} - {"runs_ahead"})),
+        replace(Costs(), **given),
         pages=-(-kv_tokens // 16),
         page_size=16,
         slots=slots,
@@ -133,8 +136,8 @@ def capacity(
     raise typer.Exit(0 if enough else 1)
 
 
-def _numbers(text: str, names: set[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _numbers(text: str, names: set[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
         if name not in names:

@@ -149,6 +149,7 @@ class Device:
         self._readers = [0] * layout.num_pages  # slots whose table has the page
         self._resident: dict[str, None] = {}  # least recently placed first
         self._free_at = 0.0
+        self._copied = 0
 
     # A step
 
@@ -275,6 +276,11 @@ class Device:
 
     # Adapters
 
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+        return len(self._resident), self._copied, self._copied - len(self._resident)
+
     def placing(self, adapter: Adapter) -> Iterator[None]:
         """In two pieces. Raises Overloaded, in the first, when held adapters fill the device."""
         digest = adapter.digest
@@ -286,6 +292,7 @@ class Device:
                         raise Overloaded("no room for another adapter")
                     del self._resident[victim]
                 self._resident[digest] = None
+                self._copied += 1
                 self.held.add(digest)
                 self._threads.sleep(self._costs.place / 2)
                 yield
@@ -307,6 +314,11 @@ class Library:
         self._trouble = trouble
         self._keep = keep
         self._host: dict[str, Adapter] = {}
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+        return len(self._host), len(self._host)
 
     def get(self, digest: str) -> Adapter | None:
         """The adapter if it is on the host."""

@@ -43,6 +43,6 @@ WEATHER = tool("get_weather", city={"type": "string"})
 TIME = tool("get_time")
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A call as the model writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
