@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
@@ -25,6 +26,7 @@ from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
+from personae.api.tracing import UNTRACED, Tracing
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
@@ -67,6 +69,7 @@ class Door:
     metrics: Metrics
     family: Family
     meter: Meter
+    tracing: Tracing = UNTRACED
     registry: "Registry | None" = None
     batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
@@ -249,6 +252,12 @@ class Job:
         meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
+        logs.note(model=self.model.name, answer=self.id)
+        with self.door.tracing.generation(self, clocks):
+            await self._timed(clocks, sink)
+
+    async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
+        """Follow until the end or the deadline; the clocks are told how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
@@ -265,7 +274,7 @@ class Job:
             reason = "abort"
             raise
         finally:
-            meter.answer(who, self.completion_tokens)
+            self.door.meter.answer(self.door.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 
