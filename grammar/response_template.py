@@ -36,17 +36,28 @@ def imported_tools(template: Any) -> ToolFormat | None:
     keys = _keys(field.get("transform"), each=field.get("transform_each") is True)
     if keys is None:
         return None
-    name, arguments = keys
-    call = {
-        "before_name": f'{{ "{name}" : "',
-        "after_name": f'" , "{arguments}" : ',
-        "after_arguments": " }",
-    }
+    before_name, after_name = f'{{ "{keys[0]}" : "', f'" , "{keys[1]}" : '
     if field.get("transform_each") is True:
-        return ToolFormat(NAME, (), open, **call, open=f"{open} [ ", between=" , ", close=f" ] {close}")
-    call["before_name"] = f"{open} {call['before_name']}"
-    call["after_arguments"] = f"{call['after_arguments']} {close}"
-    return ToolFormat(NAME, (), open, **call, single=field.get("repeats") is not True)
+        return ToolFormat(
+            NAME,
+            signs=(),
+            trigger=open,
+            open=f"{open} [ ",
+            before_name=before_name,
+            after_name=after_name,
+            after_arguments=" }",
+            between=" , ",
+            close=f" ] {close}",
+        )
+    return ToolFormat(
+        NAME,
+        signs=(),
+        trigger=open,
+        before_name=f"{open} {before_name}",
+        after_name=after_name,
+        after_arguments=f" }} {close}",
+        single=field.get("repeats") is not True,
+    )
 
 
 def _field(template: Any, name: str) -> dict[str, Any]:
