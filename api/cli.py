@@ -12,6 +12,7 @@ import typer
 
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.logs import LogFormat
 from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import EngineLost, LoadError
@@ -79,6 +80,13 @@ def serve(
     request_timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds that any request may take, waiting included.")
     ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How stderr is written: for people, or one JSON object a line.")
+    ] = "text",
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenTelemetry collector, as http://localhost:4318/v1/traces."),
+    ] = None,
     hang_timeout: Annotated[
         float, typer.Option(min=2, help="Seconds in one step after which the engine is started again.")
     ] = 60.0,
@@ -133,6 +141,8 @@ def serve(
         hang_timeout=hang_timeout,
         drain_timeout=drain_timeout,
         request_timeout=request_timeout,
+        log_format=log_format,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         tool_format=tool_format,
         reasoning_format=reasoning_format,
         batch_concurrency=batch_concurrency,

@@ -5,7 +5,7 @@ here; our own begin with `personae:`. What the engine counts is read from it at 
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -136,7 +136,7 @@ class SequenceClock:
     """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`.
 
     `began`, `first` and `last` are when it came to its first step (as far as the engine says), its first
-    token and its last.
+    token and its last; `reason` is why it ended, None until then.
     """
 
     metrics: Metrics
@@ -147,7 +147,7 @@ class SequenceClock:
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
-    ended: bool = field(default=False)
+    reason: str | None = None
 
     def saw(self, part: Part) -> None:
         """Take note of a part as it comes from the engine."""
@@ -170,9 +170,9 @@ class SequenceClock:
 
     def end(self, reason: str) -> None:
         """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""
-        if self.ended:
+        if self.reason is not None:
             return
-        self.ended = True
+        self.reason = reason
         metrics, model = self.metrics, self.model
         metrics.success.labels(model, reason).inc()
         metrics.request.labels(model).observe(time.perf_counter() - self.arrived)

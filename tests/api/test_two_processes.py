@@ -125,13 +125,15 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
 
 
 def test_what_does_not_finish_in_time_is_ended_with_an_error_that_says_so() -> None:
-    with serving("--drain-timeout", "0.1") as server:
+    with serving("--drain-timeout", "0.1", "--log-format", "json") as server:
         stream = Stream(server, max_tokens=1000)
         stream.begun.wait(60)
         server.process.send_signal(signal.SIGTERM)
         stream.join(60)
         assert json.loads(stream.events[-1])["error"]["code"] == "shutting_down"
-        server.end(0)
+        lines = [json.loads(line) for line in server.end(0).splitlines() if line.startswith("{")]
+        (answer,) = [line for line in lines if line["logger"] == "personae.access"]
+        assert (answer["route"], answer["status"], answer["model"]) == ("/v1/completions", 200, server.model)
 
 
 def test_a_second_signal_ends_at_once() -> None:
