@@ -62,7 +62,7 @@ class Executor(ThreadActor[Message]):
         begun = self.time()
         while self._placing:
             self._place_a_piece()
-            if self.pending and time.perf_counter() - begun >= PLACE_SHARE * self._seconds:
+            if self.pending and self.time() - begun >= PLACE_SHARE * self._seconds:
                 break
         self._place += self.time() - begun
 
