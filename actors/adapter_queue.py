@@ -6,6 +6,7 @@ Within a queue every tenant has a lane of its own, so that the policy has the sa
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
@@ -38,7 +39,7 @@ class AdapterQueue(Actor[Message]):
     """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
 
     `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
-    back.
+    back. `at_rest` is called when there is nothing left to do: nothing is lost when this queue then ends.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class AdapterQueue(Actor[Message]):
         scheduler: Ref[Message],
         streamer: Ref[Message],
         window: int,
+        at_rest: Callable[[], None] | None = None,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
+        self._at_rest = at_rest
         self._lanes: dict[str, Lane] = {}  # by tenant; those with something in them
         self._aboard: set[str] = set()  # submitted, not ended yet
         self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
@@ -90,6 +93,9 @@ class AdapterQueue(Actor[Message]):
             case Cancel(ids=ids):
                 self._cancel(ids)
         self._move()
+        busy = self._lanes or self._aboard or self._refused or self._pinning
+        if self._at_rest is not None and not busy and not self.pending:
+            self._at_rest()
 
     def _move(self) -> None:
         """Offer what the windows allow; take or give back the pin."""

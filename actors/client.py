@@ -16,7 +16,8 @@ from personae.engine.tokens import Tokenizer
 class ModelCard(msgspec.Struct, frozen=True):
     """A name that a request may put in `model`: the base (adapter None) or an adapter by content digest.
 
-    `created` is Unix time in seconds; `parent` is the base's name for an adapter.
+    `created` is Unix time in seconds; `parent` is the base's name for an adapter. `traits` say what it is
+    beside low rank on linear modules; `invocation` are the tokens that activate it, none for always.
     """
 
     name: str
@@ -24,6 +25,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     created: int
     parent: str | None = None
     rank: int | None = None
+    traits: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
 
 
 class EngineStats(msgspec.Struct, frozen=True):

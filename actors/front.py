@@ -3,10 +3,11 @@
 The same whether Back lives in this process (`stage.py`) or in one of its own (`company.py`).
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 
 import anyio
 
@@ -22,6 +23,8 @@ from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import EngineLost, PersonaeError
+
+IDLE_QUEUES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Front:
         self._window = window
         self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
         self._queues: dict[str | None, Ref[Message]] = {}
+        self._idle: OrderedDict[str | None, None] = OrderedDict()
+        self._numbers = count()
         self.ready = ready
         self.latest = Latest()
         self.lost = anyio.Event()
@@ -62,7 +67,9 @@ class Front:
             "streamer", lambda: Streamer(self.ingress, self.latest), capacity=self._bound
         )
         self.ingress: Ref[Message] = self._house.spawn(
-            "ingress", lambda: Ingress(self.streamer, self.queue_of, max_live), capacity=self._bound
+            "ingress",
+            lambda: Ingress(self.streamer, self.queue_of, max_live, lambda: self.latest.backlog.seconds),
+            capacity=self._bound,
         )
 
     def meet(self, store: Ref[Message], scheduler: Ref[Message]) -> None:
@@ -70,14 +77,33 @@ class Front:
         self._store, self._scheduler = store, scheduler
 
     def queue_of(self, adapter: str | None) -> Ref[Message]:
-        """The queue of an adapter (None: the base), made on first use."""
+        """The queue of an adapter (None: the base), made on first use; for telling it something now.
+
+        Of those that have nothing to do the last `IDLE_QUEUES` are kept, so an adapter that comes up again
+        and again keeps its queue, and one that never does costs nothing.
+        """
+        self._idle.pop(adapter, None)
         if adapter not in self._queues:
             self._queues[adapter] = self._house.spawn(
-                f"queue/{adapter or 'base'}",
-                lambda: AdapterQueue(adapter, self._store, self._scheduler, self.streamer, self._window),
+                f"queue/{next(self._numbers)}-{(adapter or 'base')[:12]}",
+                lambda: AdapterQueue(
+                    adapter,
+                    self._store,
+                    self._scheduler,
+                    self.streamer,
+                    self._window,
+                    lambda: self._rest(adapter),
+                ),
                 capacity=self._bound,
             )
         return self._queues[adapter]
+
+    def _rest(self, adapter: str | None) -> None:
+        """A queue has nothing to do, and no message waits for it."""
+        self._idle[adapter] = None
+        if len(self._idle) > IDLE_QUEUES:
+            oldest, _ = self._idle.popitem(last=False)
+            self._house.dismiss(self._queues.pop(oldest))
 
     def lose_back(self) -> None:
         """Back cannot be kept: end what lives, refuse what comes."""

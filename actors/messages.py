@@ -35,6 +35,7 @@ class Load(msgspec.Struct, frozen=True):
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
 

@@ -51,6 +51,7 @@ class SchedulerActor(Actor[Message]):
         self._seconds = 0.0
         self._gap = 0.0
         self._steps = 0
+        self._tokens = 0
 
     async def started(self) -> None:
         """Forget what was meant for an earlier life, and say that this one knows nothing."""
@@ -133,6 +134,7 @@ class SchedulerActor(Actor[Message]):
             }
             self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
             self._in_flight += 1
+            self._tokens += sum(row.count for row in plan.rows)
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
 
@@ -147,6 +149,7 @@ class SchedulerActor(Actor[Message]):
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
             steps=self._steps,
+            tokens=self._tokens,
             step_seconds=self._seconds,
             gap_seconds=self._gap,
         )

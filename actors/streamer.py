@@ -26,6 +26,7 @@ from personae.actors.messages import (
     StepDone,
 )
 from personae.actors.probation import Probation, Record
+from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
 
 log = logging.getLogger(__name__)
@@ -87,11 +88,14 @@ class Streamer(Actor[Message]):
             case StepDone(deltas=deltas, load=load, admitted=admitted):
                 self._latest.update(load)
                 for id in admitted:
+                    self._latest.backlog.leave(id)
                     if id in self._live:
                         self._live[id].record.aboard = True
                 self._deliver(deltas)
             case Open(logs=logs, inbox=inbox):
-                self._live.update((log.id, Live(log, inbox)) for log in logs)
+                for log in logs:
+                    self._live[log.id] = Live(log, inbox)
+                    self._latest.backlog.wait(log)
             case Close(ids=ids):
                 for id in ids:
                     if id in self._live:
@@ -125,6 +129,9 @@ class Streamer(Actor[Message]):
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
                 del self._live[delta.id]
+                self._latest.backlog.leave(delta.id)
+                if delta.finish != "cancelled":
+                    self._latest.backlog.answered(len(live.emitted))
                 ended.append(delta.id)
         if started or ended:
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
@@ -134,6 +141,9 @@ class Streamer(Actor[Message]):
         closed = tuple(id for id, live in self._live.items() if live.inbox is None)
         for id in closed:
             del self._live[id]
+            self._latest.backlog.leave(id)
+        for live in self._live.values():
+            self._latest.backlog.wait(live.begin_again())
         if closed:
             self._ingress.tell(Progress((), closed))
         go, guilty = self._probation.judge(self._records())
@@ -157,12 +167,13 @@ class Streamer(Actor[Message]):
             "sequence %s was aboard whenever Back died: prompt %s, adapter %s", id, prompt, live.log.adapter
         )
         why = "This request made the engine fail each time it ran."
-        self._refuse(Refused((id,), "RequestFailed", why, code="quarantined"))
+        self._refuse(Refused((id,), "Quarantined", why))
 
     def _refuse(self, refused: Refused) -> None:
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)
         for id in refused.ids:
             live = self._live.pop(id, None)
+            self._latest.backlog.leave(id)
             if live is not None and live.inbox is not None:
                 live.inbox.fail(error(refused.message, param=refused.param, code=refused.code))
         self._ingress.tell(Progress((), refused.ids))
@@ -172,11 +183,13 @@ class Streamer(Actor[Message]):
 class Latest:
     """The load figures of the latest step, for whoever wants to look (`/metrics`).
 
-    Counters go on over the lives of Back. `restarts` is how many lives there were after the first.
+    Counters go on over the lives of Back. `restarts` is how many lives there were after the first. `backlog`
+    says how long the queue is.
     """
 
     def __init__(self) -> None:
         self.load = Load()
+        self.backlog = Backlog()
         self.restarts = -1
         self._before = Load()
 
@@ -188,9 +201,11 @@ class Latest:
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""
+        past = self.load
         self.load = replace(
             load, **{name: getattr(load, name) + getattr(self._before, name) for name in _COUNTERS}
         )
+        self.backlog.measured(self.load.tokens - past.tokens, self.load.step_seconds - past.step_seconds)
 
 
-_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "step_seconds", "gap_seconds")
+_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "tokens", "step_seconds", "gap_seconds")

@@ -24,6 +24,7 @@ from personae.api.bound import bound_of
 from personae.api.chat_template import plain_messages
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
@@ -48,7 +49,8 @@ from personae.errors import RequestError
     "/v1/chat/completions",
     body=ChatRequest,
     answers={200: (ChatCompletion, events(ChatChunk))},
-    refuses=(404,),
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
 )
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
@@ -64,7 +66,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     """Check everything, render and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
-    model = door.model(body.model)
+    model = door.chosen(body)
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
@@ -110,7 +112,8 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
         )
         for index in range(count)
     ]
-    job = Job.begin(door, "chatcmpl", model, bound_by=None if bound is None else bound.param)
+    bound_by = None if bound is None else bound.param
+    job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout)
     job.add(prompt, params, grammar, choices)
     return job, Form(job, body, prompt)
 

@@ -75,6 +75,9 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that answers have to finish once the server is to stop.")
     ] = 30.0,
+    request_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that any request may take, waiting included.")
+    ] = None,
     hang_timeout: Annotated[
         float, typer.Option(min=2, help="Seconds in one step after which the engine is started again.")
     ] = 60.0,
@@ -122,6 +125,7 @@ def serve(
         max_restarts=max_restarts,
         hang_timeout=hang_timeout,
         drain_timeout=drain_timeout,
+        request_timeout=request_timeout,
         tool_format=tool_format,
         reasoning_format=reasoning_format,
     )

@@ -11,6 +11,7 @@ from personae.api.answers import Completion, TextChoice, Usage
 from personae.api.bound import bound_of
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import prompt_logprobs, text_logprobs
@@ -44,7 +45,8 @@ class _Prompt:
     "/v1/completions",
     body=CompletionRequest,
     answers={200: (Completion, events(Completion))},
-    refuses=(404,),
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
 )
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
@@ -60,7 +62,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     """Check everything and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
-    model = door.model(body.model)
+    model = door.chosen(body)
     wants_usage(body)
     texts = _texts(body.prompt)
     count = choices_of(body.n, settings, len(texts))
@@ -77,7 +79,8 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
     prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
-    job = Job.begin(door, "cmpl", model, bound_by=None if bound is None else bound.param)
+    bound_by = None if bound is None else bound.param
+    job = Job.begin(door, "cmpl", model, bound_by=bound_by, timeout=body.timeout)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(

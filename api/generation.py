@@ -1,5 +1,6 @@
 """From a checked request to the engine and back: what chat completions and completions have in common."""
 
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,20 +12,31 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
+from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import Message
+from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
+from personae.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    GrammarError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestFailed,
+)
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
+from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
@@ -41,6 +53,8 @@ class Door:
     """What every route needs: the app's parts, and who asks.
 
     `registry` has the adapters that came while the server runs; None if there is no place for them.
+    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
+    answer. Both are on `anyio.current_time`'s clock.
     """
 
     client: EngineClient
@@ -50,6 +64,8 @@ class Door:
     meter: Meter
     registry: "Registry | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    arrived: float | None = None
+    patience: float = math.inf
 
     @property
     def base(self) -> str:
@@ -63,7 +79,16 @@ class Door:
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
-    def model(self, name: str) -> ModelCard:
+    def chosen(self, body: SamplingFields) -> ModelCard:
+        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        card = self.model(body.model)
+        if not body.adapters:
+            return card
+        entries = enumerate(body.adapters)
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        return combined(card, parts, self.settings.max_rank)
+
+    def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
         card = self.client.models(self.caller.tenant).get(name)
         if card is None and self.registry is not None:
@@ -72,8 +97,17 @@ class Door:
                 self.caller.until_done.enter_context(self.registry.hold(record.sha256))
                 card = record.card()
         if card is None:
-            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param=param, code="model_not_found")
         return card
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a request ends at the latest, by its own `timeout`, its header and the server's limit.
+
+        Raises RequestError for a timeout that is none.
+        """
+        arrived = anyio.current_time() if self.arrived is None else self.arrived
+        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
+        return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`."""
@@ -94,7 +128,8 @@ class Door:
 def door_of(request: Request) -> Door:
     """The app's door, as this request's caller finds it."""
     door: Door = request.app.state.door
-    return replace(door, caller=caller_of(request))
+    arrived, patience = arrival(request), header_deadline(request)
+    return replace(door, caller=caller_of(request), arrived=arrived, patience=patience)
 
 
 @dataclass(slots=True)
@@ -109,6 +144,7 @@ class Job:
     door: Door
     arrived: float
     bound_by: str | None = None
+    deadline: float = math.inf
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -117,9 +153,18 @@ class Job:
     completion_tokens: int = 0
 
     @classmethod
-    def begin(cls, door: Door, prefix: str, model: ModelCard, bound_by: str | None = None) -> "Job":
-        """A job without sequences; its id begins with `prefix`."""
-        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter(), bound_by)
+    def begin(
+        cls,
+        door: Door,
+        prefix: str,
+        model: ModelCard,
+        *,
+        bound_by: str | None = None,
+        timeout: float | None = None,
+    ) -> "Job":
+        """A job without sequences; its id begins with `prefix`. `timeout` is the body's, in seconds."""
+        id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
+        return cls(id, model, door, began, bound_by, door.deadline(timeout))
 
     def add(
         self,
@@ -132,6 +177,10 @@ class Job:
         client = self.door.client
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
+        adapter, start = self.model.adapter, 0
+        if self.model.invocation:
+            found = activation_start(tokens, self.model.invocation)
+            adapter, start = (None, 0) if found is None else (adapter, found)
         self.prompt_tokens += len(tokens)
         first: str | None = None
         for index, choice in enumerate(choices):
@@ -141,11 +190,12 @@ class Job:
                 prompt_length=len(tokens),
                 params=sibling(params, index),
                 eos=eos,
-                adapter=self.model.adapter,
+                adapter=adapter,
                 grammar=grammar,
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                adapter_start=start,
             )
             first = first or log.id
             self.logs.append(log)
@@ -154,8 +204,8 @@ class Job:
     async def run(self, sink: Sink) -> None:
         """Hand every part to `sink` as it comes, until all choices have ended.
 
-        Raises RateLimited, what the engine refuses with, and RequestFailed if a sequence could not be
-        finished. However this ends, the engine has let go of the request when it does.
+        Raises RateLimited, what the engine refuses with, DeadlineExceeded, and RequestFailed if a sequence
+        could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
         meter.prompt(who, self.prompt_tokens)
@@ -163,7 +213,11 @@ class Job:
         clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
         reason = "error"
         try:
-            await self._follow(clocks, sink)
+            with anyio.CancelScope(deadline=self.deadline) as patience:
+                await self._follow(clocks, sink)
+            if patience.cancelled_caught:
+                reason = "abort"
+                raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
             clocks.clear()  # it never began
             if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):

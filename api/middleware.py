@@ -33,7 +33,7 @@ class Gate:
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=anyio.current_time())
         upload = (scope["method"], scope["path"]) in _UPLOADS
         settings = self._settings
         body = _Body(

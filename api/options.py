@@ -31,6 +31,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     sequences. `seed` is that of requests that give none. Unless it is in `one_process`, the engine is
     started again when it dies, `max_restarts` times within a minute, or when a step takes more than
     `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
+    `request_timeout` is the most seconds that any request may take.
     `tool_format` and `reasoning_format` are names of formats, or "none".
     """
 
@@ -49,6 +50,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_restarts: int = 5
     hang_timeout: float = 60.0
     drain_timeout: float = 30.0
+    request_timeout: float | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
 

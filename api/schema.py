@@ -89,6 +89,13 @@ _UNSERVED_GUIDED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+class WeightedAdapter(msgspec.Struct, forbid_unknown_fields=True):
+    """One of several adapters that answer together."""
+
+    name: str
+    weight: float = 1.0
+
+
 class SamplingFields(Body, kw_only=True):
     """What chat completions and completions have in common; None means that the default holds."""
 
@@ -123,6 +130,10 @@ class SamplingFields(Body, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
+    # Our own.
+    adapters: list[WeightedAdapter] | None = None
+    # Ours: seconds from the request's arrival.
+    timeout: float | None = None
     # What vLLM had before `structured_outputs`.
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None

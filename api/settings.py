@@ -16,10 +16,12 @@ class ApiSettings(msgspec.Struct, frozen=True):
     times `n` of one request, `max_logprobs` bounds every kind of logprobs. `max_json_depth` bounds the
     nesting of free-form JSON (schemas, template arguments). A request's head and body must arrive within
     `header_seconds` and `body_seconds`; a client that leaves its answer unread, more than the connection's
-    buffers hold, is dropped after `stall_seconds`. An upload of an adapter has limits of its own,
+    buffers hold, is dropped after `stall_seconds`. `request_seconds` is the longest that a request may take,
+    its own timeout may be shorter; None is without a limit. An upload of an adapter has limits of its own,
     `max_upload_bytes` and `upload_seconds`. `adapter_roots` are the folders below which admins may load
     adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is how
-    many adapters the engine can hold in memory at once; `/metrics` shows it. `tool_format` and
+    many adapters the engine can hold in memory at once; `/metrics` shows it. `max_rank`, if known, is the
+    largest rank that it can hold. `tool_format` and
     `reasoning_format` name how the model writes calls and reasoning, "none" for not at all; None finds it
     from the chat template.
     """
@@ -38,11 +40,13 @@ class ApiSettings(msgspec.Struct, frozen=True):
     header_seconds: float = 15.0
     body_seconds: float = 30.0
     stall_seconds: float = 60.0
+    request_seconds: float | None = None
     max_upload_bytes: int = 2**30
     upload_seconds: float = 600.0
     adapter_roots: tuple[Path, ...] = ()
     insecure: bool = False
     max_adapters: int | None = None
+    max_rank: int | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
 
@@ -53,7 +57,9 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
     return ApiSettings(
         defaults=opened.defaults,
         max_adapters=opened.max_adapters,
+        max_rank=None if opened.bounds is None else opened.bounds.max_rank,
         seed=options.seed,
+        request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,
         tool_format=options.tool_format,

@@ -6,7 +6,7 @@ import msgspec
 
 from personae.engine.fairness import Key
 from personae.engine.plan import MemoryLayout
-from personae.engine.prefix import Lease, root_key
+from personae.engine.prefix import Lease, Token, root_key
 from personae.engine.sequence import SequenceLog
 
 
@@ -61,7 +61,7 @@ class LiveSequence:
         self.log = log
         self.id = log.id
         self.key: Key = (log.tenant, log.adapter)
-        self.root = root_key(log.salt, log.adapter)
+        self.root = root_key(log.salt, None if log.adapter_start else log.adapter)
         self.order = order
         self.place = Place.WAITING
         self.tokens = list(log.tokens)
@@ -91,6 +91,18 @@ class LiveSequence:
     def reads_cache(self) -> bool:
         """Prompt logprobs need the logits of every position, so nothing may be skipped."""
         return self.log.params.prompt_logprobs is None
+
+    def cache_key(self, tokens: tuple[int, ...], start: int) -> tuple[Token, ...]:
+        """The log's `tokens` from position `start` on as the prefix cache knows them.
+
+        Where the adapter becomes active the token carries its digest: what comes before is the base's, and
+        shared with it; from there on the path is the adapter's own.
+        """
+        log = self.log
+        at = log.adapter_start - start
+        if not log.adapter_start or log.adapter is None or not 0 <= at < len(tokens):
+            return tokens
+        return (*tokens[:at], (log.adapter, tokens[at]), *tokens[at + 1 :])
 
     def current_log(self) -> SequenceLog:
         """The log with all tokens emitted so far."""

@@ -78,7 +78,7 @@ class RunningTable:
             return False
         sequence.log = log = sequence.current_log()
         cache, margin = self._cache, len(self)
-        hit = cache.match(sequence.root, log.tokens) if sequence.reads_cache else MISS
+        hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
         lease = cache.lease(sequence.root, hit, copy=True)
         source, cached = hit.source, hit.length
@@ -144,7 +144,7 @@ class RunningTable:
         assert lease is not None
         while sequence.computed >= sequence.publish_at:
             end = sequence.publish_at
-            chunk = tuple(sequence.tokens[end - size : end])
+            chunk = sequence.cache_key(tuple(sequence.tokens[end - size : end]), end - size)
             self._cache.publish(lease, chunk, sequence.pages[len(lease.nodes)])
             sequence.publish_at = end + size
 
@@ -177,7 +177,9 @@ class RunningTable:
             assert len(set(s.pages)) == len(s.pages), f"sequence {s.id} has a page twice: {s.pages}"
             published = [token for node in s.lease.nodes for token in node.chunk]
             assert len(published) <= s.computed, f"sequence {s.id} has published what is not computed"
-            assert published == s.tokens[: len(published)], f"sequence {s.id} holds pages of other tokens"
+            assert published == list(s.cache_key(tuple(s.tokens[: len(published)]), 0)), (
+                f"sequence {s.id} holds pages of other tokens"
+            )
             leases.append(s.lease)
         held = [page for sequence in self for page in sequence.pages]
         for page, holders in Counter(held).items():

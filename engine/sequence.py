@@ -15,7 +15,8 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     """One sequence, complete: from this alone its next token follows.
 
     `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far. `adapter` is the
-    adapter's content digest, None for the base model. `salt` keys the prefix cache per tenant; the server
+    adapter's content digest, None for the base model; tokens before `adapter_start` are the base's all the
+    same (activated LoRA). `salt` keys the prefix cache per tenant; the server
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
     that one's prompt is computed, to share its pages.
     """
@@ -30,7 +31,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     tenant: str = "default"
     salt: bytes = b""
     after: str | None = None
-    deadline: float | None = None
+    adapter_start: int = 0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

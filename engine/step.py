@@ -155,7 +155,9 @@ class StepEngine:
                 wanted = targets[done : done + PROMPT_LOGITS_ROWS]
                 hidden = forward.hidden[first + done : first + done + len(wanted)]
                 entries += prompt_logprobs(
-                    self.runner.model.logits(hidden), torch.tensor(wanted, device=hidden.device), top
+                    self.runner.model.logits(hidden, self.runner.output_of([row.slot], [len(wanted)])),
+                    torch.tensor(wanted, device=hidden.device),
+                    top,
                 )
             found[index] = tuple(entries)
         return found

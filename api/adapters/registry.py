@@ -37,7 +37,8 @@ _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """A registered adapter, as the API shows it. `bytes` are those of its files."""
+    """A registered adapter, as the API shows it. `bytes` are those of its files; `traits` say what it is
+    beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA)."""
 
     id: str
     name: str
@@ -49,11 +50,23 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     created: int
     base_model: str
     shared: bool
+    traits: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
     object: str = "adapter"
 
     def card(self) -> ModelCard:
         """As a model that requests may name."""
-        return ModelCard(self.name, self.sha256, self.created, self.base_model, max(self.ranks.values()))
+        rank = max(self.ranks.values(), default=0)
+        return ModelCard(
+            self.name, self.sha256, self.created, self.base_model, rank, self.traits, self.invocation
+        )
+
+
+class _Traits(msgspec.Struct, frozen=True):
+    """What a row's column `traits` holds."""
+
+    traits: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
 
 
 class Registry:
@@ -191,6 +204,7 @@ class Registry:
                 size,
                 shared,
                 int(time.time()),
+                msgspec.json.encode(_Traits(adapter.traits(), adapter.invocation)).decode(),
             )
             with self.hold(adapter.digest):
                 await to_thread.run_sync(self._commit, folder, adapter.digest, row)
@@ -219,7 +233,7 @@ class Registry:
             os.rename(folder, target)
             sync_folder(self._data.adapters)
         with self._data.write() as db:
-            db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _delete(self, id: str) -> None:
         with self._data.write() as db:
@@ -249,6 +263,7 @@ class Registry:
 
     def _record(self, row: Row) -> AdapterRecord:
         ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
+        traits = msgspec.json.decode(row["traits"], type=_Traits)
         return AdapterRecord(
             id=row["id"],
             name=row["name"],
@@ -260,6 +275,8 @@ class Registry:
             created=row["created"],
             base_model=self._base,
             shared=bool(row["shared"]),
+            traits=traits.traits,
+            invocation=traits.invocation,
         )
 
 

@@ -45,6 +45,7 @@ create table if not exists adapters (
     bytes integer not null,
     shared integer not null,
     created integer not null,
+    traits text not null default '{}',
     primary key (tenant, name)
 ) strict;
 create index if not exists adapters_by_digest on adapters (digest);
@@ -69,6 +70,7 @@ class DataDir:
             with self.write() as db:
                 db.execute("pragma journal_mode = wal")
                 db.executescript(_SCHEMA)
+                _add_missing(db)
                 db.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
             self._reader = self._connect()
         except (OSError, sqlite3.Error) as error:
@@ -100,6 +102,13 @@ class DataDir:
         db.row_factory = sqlite3.Row
         db.execute("pragma foreign_keys = on")
         return db
+
+
+def _add_missing(db: sqlite3.Connection) -> None:
+    """Columns that a directory of an earlier version has not."""
+    columns = {row["name"] for row in db.execute("pragma table_info(adapters)")}
+    if "traits" not in columns:
+        db.execute("alter table adapters add column traits text not null default '{}'")
 
 
 @contextmanager
