@@ -4,16 +4,17 @@ strict: as with `strict: true`, what cannot be enforced is refused. lenient: as 
 own process whatever the target is, once, for the base.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from anyio import Lock, to_thread
+from anyio import to_thread
 
 from personae.evals.harness.subject import Subject
 from personae.evals.suites import maskbench
 from personae.evals.suites.schema_files import SAMPLE, SchemaCase, read_schemas
-from personae.evals.suites.suite import Case, Outcome, SuiteSettings
+from personae.evals.suites.suite import Case, Outcome, Suite, SuiteSettings
 from personae.grammar.compiler import GrammarCompiler
 
 STRICT, LENIENT = "strict", "lenient"
@@ -27,7 +28,7 @@ class AcceptanceSettings(SuiteSettings, frozen=True):
     every: int = 1
 
 
-class Acceptance:
+class Acceptance(Suite):
     """One case a schema; it passes if it is taken, and exactly its valid instances are accepted."""
 
     settings: ClassVar = AcceptanceSettings
@@ -37,7 +38,6 @@ class Acceptance:
 
     def __init__(self, settings: AcceptanceSettings) -> None:
         self._settings = settings
-        self._lock: Lock | None = None
         self._compiler: GrammarCompiler | None = None
 
     def cases(self) -> Sequence[Case]:
@@ -55,6 +55,11 @@ class Acceptance:
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
         """sound: no invalid instance is accepted; complete: no valid one is refused, in any order of keys."""
         return [await to_thread.run_sync(self._try, case.data, subject.mode == STRICT)]
+
+    def close(self) -> None:
+        """End the compiler's helper process."""
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _try(self, schema: SchemaCase, strict: bool) -> Outcome:
         if self._compiler is None:
@@ -75,6 +80,6 @@ class Acceptance:
             passed=taken and not report.false_accepts and not report.false_rejects,
             scores=scores,
             values={"compile ms": 1e3 * sum(report.seconds)},
-            prompt=maskbench.json.dumps(schema.schema, indent=1, ensure_ascii=False),
+            prompt=json.dumps(schema.schema, indent=1, ensure_ascii=False),
             note="; ".join(notes),
         )

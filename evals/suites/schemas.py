@@ -14,7 +14,7 @@ import jsonschema_rs
 from personae.errors import RequestError
 from personae.evals.harness.subject import Subject
 from personae.evals.suites.schema_files import SAMPLE, SchemaCase, read_schemas
-from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, SuiteSettings
+from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Suite, SuiteSettings
 
 
 class SchemaSettings(SuiteSettings, frozen=True):
@@ -28,13 +28,12 @@ class SchemaSettings(SuiteSettings, frozen=True):
     strict: bool = True
 
 
-class Schemas:
+class Schemas(Suite):
     """One case a schema; it passes if the answer is valid."""
 
     settings: ClassVar = SchemaSettings
     about: ClassVar = "JSON Schema conformance of answers (MaskBench-format files)"
     modes: ClassVar = (FREE, CONSTRAINED)
-    concurrency: ClassVar = None
 
     def __init__(self, settings: SchemaSettings) -> None:
         self._settings = settings

@@ -43,7 +43,7 @@ def compare(
     """Why the calls are wrong, for an entry of a category such as `parallel_multiple` or `simple_java`."""
     if "parallel" in category:
         return _in_any_order(category, functions, calls, answers)
-    if len(calls) != len(answers) or len(calls) != 1 and "multiple" not in category:
+    if len(calls) != len(answers) or (len(calls) != 1 and "multiple" not in category):
         return f"{len(calls)} calls where there should be {len(answers)}"
     if "multiple" in category:
         return _one(category, _named(functions, answers[0]), calls[0], answers[0])
@@ -144,12 +144,13 @@ def _typed(category: str, schema: Mapping[str, Any], value: Any) -> Typed:
     return Typed(value, PYTHON[kind], inner)
 
 
-def _fits(typed: Typed, accepted: Sequence[Any]) -> tuple[bool, bool]:
+def _fits(typed: Typed, accepted: Any) -> tuple[bool, bool]:
     """Whether the type is right, and whether the value may be a variable that stands for one of that type.
 
     It may be if the accepted values are of another type than the function says.
     """
     known = next((type(entry) for entry in accepted if entry != ""), None)
+    elements: Any = typed.value
     if type(typed.value) is not typed.outer:
         return known is not None and type(typed.value) is known, True
     variable = known is not None and known is not typed.outer
@@ -157,7 +158,7 @@ def _fits(typed: Typed, accepted: Sequence[Any]) -> tuple[bool, bool]:
         return True, variable
     inner = typed.inner
     for entry in accepted:
-        if not isinstance(entry, list) or all(_fits(Typed(v, inner, None), entry)[0] for v in typed.value):
+        if not isinstance(entry, list) or all(_fits(Typed(v, inner, None), entry)[0] for v in elements):
             return True, variable
     return False, False
 

@@ -13,7 +13,7 @@ from personae.errors import GrammarError, RequestError
 from personae.evals.harness.subject import Subject
 from personae.evals.suites.bfcl.compare import Call, compare
 from personae.evals.suites.bfcl.schema import tool
-from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, SuiteSettings
+from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Suite, SuiteSettings
 
 CATEGORIES = (
     "simple_python",
@@ -43,13 +43,12 @@ class BfclSettings(SuiteSettings, frozen=True):
     limit: int = 512
 
 
-class Bfcl:
+class Bfcl(Suite):
     """One case an entry."""
 
     settings: ClassVar = BfclSettings
     about: ClassVar = "tool calling: BFCL v4's single-turn categories, AST comparison"
     modes: ClassVar = (FREE, CONSTRAINED)
-    concurrency: ClassVar = None
 
     def __init__(self, settings: BfclSettings) -> None:
         self._settings = settings
@@ -88,7 +87,7 @@ class Bfcl:
         }
         if subject.mode == REQUIRED:
             fields["tool_choice"] = "required"
-        shown = {
+        shown: dict[str, Any] = {
             "prompt": "\n\n".join(f"{m['role']}: {m['content']}" for m in entry["question"][0])
             + f"\n\n{json.dumps(entry['function'], indent=1, ensure_ascii=False)}",
             "expected": "\n".join(json.dumps(answer, ensure_ascii=False) for answer in answers)

@@ -1,10 +1,10 @@
 """Recorded outputs, and the verdicts of the leaderboard's own package on them.
 
-    python tests/evals/suites/bfcl/recorded.py BFCL_EVAL_FOLDER [DATA]
+    python tests/support/bfcl_recorded.py BFCL_EVAL_FOLDER [DATA]
 
-writes verdicts.json beside this file, for our sample. The folder is where `pip install --no-deps --target
-FOLDER bfcl-eval` has put the package: with its dependencies, among them an old NumPy, it cannot live beside
-ours. DATA is another folder of entries: then nothing is written and every verdict is compared with ours.
+writes bfcl_verdicts.json beside this file, for our sample. The folder is where `pip install --no-deps
+--target FOLDER bfcl-eval` has put the package: with its dependencies, among them an old NumPy, it cannot live
+beside ours. DATA is another folder of entries: then nothing is written, only compared.
 """
 
 import copy
@@ -18,7 +18,7 @@ from typing import Any
 
 from personae.evals.suites.bfcl.suite import CATEGORIES, SAMPLE, judge, read_entries
 
-VERDICTS = Path(__file__).with_name("verdicts.json")
+VERDICTS = Path(__file__).with_name("bfcl_verdicts.json")
 VERSION = "bfcl-eval 2026.3.23"
 Calls = list[dict[str, Any]]
 
@@ -128,7 +128,7 @@ def other(value: Any, rng: random.Random) -> Any:
     elif isinstance(value, int | float):
         changes += [lambda: value + 1, lambda: float(value), lambda: int(value), lambda: bool(value)]
     elif isinstance(value, list):
-        changes += [lambda: value[::-1], lambda: value[1:], lambda: [*value, 1], lambda: [], lambda: tuple(value)]
+        changes += [lambda: value[::-1], lambda: value[1:], lambda: [*value, 1], list, lambda: tuple(value)]
         changes += [lambda: [other(entry, rng) for entry in value]]
     elif isinstance(value, dict) and value:
         key = rng.choice(list(value))
@@ -195,7 +195,8 @@ def main() -> None:
             print(entry["id"], found, json.dumps(calls), json.dumps(gold), sep="\n  ")
     print(f"{count} verdicts, {wrong} differ from ours; on {crashed} more the package crashes")
     if folder == SAMPLE:
-        VERDICTS.write_text(json.dumps({"of": VERSION, "verdicts": verdicts}, ensure_ascii=False, indent=0) + "\n")
+        whole = {"of": VERSION, "verdicts": verdicts}
+        VERDICTS.write_text(json.dumps(whole, ensure_ascii=False, indent=0) + "\n")
 
 
 if __name__ == "__main__":
