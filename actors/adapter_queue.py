@@ -2,7 +2,8 @@
 
 A burst for one adapter waits here, not in Back. The scheduler sees the head of every queue at once, so its
 fairness policy always has a choice between adapters, and a cold adapter holds up its own requests only.
-Within a queue every tenant has a lane of its own, so that the policy has the same choice between tenants.
+Within a queue every tenant has a lane of its own, and another for what it lets wait, so that the policy has
+the same choice between tenants, and between what is urgent and what is not.
 """
 
 from collections import OrderedDict
@@ -26,7 +27,8 @@ from personae.engine.sequence import SequenceLog
 
 
 class Lane:
-    """One tenant's sequences: those that wait here, and those that the scheduler has and has not started."""
+    """Sequences of one tenant and kind: those that wait here, and those that the scheduler has and has not
+    started."""
 
     __slots__ = ("offered", "waiting")
 
@@ -57,7 +59,8 @@ class AdapterQueue(Actor[Message]):
         self._streamer = streamer
         self._window = window
         self._at_rest = at_rest
-        self._lanes: dict[str, Lane] = {}  # by tenant; those with something in them
+        # By tenant and whether they give way; those with something in them.
+        self._lanes: dict[tuple[str, bool], Lane] = {}
         self._aboard: set[str] = set()  # submitted, not ended yet
         self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
         self._life = 0
@@ -72,7 +75,7 @@ class AdapterQueue(Actor[Message]):
                     self._begin(life)
                 for log in logs:
                     if log.id not in self._refused:
-                        self._lanes.setdefault(log.tenant, Lane()).waiting[log.id] = log
+                        self._lanes.setdefault((log.tenant, log.background), Lane()).waiting[log.id] = log
             case Pinned(error=error, life=self._life):
                 self._pinning = False
                 if error is None:

@@ -14,6 +14,7 @@ import torch
 
 from personae.actors.client import ModelCard
 from personae.actors.script import Script
+from personae.engine.background import Tiers
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
@@ -50,8 +51,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
     known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_memory` and
-    `adapter_memory` are in bytes, the other sizes are in tokens or sequences. `secret` is what the tenants'
-    prefix-cache salts are derived from.
+    `adapter_memory` are in bytes, the other sizes are in tokens or sequences; `background_tokens` is what
+    batches may have of a step beside other requests. `secret` is what the tenants' prefix-cache salts are
+    derived from.
     """
 
     model: Path
@@ -66,6 +68,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     adapter_store: Path | None = None
     served_model_name: str | None = None
     secret: bytes | None = None
+    background_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,9 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     secret = options.secret or secrets.token_bytes(32)
     script = Script(
         build_step_engine=build_step_engine,
-        build_scheduler=lambda: Scheduler(layout, VirtualTokenCounters()),
+        build_scheduler=lambda: Scheduler(
+            layout, Tiers(VirtualTokenCounters(), VirtualTokenCounters()), options.background_tokens
+        ),
         build_compiler=lambda: GrammarCompiler(vocabulary),
         layout=layout,
         vocab_size=config.vocab_size,

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from itertools import count
 
 import anyio
+from msgspec.structs import asdict
 
 from personae.actors.adapter_queue import AdapterQueue
-from personae.actors.client import EngineStats, ModelCard
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
+from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
@@ -54,6 +56,7 @@ class Front:
         max_live: int,
         window: int,
     ) -> None:
+        self._root = root
         self._house = root.supervisor("front", max_restarts=0)
         self._window = window
         self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
@@ -62,6 +65,8 @@ class Front:
         self._numbers = count()
         self.ready = ready
         self.latest = Latest()
+        self.back_actors: tuple[gauges.Gauge, ...] = ()  # those of another process, as it last told
+        self.describe_back: Callable[[], None] = lambda: None
         self.lost = anyio.Event()
         self.streamer: Ref[Message] = self._house.spawn(
             "streamer", lambda: Streamer(self.ingress, self.latest), capacity=self._bound
@@ -104,6 +109,10 @@ class Front:
         if len(self._idle) > IDLE_QUEUES:
             oldest, _ = self._idle.popitem(last=False)
             self._house.dismiss(self._queues.pop(oldest))
+
+    def actors(self) -> list[gauges.Gauge]:
+        """What every actor is doing, Back's included."""
+        return [*gauges.read(self._root), *self.back_actors]
 
     def lose_back(self) -> None:
         """Back cannot be kept: end what lives, refuse what comes."""
@@ -170,6 +179,7 @@ class LocalClient:
         """What the engine is doing now."""
         latest = self._front.latest
         load = latest.load
+        running, waiting = latest.adapters()
         return EngineStats(
             ready=self._front.ready(),
             running=load.running,
@@ -183,7 +193,19 @@ class LocalClient:
             step_seconds=load.step_seconds,
             host_gap_seconds=load.gap_seconds,
             restarts=latest.restarts,
+            page_size=load.page_size,
+            fairness_gap=load.fairness_gap,
+            adapters=AdapterStats(**asdict(latest.holdings), running=running, waiting=waiting),
+            tokens=load.tokens,
+            backlog_seconds=latest.backlog.seconds,
+            spent=asdict(load.spent),
+            actors=tuple(self._front.actors()),
         )
+
+    def describe(self) -> str:
+        """What every actor is doing, as a table; Back says more of itself in the log."""
+        self._front.describe_back()
+        return gauges.dump(self._front.actors())
 
     def end_all(self, error: PersonaeError) -> None:
         """End every stream with this error, and refuse new ones with it."""

@@ -6,8 +6,11 @@ listens to is submitted again, its emitted tokens included, and goes on where it
 
 import hashlib
 import logging
+from collections import Counter
+from collections.abc import Mapping
 
-from msgspec.structs import replace
+from anyio import current_time
+from msgspec.structs import astuple, replace
 
 from personae import errors
 from personae.actors.inbox import Inbox
@@ -15,6 +18,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     Close,
+    Holdings,
     Load,
     Message,
     Open,
@@ -23,6 +27,7 @@ from personae.actors.messages import (
     Replay,
     Resubmit,
     Shut,
+    Spent,
     StepDone,
 )
 from personae.actors.probation import Probation, Record
@@ -35,16 +40,35 @@ log = logging.getLogger(__name__)
 class Live:
     """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
 
-    __slots__ = ("delivered", "emitted", "inbox", "log", "record", "seen", "started", "told")
+    __slots__ = (
+        "delivered",
+        "emitted",
+        "inbox",
+        "log",
+        "opened",
+        "queued",
+        "record",
+        "seen",
+        "started",
+        "told",
+    )
 
-    def __init__(self, log: SequenceLog, inbox: Inbox) -> None:
+    def __init__(self, log: SequenceLog, inbox: Inbox, now: float) -> None:
         self.log = log
         self.inbox: Inbox | None = inbox
+        self.opened = now
+        self.queued: float | None = None  # seconds until it was computed, in whatever life
         self.emitted: list[int] = []
         self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
         self.started = False  # in this life of Back
         self.told = False  # something was delivered, in whatever life
         self.record = Record()
+
+    def come_aboard(self, now: float) -> None:
+        """It is computed from now on."""
+        self.record.aboard = True
+        if self.queued is None:
+            self.queued = now - self.opened
 
     def begin_again(self) -> SequenceLog:
         """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
@@ -57,6 +81,8 @@ class Live:
         again, and what the cache had is counted once."""
         if self.told and delta.cached is not None:
             delta = replace(delta, cached=None)
+        elif not self.told and self.queued is not None:
+            delta = replace(delta, queued=self.queued)
         self.told = True
         entries = delta.prompt_logprobs
         if not entries:
@@ -79,6 +105,7 @@ class Streamer(Actor[Message]):
         self._ingress = ingress
         self._latest = load
         self._live: dict[str, Live] = {}
+        load.live = self._live
         self._probation = Probation()
         self._life = 0
 
@@ -90,12 +117,15 @@ class Streamer(Actor[Message]):
                 for id in admitted:
                     self._latest.backlog.leave(id)
                     if id in self._live:
-                        self._live[id].record.aboard = True
+                        self._live[id].come_aboard(current_time())
                 self._deliver(deltas)
             case Open(logs=logs, inbox=inbox):
+                now = current_time()
                 for log in logs:
-                    self._live[log.id] = Live(log, inbox)
+                    self._live[log.id] = Live(log, inbox, now)
                     self._latest.backlog.wait(log)
+            case Holdings():
+                self._latest.hold(message)
             case Close(ids=ids):
                 for id in ids:
                     if id in self._live:
@@ -184,28 +214,61 @@ class Latest:
     """The load figures of the latest step, for whoever wants to look (`/metrics`).
 
     Counters go on over the lives of Back. `restarts` is how many lives there were after the first. `backlog`
-    says how long the queue is.
+    says how long the queue is, `live` has the sequences that have not ended, `holdings` where adapters are.
     """
 
     def __init__(self) -> None:
         self.load = Load()
         self.backlog = Backlog()
+        self.live: Mapping[str, Live] = {}
         self.restarts = -1
+        self.holdings = Holdings()
         self._before = Load()
+        self._held_before = Holdings()
 
     def begin_life(self) -> None:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
         self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+        self._held_before = self.holdings = replace(self.holdings, device=0, host=0, host_bytes=0, line=0)
+
+    def hold(self, holdings: Holdings) -> None:
+        """The adapter store's figures of this life."""
+        before = self._held_before
+        self.holdings = replace(
+            holdings,
+            evictions=holdings.evictions + before.evictions,
+            yields=holdings.yields + before.yields,
+            loads=_sums(holdings.loads, before.loads),
+            load_seconds=_sums(holdings.load_seconds, before.load_seconds),
+        )
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""
-        past = self.load
+        past, before = self.load, self._before
         self.load = replace(
-            load, **{name: getattr(load, name) + getattr(self._before, name) for name in _COUNTERS}
+            load,
+            spent=_sum(load.spent, before.spent),
+            **{name: getattr(load, name) + getattr(before, name) for name in _COUNTERS},
         )
         self.backlog.measured(self.load.tokens - past.tokens, self.load.step_seconds - past.step_seconds)
+
+    def adapters(self) -> tuple[Counter[str], Counter[str]]:
+        """Sequences by their adapter's digest: those that run, and those that wait."""
+        running, waiting = Counter[str](), Counter[str]()
+        for live in self.live.values():
+            if live.log.adapter is not None:
+                (running if live.record.aboard else waiting)[live.log.adapter] += 1
+        return running, waiting
+
+
+def _sums(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
+    return {name: these.get(name, 0) + those.get(name, 0) for name in {**those, **these}}
+
+
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
 
 
 _COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "tokens", "step_seconds", "gap_seconds")

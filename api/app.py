@@ -15,10 +15,13 @@ from personae.actors.client import EngineClient
 from personae.api import routes
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
+from personae.api.batches import routes as batch_routes
+from personae.api.batches.desk import Batches
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
 from personae.api.errors import http_error, personae_error
 from personae.api.family import Family
+from personae.api.files import routes as files
 from personae.api.generation import Door
 from personae.api.metrics import Metrics
 from personae.api.middleware import Gate
@@ -28,6 +31,7 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.api.tracing import UNTRACED, Tracing
 from personae.errors import PersonaeError
 
 
@@ -48,6 +52,15 @@ OPERATIONS = (
     adapters.delete_adapter,
     adapters.load_lora_adapter,
     adapters.unload_lora_adapter,
+    files.create_file,
+    files.list_files,
+    files.get_file,
+    files.get_content,
+    files.delete_file,
+    batch_routes.create_batch,
+    batch_routes.list_batches,
+    batch_routes.get_batch,
+    batch_routes.cancel_batch,
     routes.tokenize,
     routes.detokenize,
     routes.health,
@@ -64,15 +77,21 @@ def _description() -> bytes:
     return msgspec.json.encode(document(OPERATIONS))
 
 
-def make_door(client: EngineClient, settings: ApiSettings, registry: Registry | None = None) -> Door:
+def make_door(
+    client: EngineClient,
+    settings: ApiSettings,
+    registry: Registry | None = None,
+    batches: Batches | None = None,
+    tracing: Tracing = UNTRACED,
+) -> Door:
     """What the routes need of an open engine.
 
     Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
     """
     base = next(iter(client.models(DEFAULT_TENANT)))
-    metrics = Metrics(client, base, settings.max_adapters)
+    metrics = Metrics(client, base, settings.max_adapters, registry)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    return Door(client, settings, metrics, family, Meter(time.monotonic), registry)
+    return Door(client, settings, metrics, family, Meter(time.monotonic), tracing, registry, batches)
 
 
 def create_app(
@@ -81,14 +100,17 @@ def create_app(
     *,
     tenants: TenantStore | None = None,
     registry: Registry | None = None,
+    batches: Batches | None = None,
+    tracing: Tracing = UNTRACED,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants` nobody is asked for a key; without a `registry` no adapters can be uploaded. Raises
-    ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
+    Without `tenants` nobody is asked for a key; without a `registry` no adapters can be uploaded, without
+    `batches` no files; batches run within `batches.running(app.state.door)`. Raises ModelLoadError when the
+    model's chat template cannot be compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    door = make_door(client, settings, registry)
+    door = make_door(client, settings, registry, batches, tracing)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[

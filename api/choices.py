@@ -36,6 +36,7 @@ class Part:
     finish: str | None = None
     stop_reason: str | int | None = None
     cached: int = 0
+    queued: float | None = None
     validation: Validation | None = None
 
     def add(self, later: "Part") -> None:
@@ -47,6 +48,7 @@ class Part:
         self.finish = later.finish
         self.stop_reason = later.stop_reason
         self.cached += later.cached
+        self.queued = later.queued if self.queued is None else self.queued
         self.validation = later.validation
 
 
@@ -109,7 +111,7 @@ class Choice:
 
     def take(self, delta: Delta) -> Part:
         """What `delta` adds. With the last part `ended` is set; a stop string may bring it early."""
-        part = Part(self.index, cached=delta.cached or 0)
+        part = Part(self.index, cached=delta.cached or 0, queued=delta.queued)
         part.prompt_logprobs += delta.prompt_logprobs
         for logprobs in delta.prompt_logprobs if self._prompt else ():
             token = self._prompt[self._prompt_seen]

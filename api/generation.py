@@ -5,13 +5,16 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
@@ -23,6 +26,7 @@ from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
+from personae.api.tracing import UNTRACED, Tracing
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
@@ -40,21 +44,23 @@ from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
+    from personae.api.batches.desk import Batches
 
 T = TypeVar("T")
 Sink = Callable[[Part], None]
 
 _LONG_TEXT = 16_384
-"""Texts of more characters than this are encoded off the event loop: they take longer than a thread hop."""
+"""What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
     """What every route needs: the app's parts, and who asks.
 
-    `registry` has the adapters that came while the server runs; None if there is no place for them.
-    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
-    answer. Both are on `anyio.current_time`'s clock.
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others. `arrived` is when the request
+    came, None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock.
     """
 
     client: EngineClient
@@ -62,10 +68,13 @@ class Door:
     metrics: Metrics
     family: Family
     meter: Meter
+    tracing: Tracing = UNTRACED
     registry: "Registry | None" = None
+    batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
     arrived: float | None = None
     patience: float = math.inf
+    background: bool = False
 
     @property
     def base(self) -> str:
@@ -116,13 +125,23 @@ class Door:
             return encode(text, add_special_tokens)
         return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
         """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
-        return self.family.render(messages, **options)
+        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
+        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
+            return render()
+        return await anyio.to_thread.run_sync(render)
 
 
 def door_of(request: Request) -> Door:
@@ -175,6 +194,13 @@ class Job:
     ) -> None:
         """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
         client = self.door.client
+        most = self.door.settings.max_grammar_bytes
+        if grammar is not None and len(grammar.source) > most:
+            raise RequestError(
+                f"What binds the answer has more than {most} characters; make it simpler.",
+                param=self.bound_by,
+                code="grammar_too_large",
+            )
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
         adapter, start = self.model.adapter, 0
@@ -195,6 +221,7 @@ class Job:
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                background=self.door.background,
                 adapter_start=start,
             )
             first = first or log.id
@@ -208,9 +235,15 @@ class Job:
         could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-        meter.prompt(who, self.prompt_tokens)
+        meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
-        clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
+        clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
+        logs.note(model=self.model.name, answer=self.id)
+        with self.door.tracing.generation(self, clocks):
+            await self._timed(clocks, sink)
+
+    async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
+        """Follow until the end or the deadline; the clocks are told how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
@@ -227,7 +260,7 @@ class Job:
             reason = "abort"
             raise
         finally:
-            meter.answer(who, self.completion_tokens)
+            self.door.meter.answer(self.door.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 

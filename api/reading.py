@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Protocol
 
 from personae.engine.stops import StopFinder
@@ -118,7 +119,8 @@ class ShapedReading:
         self._text = Detokenizer(tokenizer, skip_special_tokens=style.skip_special_tokens, after=prompt)
         self._parser = shape.parser(special, shown=not style.skip_special_tokens)
         self._stop = StopFinder(style.stop, style.include_stop)
-        self._id_length = shape.tools.id_length if shape.tools else None
+        self._id = shape.tools.id if shape.tools else ""
+        self._ids: set[str] = set()
         self._custom = {function.name for function in shape.functions if function.custom}
         self._inputs: dict[int, InputReader] = {}
 
@@ -162,9 +164,13 @@ class ShapedReading:
             self._inputs[piece.index] = InputReader()
         reader = self._inputs.get(piece.index)
         arguments = piece.arguments if reader is None else reader.push(piece.arguments)
-        id = None if piece.name is None else self._new_id()
+        id = None if piece.name is None else self._new_id(piece.name, piece.number)
         return CallPart(piece.index, id, piece.name, arguments, reader is not None)
 
-    def _new_id(self) -> str:
-        random = uuid.uuid4().hex
-        return f"call_{random[:24]}" if self._id_length is None else random[: self._id_length]
+    def _new_id(self, name: str, number: str) -> str:
+        """An id that no other call of the answer has, whatever number the model has given it."""
+        candidates = chain([number], map(str, count()))
+        ids = (self._id.format(random=uuid.uuid4().hex, name=name, number=one) for one in candidates)
+        id = next(id for id in ids if id not in self._ids)
+        self._ids.add(id)
+        return id

@@ -23,7 +23,7 @@ from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape, ToolUse
 from personae.grammar.structure.elements import Lark, Regex
 from personae.grammar.tools.custom import custom_function, input_schema
-from personae.grammar.tools.format import Function
+from personae.grammar.tools.function import Function
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST = 128

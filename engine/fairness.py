@@ -8,10 +8,15 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-Key = tuple[str, str | None]
-"""Tenant, and adapter digest (None: the base model)."""
+
+class Key(NamedTuple):
+    """Tenant, adapter digest (None: the base model), and whether its sequences give way to others."""
+
+    tenant: str
+    adapter: str | None
+    background: bool = False
 
 
 class FairnessPolicy(Protocol):
@@ -31,6 +36,9 @@ class FairnessPolicy(Protocol):
 
     def forget(self, key: Key) -> None:
         """No sequence of `key` is left, waiting or running."""
+
+    def gap(self) -> float:
+        """Between the most and the least served of the keys that wait, in weighted tokens."""
 
 
 class FirstComeFirstServed:
@@ -60,6 +68,10 @@ class FirstComeFirstServed:
 
     def forget(self, key: Key) -> None:
         """Nothing is remembered of a key that does not wait."""
+
+    def gap(self) -> float:
+        """Nobody counts."""
+        return 0.0
 
 
 class VirtualTokenCounters:
@@ -143,6 +155,11 @@ class VirtualTokenCounters:
         self._gone.add(key)
         heappush(self._gone_heap, (self._counters[key], next(self._ties), key))
         self._raise_floor(self._floor)
+
+    def gap(self) -> float:
+        """See FairnessPolicy."""
+        waiting = [self._counters[key] for key in self._heads]
+        return max(waiting) - min(waiting) if waiting else 0.0
 
     def counters(self) -> dict[Key, float]:
         """The counters now, for metrics and tests."""

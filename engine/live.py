@@ -30,6 +30,7 @@ class LiveSequence:
 
     __slots__ = (
         "admitted",
+        "background",
         "cached",
         "capacity",
         "charged",
@@ -49,6 +50,7 @@ class LiveSequence:
         "prompt_logprobs_sent",
         "publish_at",
         "root",
+        "settled",
         "slot",
         "stop_after",
         "stops",
@@ -60,7 +62,8 @@ class LiveSequence:
         params = log.params
         self.log = log
         self.id = log.id
-        self.key: Key = (log.tenant, log.adapter)
+        self.key = Key(log.tenant, log.adapter, log.background)
+        self.background = log.background
         self.root = root_key(log.salt, None if log.adapter_start else log.adapter)
         self.order = order
         self.place = Place.WAITING
@@ -72,6 +75,7 @@ class LiveSequence:
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens
 
+        self.settled = False  # admitted although others wait: not for them to displace
         self.charged = False  # its input counts once, however often it is preempted
         self.told = False  # its first delta is out
         self.cached = 0
@@ -86,6 +90,11 @@ class LiveSequence:
         self.planned = 0
         self.computed = 0
         self.publish_at = 0
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Among those that run: background behind all others, then in order of admission."""
+        return self.background, self.admitted
 
     @property
     def reads_cache(self) -> bool:

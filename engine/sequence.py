@@ -18,7 +18,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     adapter's content digest, None for the base model; tokens before `adapter_start` are the base's all the
     same (activated LoRA). `salt` keys the prefix cache per tenant; the server
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
-    that one's prompt is computed, to share its pages.
+    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others.
     """
 
     id: str
@@ -32,6 +32,7 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     salt: bytes = b""
     after: str | None = None
     adapter_start: int = 0
+    background: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -52,7 +53,8 @@ class Delta(msgspec.Struct, frozen=True):
     `finish` is None while it goes on, else "stop" (EOS or a stop token), "length" or "error"; `stop_token`
     is the id that stopped it (it is the last of `tokens`). `prompt_logprobs` has an entry for each prompt
     token computed in this step; the first prompt token's is None, nothing comes before it.
-    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache.
+    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache. `queued` (first
+    delta only; Front fills it in) is how many seconds the sequence waited before it was computed.
     """
 
     id: str
@@ -63,3 +65,4 @@ class Delta(msgspec.Struct, frozen=True):
     stop_token: int | None = None
     error: str | None = None
     cached: int | None = None
+    queued: float | None = None

@@ -132,6 +132,12 @@ class StepEngine:
             yield from pool.loading(adapter)
             pool.pin(adapter.digest)
 
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+        pool = self.runner.adapters
+        return len(pool.residents), pool.loads, pool.evictions
+
     def release(self, digest: str) -> None:
         """The adapter may be evicted; nothing if it is not held."""
         if self.runner.adapters.pins(digest):

@@ -9,12 +9,10 @@ Everything here belongs to the event loop, except what it hands to threads itsel
 
 import os
 import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from sqlite3 import Row
 
@@ -22,17 +20,15 @@ import msgspec
 from anyio import CapacityLimiter, Lock, to_thread
 
 from personae.actors.client import ModelCard
-from personae.api.adapters.form import sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, Overloaded, RateLimited
+from personae.api.upload import Staging, sync_folder
+from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
 
 STAGING = "staging"
-_STAGED = 16  # uploads at the same time
-_STAGED_BY_TENANT = 4
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
 
 
@@ -82,21 +78,17 @@ class Registry:
         self._reserved = reserved
         self._bounds = bounds
         self._held: Counter[str] = Counter()
-        self._staged: Counter[str] = Counter()
-        self._staging = data.adapters / STAGING
         self._lock = Lock()
         self._readers = CapacityLimiter(1)  # adapters in memory for being checked
-        self._janitor = ThreadPoolExecutor(1, "janitor")
         self._bind(f"{bounds.shapes.layers} {sorted(bounds.shapes.modules.items())}")
-        shutil.rmtree(self._staging, ignore_errors=True)
-        self._staging.mkdir()
+        self._staging = Staging(data.adapters / STAGING)
         for folder in data.adapters.iterdir():
-            if folder != self._staging:
+            if folder.name != STAGING:
                 self._collect(folder.name)
 
     def close(self) -> None:
         """Wait until what was thrown away is gone."""
-        self._janitor.shutdown()
+        self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
         """The tenant's adapter of that name, else one that is shared."""
@@ -106,6 +98,11 @@ class Registry:
             (name, tenant, tenant),
         )
         return self._record(rows[0]) if rows else None
+
+    def names_of(self, digest: str) -> set[str]:
+        """The names under which tenants know an adapter."""
+        rows = self._data.rows("select distinct name from adapters where digest = ?", (digest,))
+        return {row["name"] for row in rows}
 
     def list(self, tenant: str) -> list[AdapterRecord]:
         """All that `find` would find, by name."""
@@ -119,6 +116,11 @@ class Registry:
                 found[row["name"]] = self._record(row)
         return list(found.values())
 
+    def count(self) -> int:
+        """All tenants' adapters."""
+        (count,) = self._data.rows("select count(*) from adapters")[0]
+        return int(count)
+
     @contextmanager
     def hold(self, digest: str) -> Iterator[None]:
         """Keep an adapter's files while the block runs, whatever happens to its name."""
@@ -131,24 +133,9 @@ class Registry:
                 del self._held[digest]
                 self._collect(digest)
 
-    @contextmanager
-    def stage(self, tenant: str) -> Iterator[Path]:
-        """A new, empty folder; whatever is in it when the block ends is thrown away.
-
-        Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
-        """
-        if self._staged[tenant] >= _STAGED_BY_TENANT:
-            raise RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
-        if self._staged.total() >= _STAGED:
-            raise Overloaded(f"{_STAGED} uploads are running; try again shortly.")
-        self._staged[tenant] += 1
-        folder = self._staging / secrets.token_hex(16)
-        folder.mkdir(mode=0o700)
-        try:
-            yield folder
-        finally:
-            self._staged -= Counter([tenant])
-            self._janitor.submit(shutil.rmtree, folder, ignore_errors=True)
+    def stage(self, tenant: str) -> AbstractContextManager[Path]:
+        """A folder for an upload; see `Staging.folder`."""
+        return self._staging.folder(tenant)
 
     def check_room(self, who: Identity, size: int) -> None:
         """Raises RateLimited if the tenant may not have `size` more bytes of adapters."""
@@ -243,12 +230,7 @@ class Registry:
         """Throw away an adapter's files if nothing needs them any more."""
         if digest in self._held or self._data.rows("select 1 from adapters where digest = ?", (digest,)):
             return
-        trash = self._staging / secrets.token_hex(16)
-        try:
-            os.rename(self._data.adapters / digest, trash)
-        except FileNotFoundError:
-            return  # one of the server's own folders, which are not ours to remove
-        self._janitor.submit(shutil.rmtree, trash, ignore_errors=True)
+        self._staging.discard(self._data.adapters / digest)  # no such folder: one of the server's own
 
     def _bind(self, shapes: str) -> None:
         """The directory's adapters were checked against these shapes, or there are none yet."""

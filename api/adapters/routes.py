@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from personae.api.adapters.form import copy_folder, read_form
+from personae.api.adapters.form import copy_folder, read_adapter_form
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
 from personae.api.decode import read_json
 from personae.api.generation import Door, door_of
@@ -86,7 +86,7 @@ async def create_adapter(request: Request) -> Response:
         try:
             async with aclosing(request.stream()) as stream:
                 kind = request.headers.get("content-type", "")
-                form = await read_form(stream, kind, folder, door.settings.max_upload_bytes)
+                form = await read_adapter_form(stream, kind, folder, door.settings.max_upload_bytes)
         except ClientDisconnect:
             raise Cancelled("The client went away before its upload was complete.") from None
         except OSError as error:

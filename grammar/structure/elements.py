@@ -18,7 +18,8 @@ class _Part(msgspec.Struct, frozen=True, tag=str.lower, tag_field="is"):
 
 
 class Exactly(_Part, frozen=True):
-    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none."""
+    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none, a `#` for a
+    number of up to four digits."""
 
     text: str
 

@@ -123,8 +123,9 @@ def _lexeme(pattern: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    """As `_escaped`, with spaces standing for blanks that may be there or not."""
-    return f"{_BLANKS}{{0,2}}".join(_escaped(piece) for piece in text.split(" "))
+    """As `_escaped`, with spaces standing for blanks that may be there or not, `#` for a number."""
+    blanks = f"{_BLANKS}{{0,2}}".join(_escaped(piece) for piece in text.split(" "))
+    return blanks.replace(_escaped("#"), "[0-9]{1,4}")
 
 
 def _escaped(text: str) -> str:

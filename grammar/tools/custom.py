@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from personae.grammar.structure.elements import Lark, Regex
-from personae.grammar.tools.format import Function
+from personae.grammar.tools.function import Function
 
 CUSTOM_INPUT = "input"
 """The name of the argument."""

@@ -103,6 +103,7 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         back = server.back()
         last = Stream(server)
         last.begun.wait(60)
+        server.process.send_signal(signal.SIGUSR1)
         server.process.send_signal(signal.SIGTERM)
         refused = httpx.Response(200)
         while refused.status_code == 200:
@@ -113,18 +114,26 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         assert int(refused.headers["retry-after"]) >= 1
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert last.text() == calm
-        server.end(0)
+        told = server.end(0)
+        for actor in ("personae/front/ingress", "personae/back/host", "back/executor", "back/scheduler"):
+            assert re.search(rf"^{actor} +(idle|busy) +0/\d+ ", told, re.MULTILINE), (
+                "SIGUSR1 shows every actor"
+            )
+        assert "Back's actors:" in told
+        assert re.search(r"Thread 0x\w+ .*most recent call first", told), "and where Back's threads are"
         assert not Path(f"/proc/{back}").exists()
 
 
 def test_what_does_not_finish_in_time_is_ended_with_an_error_that_says_so() -> None:
-    with serving("--drain-timeout", "0.1") as server:
+    with serving("--drain-timeout", "0.1", "--log-format", "json") as server:
         stream = Stream(server, max_tokens=1000)
         stream.begun.wait(60)
         server.process.send_signal(signal.SIGTERM)
         stream.join(60)
         assert json.loads(stream.events[-1])["error"]["code"] == "shutting_down"
-        server.end(0)
+        lines = [json.loads(line) for line in server.end(0).splitlines() if line.startswith("{")]
+        (answer,) = [line for line in lines if line["logger"] == "personae.access"]
+        assert (answer["route"], answer["status"], answer["model"]) == ("/v1/completions", 200, server.model)
 
 
 def test_a_second_signal_ends_at_once() -> None:
