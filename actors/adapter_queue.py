@@ -3,11 +3,12 @@
 A burst for one adapter waits here, not in Back. The scheduler sees the head of every queue at once, so its
 fairness policy always has a choice between adapters, and a cold adapter holds up its own requests only.
 Within a queue every tenant has a lane of its own, and another for what it lets wait, so that the policy has
-the same choice between tenants, and between what is urgent and what is not.
+the same choice between tenants, and between what is urgent and what is not; in a lane priority comes first,
+as in the scheduler.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
@@ -23,6 +24,7 @@ from personae.actors.messages import (
     Unpin,
     Yield,
 )
+from personae.engine.live import turn
 from personae.engine.sequence import SequenceLog
 
 
@@ -30,11 +32,28 @@ class Lane:
     """Sequences of one tenant and kind: those that wait here, and those that the scheduler has and has not
     started."""
 
-    __slots__ = ("offered", "waiting")
+    __slots__ = ("_arrivals", "_turns", "offered", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[str, SequenceLog] = OrderedDict()
+        self.waiting: dict[str, SequenceLog] = {}
         self.offered: set[str] = set()
+        self._turns: list[tuple[int, int, str]] = []  # a heap; those that have gone leave theirs behind
+        self._arrivals = 0
+
+    def add(self, log: SequenceLog) -> None:
+        """It waits here."""
+        self.waiting[log.id] = log
+        heappush(self._turns, (turn(log, self._arrivals), self._arrivals, log.id))
+        self._arrivals += 1
+
+    def take(self, count: int) -> list[SequenceLog]:
+        """The next so many of those that wait, by priority and order of arrival."""
+        taken: list[SequenceLog] = []
+        while len(taken) < count and self.waiting:
+            log = self.waiting.pop(heappop(self._turns)[2], None)
+            if log is not None:
+                taken.append(log)
+        return taken
 
 
 class AdapterQueue(Actor[Message]):
@@ -75,7 +94,7 @@ class AdapterQueue(Actor[Message]):
                     self._begin(life)
                 for log in logs:
                     if log.id not in self._refused:
-                        self._lanes.setdefault((log.tenant, log.background), Lane()).waiting[log.id] = log
+                        self._lanes.setdefault((log.tenant, log.background), Lane()).add(log)
             case Pinned(error=error, life=self._life):
                 self._pinning = False
                 if error is None:
@@ -118,7 +137,7 @@ class AdapterQueue(Actor[Message]):
     def _offer(self, lane: Lane) -> None:
         count = min(self._window - len(lane.offered), len(lane.waiting))
         if count > 0:
-            logs = tuple(lane.waiting.popitem(last=False)[1] for _ in range(count))
+            logs = tuple(lane.take(count))
             lane.offered.update(log.id for log in logs)
             self._aboard.update(log.id for log in logs)
             self._scheduler.tell(Submit(logs, self._life))

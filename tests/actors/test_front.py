@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from fake_executor import make_log
 from told import Told
 
-from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.adapter_queue import AdapterQueue, Lane
 from personae.actors.front import IDLE_QUEUES, Front
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import LONGEST_RETRY, Ingress
@@ -339,3 +340,13 @@ async def test_who_is_refused_is_told_how_long_the_queue_is(seconds: float, told
     await ingress.receive(Submission(logs, Inbox(), answer))
     assert isinstance(answer.error, Overloaded)
     assert answer.error.retry_after == told
+
+
+async def test_a_lane_hands_out_by_priority_and_forgets_who_has_gone() -> None:
+    lane = Lane()
+    for i, priority in enumerate([0, 2, -1, 0]):
+        lane.add(make_log(f"{i}", [1], priority=priority))
+    lane.waiting.pop("0")
+    assert [log.id for log in lane.take(2)] == ["2", "3"]
+    assert [log.id for log in lane.take(5)] == ["1"]
+    assert lane.take(1) == []
