@@ -15,12 +15,14 @@ from personae.actors.messages import Execute, Message, Place, Placed, Release, S
 from personae.engine.step import Launched, StepEngine
 from personae.errors import AdapterError, Overloaded
 
+PLACE_SHARE = 0.2
+
 
 class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
 
-    An adapter is placed in pieces, one between two steps, so that it holds up other requests by no more than
-    a piece; when there is nothing else to do, all at once.
+    Adapters are placed in pieces between two steps, for as long as `PLACE_SHARE` of the step before took and
+    at least one, so they hold up other requests by no more; when there is nothing else to do, all at once.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache.
     """
@@ -54,7 +56,7 @@ class Executor(ThreadActor[Message]):
         begun = time.perf_counter()
         while self._placing:
             self._place_a_piece()
-            if self.pending:
+            if self.pending and time.perf_counter() - begun >= PLACE_SHARE * self._seconds:
                 break
         self._place += time.perf_counter() - begun
 

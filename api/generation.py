@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Sink = Callable[[Part], None]
 
+MAX_PRIORITY = 16
 _LONG_TEXT = 16_384
 """What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
 
@@ -164,6 +165,7 @@ class Job:
     arrived: float
     bound_by: str | None = None
     deadline: float = math.inf
+    priority: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -180,10 +182,18 @@ class Job:
         *,
         bound_by: str | None = None,
         timeout: float | None = None,
+        priority: int | None = None,
     ) -> "Job":
-        """A job without sequences; its id begins with `prefix`. `timeout` is the body's, in seconds."""
+        """A job without sequences; its id begins with `prefix`. `timeout` (in seconds) and `priority` are the
+        body's. Raises RequestError for a priority that is out of range."""
+        if abs(priority or 0) > MAX_PRIORITY:
+            raise RequestError(
+                f"`priority` is a number from -{MAX_PRIORITY} to {MAX_PRIORITY}; the lower, the earlier.",
+                param="priority",
+                code="out_of_range",
+            )
         id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
-        return cls(id, model, door, began, bound_by, door.deadline(timeout))
+        return cls(id, model, door, began, bound_by, door.deadline(timeout), priority or 0)
 
     def add(
         self,
@@ -201,6 +211,8 @@ class Job:
                 param=self.bound_by,
                 code="grammar_too_large",
             )
+        if grammar is not None:
+            self.door.meter.schema(self.door.caller.identity, grammar.source)
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
         adapter, start = self.model.adapter, 0
@@ -223,6 +235,8 @@ class Job:
                 after=first,
                 background=self.door.background,
                 adapter_start=start,
+                priority=self.priority,
+                weight=self.door.caller.identity.limits.weight or 1.0,
             )
             first = first or log.id
             self.logs.append(log)

@@ -1,7 +1,7 @@
 """Who goes next among those who wait.
 
 The scheduler keeps one queue per key, a key being (tenant, adapter), in order of arrival. A policy ranks
-the keys and nothing else; within a key, order of arrival holds.
+the keys and nothing else; within a key, priority and order of arrival hold.
 """
 
 from bisect import bisect_left, insort
@@ -12,11 +12,13 @@ from typing import NamedTuple, Protocol
 
 
 class Key(NamedTuple):
-    """Tenant, adapter digest (None: the base model), and whether its sequences give way to others."""
+    """Tenant, adapter digest (None: the base model), whether its sequences give way to others, and the
+    tenant's weight: with twice the weight it gets twice the service."""
 
     tenant: str
     adapter: str | None
     background: bool = False
+    weight: float = 1.0
 
 
 class FairnessPolicy(Protocol):
@@ -94,7 +96,7 @@ class VirtualTokenCounters:
         self,
         input_weight: float = 1.0,
         output_weight: float = 2.0,
-        weight: Callable[[Key], float] = lambda key: 1.0,
+        weight: Callable[[Key], float] = lambda key: key.weight,
     ) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight

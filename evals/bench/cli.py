@@ -30,10 +30,12 @@ _LENGTH = "As 128, uniform:64,256, normal:128,32 or lognormal:128,0.5."
 def bench(
     context: typer.Context,
     url: Annotated[
-        str | None, typer.Option(metavar="[NAME=]URL", help="A server that runs; else one is started.")
+        str | None,
+        typer.Option(metavar="[NAME=]URL[#MODELS]", help="A server that runs; else one is started."),
     ] = None,
     compare: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]URL", help="Another, in alternation. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="[NAME=]URL[#MODELS]", help="Another, in alternation. Repeatable."),
     ] = None,
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="API keys; with several, tenants take turns.")
@@ -255,7 +257,7 @@ async def _play(
     for place, text in enumerate(urls):
         name, found, url = text.partition("=")
         if not found or "/" in name:
-            name, url = text, text
+            name, url = text.partition("#")[0], text
         servers.append(await subject(url, models, keys if place == 0 else (), name))
     if len({len(one.models) == 1 for one in servers}) > 1:
         # One serves several models and another does not: only what both can be asked is compared.
