@@ -13,14 +13,15 @@ import anyio
 from msgspec.structs import asdict
 
 from personae.actors.adapter_queue import AdapterQueue
-from personae.actors.client import EngineStats, ModelCard
+from personae.actors.blackbox import LastStep
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
 from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
-from personae.actors.messages import Message, Shut, Submission, Withdraw
+from personae.actors.messages import Fallen, Message, Shut, Submission, Withdraw
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
@@ -110,6 +111,11 @@ class Front:
             oldest, _ = self._idle.popitem(last=False)
             self._house.dismiss(self._queues.pop(oldest))
 
+    def note_death(self, last: LastStep | None, *, outside: bool) -> None:
+        """Back has died in this step; `outside` if it was killed by nobody of ours."""
+        with suppress(ActorStopped):
+            self.streamer.tell(Fallen(() if last is None else last.aboard, outside))
+
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing, Back's included."""
         return [*gauges.read(self._root), *self.back_actors]
@@ -194,9 +200,8 @@ class LocalClient:
             host_gap_seconds=load.gap_seconds,
             restarts=latest.restarts,
             page_size=load.page_size,
-            adapters_resident=load.adapters,
-            running_adapters=tuple(sorted(running)),
-            waiting_adapters=tuple(sorted(waiting)),
+            fairness_gap=load.fairness_gap,
+            adapters=AdapterStats(**asdict(latest.holdings), running=running, waiting=waiting),
             tokens=load.tokens,
             backlog_seconds=latest.backlog.seconds,
             spent=asdict(load.spent),

@@ -22,6 +22,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     BackStarted,
     Cancel,
+    Holdings,
     Message,
     Pin,
     Pinned,
@@ -41,10 +42,12 @@ _CHUNK = 2**18
 
 
 class Start(Message, frozen=True):
-    """From Front, first of all: what to load, and which life this is."""
+    """From Front, first of all: what to load, which life this is, and by which open file Back attaches to its
+    black box."""
 
     options: EngineOptions
     life: int
+    black_box: int
 
 
 class Loading(Message, frozen=True):
@@ -95,7 +98,7 @@ class Describe(Message, frozen=True):
 
 
 ToBack = Start | Submit | Cancel | Pin | Unpin | Describe
-ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield
+ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
 
 
 def _plain(value: object) -> Any:

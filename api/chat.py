@@ -75,7 +75,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
-    text = door.render_chat(
+    text = await door.render_chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -113,7 +113,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
         for index in range(count)
     ]
     bound_by = None if bound is None else bound.param
-    job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout)
+    job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     job.add(prompt, params, grammar, choices)
     return job, Form(job, body, prompt)
 

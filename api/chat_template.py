@@ -6,6 +6,7 @@ run in Jinja's immutable sandbox and see plain JSON data only. A template is nev
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -23,6 +24,8 @@ from personae.grammar.tools.custom import CUSTOM_INPUT
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send an earlier answer's reasoning; templates read the first or the second."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+SECONDS = 10.0
+CHARACTERS = 2**24
 _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
 
@@ -30,11 +33,21 @@ _MARK = "PERSONAE_CONTINUES_HERE "
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
-    Raises ModelLoadError when the template is not valid Jinja.
+    What it writes is bounded by `seconds` and `characters`, between any two pieces of its output. Raises
+    ModelLoadError when the template is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        seconds: float = SECONDS,
+        characters: int = CHARACTERS,
+    ) -> None:
         self.source = source
+        self._seconds = seconds
+        self._characters = characters
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -80,7 +93,7 @@ class ChatTemplate:
                     message["role"] = "system"
         final = self._mark_final(chat) if continue_final_message else None
         try:
-            prompt = self._template.render(
+            prompt = self._write(
                 messages=chat,
                 tools=tools,
                 documents=None,
@@ -93,6 +106,19 @@ class ChatTemplate:
                 f"The chat template refuses these messages: {error}", param="messages"
             ) from error
         return prompt if final is None else _cut(prompt, final)
+
+    def _write(self, **variables: Any) -> str:
+        """What the template writes. Raises TemplateError when it is too much, or takes too long."""
+        end = time.perf_counter() + self._seconds
+        pieces, length = [], 0
+        for piece in self._template.generate(**variables):
+            pieces.append(piece)
+            length += len(piece)
+            if length > self._characters:
+                raise TemplateError(f"the prompt has more than {self._characters} characters")
+            if time.perf_counter() > end:
+                raise TemplateError("it takes too long")
+        return "".join(pieces)
 
     @staticmethod
     def _mark_final(chat: list[dict[str, Any]]) -> str:

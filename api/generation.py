@@ -5,13 +5,16 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
@@ -23,6 +26,7 @@ from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
+from personae.api.tracing import UNTRACED, Tracing
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
@@ -45,8 +49,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Sink = Callable[[Part], None]
 
+MAX_PRIORITY = 16
 _LONG_TEXT = 16_384
-"""Texts of more characters than this are encoded off the event loop: they take longer than a thread hop."""
+"""What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Door:
     metrics: Metrics
     family: Family
     meter: Meter
+    tracing: Tracing = UNTRACED
     registry: "Registry | None" = None
     batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
@@ -120,13 +126,23 @@ class Door:
             return encode(text, add_special_tokens)
         return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
         """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
-        return self.family.render(messages, **options)
+        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
+        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
+            return render()
+        return await anyio.to_thread.run_sync(render)
 
 
 def door_of(request: Request) -> Door:
@@ -149,6 +165,7 @@ class Job:
     arrived: float
     bound_by: str | None = None
     deadline: float = math.inf
+    priority: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -165,10 +182,18 @@ class Job:
         *,
         bound_by: str | None = None,
         timeout: float | None = None,
+        priority: int | None = None,
     ) -> "Job":
-        """A job without sequences; its id begins with `prefix`. `timeout` is the body's, in seconds."""
+        """A job without sequences; its id begins with `prefix`. `timeout` (in seconds) and `priority` are the
+        body's. Raises RequestError for a priority that is out of range."""
+        if abs(priority or 0) > MAX_PRIORITY:
+            raise RequestError(
+                f"`priority` is a number from -{MAX_PRIORITY} to {MAX_PRIORITY}; the lower, the earlier.",
+                param="priority",
+                code="out_of_range",
+            )
         id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
-        return cls(id, model, door, began, bound_by, door.deadline(timeout))
+        return cls(id, model, door, began, bound_by, door.deadline(timeout), priority or 0)
 
     def add(
         self,
@@ -179,6 +204,15 @@ class Job:
     ) -> None:
         """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
         client = self.door.client
+        most = self.door.settings.max_grammar_bytes
+        if grammar is not None and len(grammar.source) > most:
+            raise RequestError(
+                f"What binds the answer has more than {most} characters; make it simpler.",
+                param=self.bound_by,
+                code="grammar_too_large",
+            )
+        if grammar is not None:
+            self.door.meter.schema(self.door.caller.identity, grammar.source)
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
         adapter, start = self.model.adapter, 0
@@ -201,6 +235,8 @@ class Job:
                 after=first,
                 background=self.door.background,
                 adapter_start=start,
+                priority=self.priority,
+                weight=self.door.caller.identity.limits.weight or 1.0,
             )
             first = first or log.id
             self.logs.append(log)
@@ -216,6 +252,12 @@ class Job:
         meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
+        logs.note(model=self.model.name, answer=self.id)
+        with self.door.tracing.generation(self, clocks):
+            await self._timed(clocks, sink)
+
+    async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
+        """Follow until the end or the deadline; the clocks are told how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
@@ -232,7 +274,7 @@ class Job:
             reason = "abort"
             raise
         finally:
-            meter.answer(who, self.completion_tokens)
+            self.door.meter.answer(self.door.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 

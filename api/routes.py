@@ -75,7 +75,7 @@ async def tokenize(request: Request) -> Response:
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is not None:
         functions_of(body.tools)
-        text = door.render_chat(
+        text = await door.render_chat(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
