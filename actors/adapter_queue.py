@@ -60,7 +60,8 @@ class AdapterQueue(Actor[Message]):
     """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
 
     `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
-    back. `at_rest` is called when there is nothing left to do: nothing is lost when this queue then ends.
+    back, an eighth of it of those that give way. `at_rest` is called when there is nothing left to do:
+    nothing is lost when this queue then ends.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class AdapterQueue(Actor[Message]):
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
+        # Small: what is aboard keeps the adapter's place from others, and these may be aboard for long.
+        self._background_window = max(window // 8, 1)
         self._at_rest = at_rest
         # By tenant and whether they give way; those with something in them.
         self._lanes: dict[tuple[str, bool], Lane] = {}
@@ -131,11 +134,11 @@ class AdapterQueue(Actor[Message]):
                 self._pinning = True
                 self._store.tell(Pin(self._adapter, self._life))
         if self._pinned and not self._yielding:
-            for lane in self._lanes.values():
-                self._offer(lane)
+            for (_, background), lane in self._lanes.items():
+                self._offer(lane, self._background_window if background else self._window)
 
-    def _offer(self, lane: Lane) -> None:
-        count = min(self._window - len(lane.offered), len(lane.waiting))
+    def _offer(self, lane: Lane, window: int) -> None:
+        count = min(window - len(lane.offered), len(lane.waiting))
         if count > 0:
             logs = tuple(lane.take(count))
             lane.offered.update(log.id for log in logs)

@@ -169,6 +169,7 @@ class SchedulerActor(Actor[Message]):
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
             steps=self._steps,
+            in_flight=self._in_flight,
             tokens=self._tokens,
             step_seconds=self._seconds,
             gap_seconds=self._gap,

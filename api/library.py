@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from personae.actors.client import EngineStats
 from personae.api.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.app import make_door
 from personae.api.chat import Form as ChatForm
@@ -43,6 +44,10 @@ class Engine:
     def models(self) -> tuple[str, ...]:
         """The names that `model` may be, the base first."""
         return tuple(card.name for card in self._door.models())
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and its counters: what `/metrics` shows."""
+        return self._door.client.stats()
 
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
         """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless

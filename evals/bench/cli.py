@@ -30,10 +30,12 @@ _LENGTH = "As 128, uniform:64,256, normal:128,32 or lognormal:128,0.5."
 def bench(
     context: typer.Context,
     url: Annotated[
-        str | None, typer.Option(metavar="[NAME=]URL", help="A server that runs; else one is started.")
+        str | None,
+        typer.Option(metavar="[NAME=]URL[#MODELS]", help="A server that runs; else one is started."),
     ] = None,
     compare: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]URL", help="Another, in alternation. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="[NAME=]URL[#MODELS]", help="Another, in alternation. Repeatable."),
     ] = None,
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="API keys; with several, tenants take turns.")
@@ -110,7 +112,8 @@ def bench(
     folder = out or Path("runs") / datetime.now().astimezone().strftime("bench-%Y%m%d-%H%M%S")
     with ExitStack() as stack:
         if url is None:
-            url = f"personae={_serve(stack, model, adapters or ())}"
+            folder.mkdir(parents=True, exist_ok=True)
+            url = f"personae={_serve(stack, model, adapters or (), folder / 'server.log')}"
         _measure(
             [url, *(compare or ())],
             models or (),
@@ -142,13 +145,13 @@ def steps(
     report(model, adapters, rows, prompt, count, profile=profile)
 
 
-def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path]) -> str:
+def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path], log: Path) -> str:
     from personae.evals.served import Served
 
     arguments = [str(model)] if model else []
     for folder in adapters:
         arguments += ["--adapters", str(folder)]
-    return stack.enter_context(Served(arguments)).url
+    return stack.enter_context(Served(arguments, log)).url
 
 
 def _arrivals(
@@ -255,7 +258,7 @@ async def _play(
     for place, text in enumerate(urls):
         name, found, url = text.partition("=")
         if not found or "/" in name:
-            name, url = text, text
+            name, url = text.partition("#")[0], text
         servers.append(await subject(url, models, keys if place == 0 else (), name))
     if len({len(one.models) == 1 for one in servers}) > 1:
         # One serves several models and another does not: only what both can be asked is compared.

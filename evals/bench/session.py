@@ -63,11 +63,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def subject(url: str, models: Sequence[str] = (), keys: Sequence[str] = (), name: str = "") -> Subject:
-    """Find out what the server serves. Raises RequestError when it does not answer."""
+    """What may be asked of a server: `models`, else those in the URL's fragment, else what it says it serves.
+
+    Raises RequestError when it does not answer.
+    """
+    url, _, named = url.partition("#")
     url = url.rstrip("/").removesuffix("/v1")
-    key = keys[0] if keys else None
-    served = [entry["id"] for entry in (await get_json(url, "/v1/models", key))["data"]]
-    found = tuple(models) or tuple(served)
+    found = tuple(models) or tuple(filter(None, named.split(",")))
+    if not found:
+        listed = await get_json(url, "/v1/models", keys[0] if keys else None)
+        found = tuple(entry["id"] for entry in listed["data"])
     if not found:
         raise RequestError(f"{url} serves no model.", param="url")
     return Subject(name=name or url, url=url, models=found, keys=tuple(keys))

@@ -43,7 +43,7 @@ def _figures(report: Report, server: str) -> Table:
 
 def _ratios(report: Report, server: str) -> Table:
     table = Table(
-        title=f"{report.servers[0].name} over {server}, round by round: median (least to most)",
+        title=f"{report.servers[0].name} over {server}, round by round: median (least–most)",
         title_justify="left",
         title_style="bold",
     )
@@ -72,8 +72,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def ratio_text(one: Ratio) -> str:
-    """`1.52 (1.40 to 1.61)`."""
-    return "–" if math.isnan(one.median) else f"{one.median:.2f} ({one.least:.2f} to {one.most:.2f})"
+    """`1.52 (1.40–1.61)`."""
+    return "–" if math.isnan(one.median) else f"{one.median:.2f} ({one.least:.2f}–{one.most:.2f})"
 
 
 def _median(runs: Sequence[Figures], name: str) -> float:

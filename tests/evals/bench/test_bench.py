@@ -24,6 +24,7 @@ from personae.evals.bench.arrivals import Bursts, Closed, Poisson, Trace, write_
 from personae.evals.bench.cells import CELLS
 from personae.evals.bench.client import Answer, Request, ask
 from personae.evals.bench.figures import Goals, Spread, figures, jain, ratio
+from personae.evals.bench.plots import rounded
 from personae.evals.bench.session import calibrate, subject
 from personae.evals.bench.workload import Maker, Workload, length
 
@@ -204,6 +205,7 @@ def test_every_request_is_sent_once(url: str, arrivals: Any) -> None:
 def test_a_server_is_asked_how_long_its_words_are(url: str) -> None:
     one = run(subject, url)
     assert one.models == ("base", "team/pirate")
+    assert run(subject, f"{url}/v1#team/pirate,base").models == ("team/pirate", "base")
     scale = run(calibrate, one, Workload())
     assert 0.1 < scale < 0.2, "a token is a byte here, a word has 6 or so"
 
@@ -239,6 +241,14 @@ def test_quantiles_and_fairness() -> None:
     assert jain([5, 5, 5]) == 1
     assert jain([7, 0, 0, 0]) == 0.25
     assert math.isnan(jain([0]))
+
+
+def test_an_axis_ends_at_a_short_number_that_nothing_exceeds() -> None:
+    for most in (0.003, 0.9, 1.0, 37, 148, 1037, 16_910):
+        end = rounded(most)
+        assert most <= end <= 2 * most
+        assert len(f"{end / 4:g}") <= 6
+    assert rounded(0) == 1
 
 
 def test_ratios_are_of_rounds_that_belong_together() -> None:
