@@ -8,7 +8,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
 from personae.errors import GrammarError, PersonaeError, RequestFailed
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
@@ -50,7 +50,7 @@ class Compiler(Actor[Message]):
             self._grammars.put(message.spec, outcome)
             self._scheduler.tell(Compiled(message.spec, outcome))
 
-    def _outcome(self, spec: GrammarSpec) -> CompiledGrammar | PersonaeError:
+    def _outcome(self, spec: GrammarSpec) -> ClosingGrammar | PersonaeError:
         try:
             return self._grammars.compile(spec)
         except GrammarError as error:

@@ -15,7 +15,7 @@ from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import PersonaeError
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -202,7 +202,7 @@ class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
     spec: GrammarSpec
-    grammar: CompiledGrammar | None = None
+    grammar: ClosingGrammar | None = None
     error: PersonaeError | None = None
 
 
@@ -234,7 +234,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarSpec, CompiledGrammar]
+    grammars: dict[GrammarSpec, ClosingGrammar]
     follows: bool
 
 

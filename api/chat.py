@@ -97,6 +97,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
         for index in range(count)
     ]
     job = Job.begin(door, "chatcmpl", model)
+    job.budget_param = param
     job.add(prompt, params, grammar, choices)
     return job, Form(job, body, prompt)
 

@@ -22,7 +22,15 @@ from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
+from personae.errors import (
+    BudgetTooSmall,
+    Cancelled,
+    GrammarError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestFailed,
+)
 from personae.grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
@@ -109,6 +117,7 @@ class Job:
     choices: dict[str, Choice] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    budget_param: str = "max_tokens"
     completion_tokens: int = 0
 
     @classmethod
@@ -163,6 +172,9 @@ class Job:
             clocks.clear()  # it never began
             if isinstance(refusal, GrammarError):
                 refusal.param = refusal.param or "response_format"
+            if isinstance(refusal, BudgetTooSmall):
+                refusal.message = f"`{self.budget_param}` is too small. {refusal.message}"
+                refusal.param = self.budget_param
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"

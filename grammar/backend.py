@@ -4,6 +4,7 @@ A bitmask is an int32 CPU tensor of shape [rows, ceil(vocab / 32)]; bit t % 32 o
 token t is allowed. It covers the model's padded vocabulary: ids past the tokenizer's are never allowed.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -22,6 +23,9 @@ class Matcher(Protocol):
 
     def accept(self, token: int) -> bool:
         """Advance by one token. False (and no change of state) if the grammar does not allow it."""
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept tokens until one is not allowed; how many were."""
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

@@ -2,20 +2,22 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.backends.llguidance import json_rule
+from personae.grammar.closing.build import structure_reach
+from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, decode_structure
+from personae.grammar.structure.elements import Json, decode_structure, replace_json
 from personae.grammar.structure.lark import lark
-from personae.grammar.vocabulary import Vocabulary
 
 _BACKEND = "llguidance"
 
@@ -23,27 +25,41 @@ Rewritings = Callable[[Schema], Iterator[Schema]]
 
 
 def compile_structure(
-    spec: GrammarSpec, backend: GrammarBackend, vocabulary: Vocabulary, rewritings: Rewritings
-) -> CompiledGrammar:
+    spec: GrammarSpec,
+    backend: GrammarBackend,
+    bytewise: GrammarBackend,
+    table: TokenTable,
+    rewritings: Rewritings,
+) -> ClosingGrammar:
     """Compile a spec of kind "structure" with llguidance. `rewritings` gives schemas equal to one.
 
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
     """
 
-    def bind(element: Json) -> str:
+    def bind(element: Json) -> Json:
         try:
-            return _json_rule(element, backend, rewritings)
+            return _bound(element, backend, rewritings)
         except GrammarError as error:
             error.param = element.param
             raise
         except ANALYSIS_ERRORS as error:
             raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
 
-    text = lark(decode_structure(spec.source), vocabulary.special, bind)
-    return backend.compile(GrammarSpec("lark", text))
+    def compiled(backend: GrammarBackend, special: Mapping[str, int]) -> CompiledGrammar:
+        text = lark(element, special, lambda json: json_rule(json.schema, json.strict))
+        return backend.compile(GrammarSpec("lark", text))
+
+    element = replace_json(decode_structure(spec.source), bind)
+    try:
+        reach = structure_reach(element)
+    except ANALYSIS_ERRORS:
+        reach = None
+    inner = compiled(backend, table.vocabulary.special)
+    return ClosingGrammar(inner, compiled(bytewise, table.bytewise().special), table, reach)
 
 
-def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> str:
+def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:
+    """The element with the schema that is enforced."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
     if math.isinf(shortest_instance(document)):
         raise GrammarError("No finite answer satisfies the schema.")
@@ -56,7 +72,7 @@ def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -
             except GrammarError as error:
                 missing = error
             else:
-                return json_rule(schema, strict=True)
+                return Json(schema, True, element.param)
         reason = reason or missing
     if element.strict:
         raise refusal(document, reason)
@@ -66,7 +82,7 @@ def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -
         except GrammarError as error:
             reason = error
         else:
-            return json_rule(schema, strict=False)
+            return Json(schema, False, element.param)
     raise refusal(document, reason)
 
 

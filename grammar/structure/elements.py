@@ -6,6 +6,7 @@ tokens are never allowed. So the same structure serves a model whose tags are to
 spells them out.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -82,3 +83,15 @@ def structure_spec(element: Element) -> GrammarSpec:
 def decode_structure(source: str) -> Element:
     """The element in the source of a spec made by `structure_spec`."""
     return msgspec.json.decode(source, type=Element)  # type: ignore[no-any-return]  # a union is a type to msgspec
+
+
+def replace_json(element: Element, change: Callable[[Json], Json]) -> Element:
+    """The element with every `Json` in it replaced."""
+    match element:
+        case Json():
+            return change(element)
+        case Sequence(parts=parts) | OneOf(parts=parts):
+            return type(element)(tuple(replace_json(part, change) for part in parts))
+        case Repeat(part=part):
+            return msgspec.structs.replace(element, part=replace_json(part, change))
+    return element

@@ -22,7 +22,7 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import StepEngine
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import LoraShapes
 from personae.lora.peft import read_adapter
@@ -71,7 +71,7 @@ class Troupe:
             assert self.engine.place(adapter)
             self.digests[name] = adapter.digest
         self.scheduler = Scheduler(layout, VirtualTokenCounters())
-        self.grammars: dict[GrammarSpec, CompiledGrammar] = {}
+        self.grammars: dict[GrammarSpec, ClosingGrammar] = {}
         self.lookahead = lookahead
 
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
