@@ -2,10 +2,12 @@
 
 A burst for one adapter waits here, not in Back. The scheduler sees the head of every queue at once, so its
 fairness policy always has a choice between adapters, and a cold adapter holds up its own requests only.
-Within a queue every tenant has a lane of its own, so that the policy has the same choice between tenants.
+Within a queue every tenant has a lane of its own, and another for what it lets wait, so that the policy has
+the same choice between tenants, and between what is urgent and what is not.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
@@ -25,7 +27,8 @@ from personae.engine.sequence import SequenceLog
 
 
 class Lane:
-    """One tenant's sequences: those that wait here, and those that the scheduler has and has not started."""
+    """Sequences of one tenant and kind: those that wait here, and those that the scheduler has and has not
+    started."""
 
     __slots__ = ("offered", "waiting")
 
@@ -38,7 +41,7 @@ class AdapterQueue(Actor[Message]):
     """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
 
     `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
-    back.
+    back. `at_rest` is called when there is nothing left to do: nothing is lost when this queue then ends.
     """
 
     def __init__(
@@ -48,13 +51,16 @@ class AdapterQueue(Actor[Message]):
         scheduler: Ref[Message],
         streamer: Ref[Message],
         window: int,
+        at_rest: Callable[[], None] | None = None,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
-        self._lanes: dict[str, Lane] = {}  # by tenant; those with something in them
+        self._at_rest = at_rest
+        # By tenant and whether they give way; those with something in them.
+        self._lanes: dict[tuple[str, bool], Lane] = {}
         self._aboard: set[str] = set()  # submitted, not ended yet
         self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
         self._life = 0
@@ -69,7 +75,7 @@ class AdapterQueue(Actor[Message]):
                     self._begin(life)
                 for log in logs:
                     if log.id not in self._refused:
-                        self._lanes.setdefault(log.tenant, Lane()).waiting[log.id] = log
+                        self._lanes.setdefault((log.tenant, log.background), Lane()).waiting[log.id] = log
             case Pinned(error=error, life=self._life):
                 self._pinning = False
                 if error is None:
@@ -90,6 +96,9 @@ class AdapterQueue(Actor[Message]):
             case Cancel(ids=ids):
                 self._cancel(ids)
         self._move()
+        busy = self._lanes or self._aboard or self._refused or self._pinning
+        if self._at_rest is not None and not busy and not self.pending:
+            self._at_rest()
 
     def _move(self) -> None:
         """Offer what the windows allow; take or give back the pin."""

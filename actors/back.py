@@ -8,6 +8,7 @@ nothing to save: whatever goes wrong, it says so on stderr and ends at once.
 """
 
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ from personae.actors.messages import Cancel, Message, Pin, Submit, Unpin
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.wire import (
+    Describe,
     Facts,
     Loaded,
     LoadFailed,
@@ -109,6 +111,7 @@ def main() -> Never:
     line = socket.socket(fileno=int(sys.argv[-1]))
     line.set_inheritable(False)  # or a helper process of ours would keep the line open
     _die_with_front()
+    faulthandler.register(signal.SIGUSR1)  # where every thread is, even if the loop does not turn
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for Front, which ends us when it has drained
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
@@ -144,15 +147,17 @@ async def _serve(line: socket.socket, script: Script, life: int) -> None:
                     scheduler.tell(message)
                 case Pin() | Unpin():
                     store.tell(message)
+                case Describe():
+                    log.warning("Back's actors:\n%s", gauges.dump(gauges.read(back)))
+                    faulthandler.dump_traceback()
         _end(0)
 
 
 async def _pulse(back: Supervisor, front: Port) -> None:
     while True:
-        read = {gauge.path: gauge for gauge in gauges.read(back)}
-        executor = read["back/executor"]
-        depths = {path: gauge.depth for path, gauge in read.items()}
-        front.tell(Pulse(executor.state == "busy", executor.handled, depths))
+        actors = tuple(gauges.read(back))
+        executor = next(gauge for gauge in actors if gauge.path == "back/executor")
+        front.tell(Pulse(executor.state == "busy", executor.handled, actors))
         await anyio.sleep(PULSE_SECONDS)
 
 

@@ -26,7 +26,7 @@ from personae.actors.host import Host, Progress
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import StartFailed, Supervisor
 from personae.actors.stage import MAX_RESTARTS, WITHIN
-from personae.actors.wire import Facts, Port
+from personae.actors.wire import Describe, Facts, Port
 from personae.engine.config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
@@ -76,6 +76,7 @@ async def open_company(
     port = Port("back")
     front = Front(root, ready=lambda: port.is_open, max_live=max_live, window=window)
     front.meet(port, port)
+    front.describe_back = lambda: port.tell(Describe())
     lives = count(1)
     met: list[Facts] = []
 

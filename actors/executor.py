@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
-from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
+from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled, Spent
 from personae.engine.step import Launched, StepEngine
 from personae.errors import AdapterError, Overloaded
 
@@ -32,6 +32,7 @@ class Executor(ThreadActor[Message]):
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
         self._unread: Launched | None = None
         self._done = self._gap = self._seconds = 0.0
+        self._forward = self._sample = self._wait = self._place = 0.0
 
     def started(self) -> None:
         """Forget what was meant for an earlier life; build the engine."""
@@ -50,10 +51,12 @@ class Executor(ThreadActor[Message]):
                 self._engine.release(digest)
         if self._unread is not None and not self.pending:
             self._read()
+        begun = time.perf_counter()
         while self._placing:
             self._place_a_piece()
             if self.pending:
                 break
+        self._place += time.perf_counter() - begun
 
     def _place_a_piece(self) -> None:
         digest, pieces = self._placing[0]
@@ -74,16 +77,22 @@ class Executor(ThreadActor[Message]):
         begun = time.perf_counter()
         self._gap = begun - self._done if execute.follows else 0.0
         forward = self._engine.forward(execute.plan, execute.grammars)
+        self._forward += time.perf_counter() - begun
         if self._unread is not None:
             self._read()
+        launched = time.perf_counter()
         self._unread = self._engine.sample(execute.plan, forward)
+        self._sample += time.perf_counter() - launched
         self._seconds = time.perf_counter() - begun
         if not self._engine.runs_ahead:
             self._read()
 
     def _read(self) -> None:
         assert self._unread is not None
+        begun = time.perf_counter()
         result = self._engine.finish(self._unread)
         self._unread = None
         self._done = time.perf_counter()
-        self.post(self._scheduler, Sampled(result, self._seconds, self._gap))
+        self._wait += self._done - begun
+        spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
+        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent, self._engine.adapters))

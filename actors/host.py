@@ -77,7 +77,7 @@ class Host(Actor[Message]):
         self._on_progress = on_progress
         self._hang_seconds = hang_seconds
         self._words: deque[str] = deque(maxlen=LAST_WORDS)
-        self._pulse = Pulse(False, 0, {})
+        self._pulse = Pulse(False, 0)
         self._heard = self._moved = 0.0
 
     async def started(self) -> None:
@@ -127,6 +127,7 @@ class Host(Actor[Message]):
     async def stopped(self) -> None:
         """End the process."""
         self._port.close()
+        self._front.back_actors = ()
         with CancelScope(shield=True):
             await self._messages.aclose()
             await self._line.aclose()
@@ -144,6 +145,7 @@ class Host(Actor[Message]):
                     if message.handled != self._pulse.handled or not message.busy:
                         self._moved = current_time()
                     self._pulse = message
+                    front.back_actors = message.actors
             self._heard = current_time()
         raise await self._died()
 

@@ -23,6 +23,8 @@ from personae.actors.messages import (
 from personae.engine.sequence import SequenceLog
 from personae.errors import Overloaded, PersonaeError
 
+LONGEST_RETRY = 120.0  # seconds; whoever is told more does not come back
+
 OpenQueue = Callable[[str | None], Ref[Message]]
 
 
@@ -31,12 +33,20 @@ class Ingress(Actor[Message]):
 
     `open_queue` gives the queue of an adapter (None: the base), made on first use. `max_live` bounds the
     sequences in the house, waiting or running; with that every mailbox behind this one is bounded too.
+    `backlog` says how many seconds the queue is long, for those that are refused.
     """
 
-    def __init__(self, streamer: Ref[Message], open_queue: OpenQueue, max_live: int) -> None:
+    def __init__(
+        self,
+        streamer: Ref[Message],
+        open_queue: OpenQueue,
+        max_live: int,
+        backlog: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._streamer = streamer
         self._open_queue = open_queue
         self._max_live = max_live
+        self._backlog = backlog
         self._adapter_of: dict[str, str | None] = {}
         self._withdrawn: set[str] = set()  # their end is awaited
         self._life = 0
@@ -80,7 +90,8 @@ class Ingress(Actor[Message]):
             submission.reply.fail(
                 Overloaded(
                     f"The server holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
-                    "try again shortly."
+                    "try again later.",
+                    retry_after=min(max(self._backlog(), 1.0), LONGEST_RETRY),
                 )
             )
             return

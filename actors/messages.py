@@ -24,19 +24,39 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """The base of all messages."""
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """Where the time of steps went, in seconds, since Back started.
+
+    `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
+    model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
+    advancing the grammars. `place`: copying adapters between steps.
+    """
+
+    plan: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    read: float = 0.0
+    place: float = 0.0
+
+
 class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds."""
+    """How busy Back is; travels with every step. Counters only grow; times are seconds. `adapters` are those
+    in the device's memory."""
 
     running: int = 0
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0
+    page_size: int = 0
+    adapters: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
+    spent: Spent = Spent()
 
 
 # --- Front: ingress -----------------------------------------------------------------------------------------
@@ -207,11 +227,16 @@ class Compiled(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """From the executor: what a step brought, how long it took and how long the device waited before it."""
+    """From the executor: what a step brought, how long it took and how long the device waited before it.
+
+    `spent` is of all steps so far, `adapters` how many are in the device's memory.
+    """
 
     result: StepResult
     seconds: float
     gap_seconds: float
+    spent: Spent = Spent()
+    adapters: int = 0
 
 
 # --- Back: compiler -----------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ listens to is submitted again, its emitted tokens included, and goes on where it
 
 import hashlib
 import logging
+from collections.abc import Mapping
 
-from msgspec.structs import replace
+from anyio import current_time
+from msgspec.structs import astuple, replace
 
 from personae import errors
 from personae.actors.inbox import Inbox
@@ -23,9 +25,11 @@ from personae.actors.messages import (
     Replay,
     Resubmit,
     Shut,
+    Spent,
     StepDone,
 )
 from personae.actors.probation import Probation, Record
+from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
 
 log = logging.getLogger(__name__)
@@ -34,16 +38,35 @@ log = logging.getLogger(__name__)
 class Live:
     """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
 
-    __slots__ = ("delivered", "emitted", "inbox", "log", "record", "seen", "started", "told")
+    __slots__ = (
+        "delivered",
+        "emitted",
+        "inbox",
+        "log",
+        "opened",
+        "queued",
+        "record",
+        "seen",
+        "started",
+        "told",
+    )
 
-    def __init__(self, log: SequenceLog, inbox: Inbox) -> None:
+    def __init__(self, log: SequenceLog, inbox: Inbox, now: float) -> None:
         self.log = log
         self.inbox: Inbox | None = inbox
+        self.opened = now
+        self.queued: float | None = None  # seconds until it was computed, in whatever life
         self.emitted: list[int] = []
         self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
         self.started = False  # in this life of Back
         self.told = False  # something was delivered, in whatever life
         self.record = Record()
+
+    def come_aboard(self, now: float) -> None:
+        """It is computed from now on."""
+        self.record.aboard = True
+        if self.queued is None:
+            self.queued = now - self.opened
 
     def begin_again(self) -> SequenceLog:
         """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
@@ -56,6 +79,8 @@ class Live:
         again, and what the cache had is counted once."""
         if self.told and delta.cached is not None:
             delta = replace(delta, cached=None)
+        elif not self.told and self.queued is not None:
+            delta = replace(delta, queued=self.queued)
         self.told = True
         entries = delta.prompt_logprobs
         if not entries:
@@ -78,6 +103,7 @@ class Streamer(Actor[Message]):
         self._ingress = ingress
         self._latest = load
         self._live: dict[str, Live] = {}
+        load.live = self._live
         self._probation = Probation()
         self._life = 0
 
@@ -87,11 +113,15 @@ class Streamer(Actor[Message]):
             case StepDone(deltas=deltas, load=load, admitted=admitted):
                 self._latest.update(load)
                 for id in admitted:
+                    self._latest.backlog.leave(id)
                     if id in self._live:
-                        self._live[id].record.aboard = True
+                        self._live[id].come_aboard(current_time())
                 self._deliver(deltas)
             case Open(logs=logs, inbox=inbox):
-                self._live.update((log.id, Live(log, inbox)) for log in logs)
+                now = current_time()
+                for log in logs:
+                    self._live[log.id] = Live(log, inbox, now)
+                    self._latest.backlog.wait(log)
             case Close(ids=ids):
                 for id in ids:
                     if id in self._live:
@@ -125,6 +155,9 @@ class Streamer(Actor[Message]):
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
                 del self._live[delta.id]
+                self._latest.backlog.leave(delta.id)
+                if delta.finish != "cancelled":
+                    self._latest.backlog.answered(len(live.emitted))
                 ended.append(delta.id)
         if started or ended:
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
@@ -134,6 +167,9 @@ class Streamer(Actor[Message]):
         closed = tuple(id for id, live in self._live.items() if live.inbox is None)
         for id in closed:
             del self._live[id]
+            self._latest.backlog.leave(id)
+        for live in self._live.values():
+            self._latest.backlog.wait(live.begin_again())
         if closed:
             self._ingress.tell(Progress((), closed))
         go, guilty = self._probation.judge(self._records())
@@ -157,12 +193,13 @@ class Streamer(Actor[Message]):
             "sequence %s was aboard whenever Back died: prompt %s, adapter %s", id, prompt, live.log.adapter
         )
         why = "This request made the engine fail each time it ran."
-        self._refuse(Refused((id,), "RequestFailed", why, code="quarantined"))
+        self._refuse(Refused((id,), "Quarantined", why))
 
     def _refuse(self, refused: Refused) -> None:
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)
         for id in refused.ids:
             live = self._live.pop(id, None)
+            self._latest.backlog.leave(id)
             if live is not None and live.inbox is not None:
                 live.inbox.fail(error(refused.message, param=refused.param, code=refused.code))
         self._ingress.tell(Progress((), refused.ids))
@@ -172,11 +209,14 @@ class Streamer(Actor[Message]):
 class Latest:
     """The load figures of the latest step, for whoever wants to look (`/metrics`).
 
-    Counters go on over the lives of Back. `restarts` is how many lives there were after the first.
+    Counters go on over the lives of Back. `restarts` is how many lives there were after the first. `backlog`
+    says how long the queue is, `live` has the sequences that have not ended.
     """
 
     def __init__(self) -> None:
         self.load = Load()
+        self.backlog = Backlog()
+        self.live: Mapping[str, Live] = {}
         self.restarts = -1
         self._before = Load()
 
@@ -184,13 +224,27 @@ class Latest:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0, adapters=0)
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""
+        past, before = self.load, self._before
         self.load = replace(
-            load, **{name: getattr(load, name) + getattr(self._before, name) for name in _COUNTERS}
+            load,
+            spent=_sum(load.spent, before.spent),
+            **{name: getattr(load, name) + getattr(before, name) for name in _COUNTERS},
         )
+        self.backlog.measured(self.load.tokens - past.tokens, self.load.step_seconds - past.step_seconds)
+
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """The digests of adapters that run, and of those that only wait."""
+        running = {live.log.adapter for live in self.live.values() if live.record.aboard}
+        waiting = {live.log.adapter for live in self.live.values()} - running
+        return {digest for digest in running if digest}, {digest for digest in waiting if digest}
 
 
-_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "step_seconds", "gap_seconds")
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+
+
+_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "tokens", "step_seconds", "gap_seconds")

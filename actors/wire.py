@@ -17,6 +17,7 @@ from anyio.abc import ByteStream
 
 from personae.actors.assembly import EngineOptions
 from personae.actors.client import ModelCard
+from personae.actors.kit.gauges import Gauge
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     BackStarted,
@@ -81,15 +82,19 @@ class Pulse(Message, frozen=True):
     """From Back, twice a second: its loop turns.
 
     `busy`: the executor has work in hand; `handled` is how many messages it has finished, so that one that
-    hangs can be told from one that has much to do. `mailboxes` is how many messages wait for each actor.
+    hangs can be told from one that has much to do. `actors` is what each of Back's actors is doing.
     """
 
     busy: bool
     handled: int
-    mailboxes: dict[str, int]
+    actors: tuple[Gauge, ...] = ()
 
 
-ToBack = Start | Submit | Cancel | Pin | Unpin
+class Describe(Message, frozen=True):
+    """From Front: print what every actor and every thread is doing."""
+
+
+ToBack = Start | Submit | Cancel | Pin | Unpin | Describe
 ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield
 
 

@@ -14,7 +14,8 @@ from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
 
 _FORM_BYTES = 2**21  # what an upload may have around its tensors
 _CLOSE = (b"connection", b"close")
-_UPLOADS = {("POST", "/v1/adapters")}
+_UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
+"""Routes that take files, and the setting that limits these."""
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -33,12 +34,12 @@ class Gate:
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        scope.setdefault("state", {})["request_id"] = request_id
-        upload = (scope["method"], scope["path"]) in _UPLOADS
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=anyio.current_time())
         settings = self._settings
+        upload = _UPLOADS.get((scope["method"], scope["path"]))
         body = _Body(
             receive,
-            settings.max_upload_bytes + _FORM_BYTES if upload else settings.max_body_bytes,
+            getattr(settings, upload) + _FORM_BYTES if upload else settings.max_body_bytes,
             settings.upload_seconds if upload else settings.body_seconds,
             complete=scope["method"] != "POST",
         )

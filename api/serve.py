@@ -4,7 +4,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import anyio
 import uvloop
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
+from personae.api.batches.desk import Batches
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.server import Server, bind, url
@@ -90,16 +91,22 @@ async def _serve(
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened, access)
-            with _registry(opened, data) as registry:
-                app = create_app(client, settings, tenants=tenants, registry=registry)
+            lasting = access.data_dir is not None
+            with (
+                _registry(opened, data) as registry,
+                closing(Batches(data, tenants, lasting=lasting)) as batches,
+            ):
+                app = create_app(client, settings, tenants=tenants, registry=registry, batches=batches)
                 server = Server(
                     app,
                     settings,
                     drain_seconds=options.drain_timeout,
                     on_ready=on_ready,
                     end_all=opened.end_all,
+                    describe=opened.describe,
                 )
-                await serve_until_lost(server, listener, opened)
+                async with batches.running(app.state.door):
+                    await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()
 

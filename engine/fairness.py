@@ -8,10 +8,15 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-Key = tuple[str, str | None]
-"""Tenant, and adapter digest (None: the base model)."""
+
+class Key(NamedTuple):
+    """Tenant, adapter digest (None: the base model), and whether its sequences give way to others."""
+
+    tenant: str
+    adapter: str | None
+    background: bool = False
 
 
 class FairnessPolicy(Protocol):

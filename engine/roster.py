@@ -60,15 +60,29 @@ class Roster:
         else:
             self._wait(sequence)
 
-    def admit(self) -> LiveSequence | None:
+    @property
+    def foreground(self) -> bool:
+        """Whether any but background sequences run or wait."""
+        return self.waiting.foreground > 0 or len(self.running) > self.running.background
+
+    def admit(self, *, background: bool) -> LiveSequence | None:
         """Seat whose turn it is; None when nobody waits or there is no seat.
 
         Nobody is passed over: a long prompt that does not fit yet holds back those behind it, not the
-        reverse. Input is charged once, at the first admission, without what the prefix cache had.
+        reverse; and who was preempted is not overtaken by its like on its way back. Without `background`
+        there is no room for such, unless one was passed over for too long. Input is charged once, at the
+        first admission, without what the prefix cache had.
         """
         sequence = self.waiting.peek()
-        if sequence is None or not self.running.seat(sequence):
+        if sequence is None:
             return None
+        if self.returning and (sequence.background or not all(s.background for s in self.returning)):
+            return None
+        if sequence.background and not (background or self.waiting.foreground):
+            return None
+        if not self.running.seat(sequence):
+            return None
+        sequence.settled = sequence.background and self.waiting.foreground > 0
         self.waiting.remove(sequence)
         if not sequence.charged:
             sequence.charged = True
@@ -77,6 +91,17 @@ class Roster:
                 self.prefix_queries += sequence.known
                 self.prefix_hits += sequence.computed
         return sequence
+
+    def give_way(self, last_step: int | None) -> None:
+        """Take seats from background sequences for the others that wait, if it is their turn."""
+        head = self.waiting.peek()
+        if head is None or head.background:
+            return
+        while not self.running.has_seat(head, self.waiting.foreground - 1):
+            victim = self.running.displaceable()
+            if victim is None:
+                return
+            self.preempt(victim, last_step)
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
         """From its slot back to the head of its queue, once `last_step`, if any, has been committed."""

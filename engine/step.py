@@ -113,6 +113,11 @@ class StepEngine:
             self._bitmasks.release(launched.bitmask)
         return StepResult(launched.plan.step, tuple(tokens), logprobs, launched.prompt_logprobs, failures)
 
+    @property
+    def adapters(self) -> int:
+        """How many adapters are in the device's memory."""
+        return len(self.runner.adapters.residents)
+
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
 
@@ -158,7 +163,9 @@ class StepEngine:
                 wanted = targets[done : done + PROMPT_LOGITS_ROWS]
                 hidden = forward.hidden[first + done : first + done + len(wanted)]
                 entries += prompt_logprobs(
-                    self.runner.model.logits(hidden), torch.tensor(wanted, device=hidden.device), top
+                    self.runner.model.logits(hidden, self.runner.output_of([row.slot], [len(wanted)])),
+                    torch.tensor(wanted, device=hidden.device),
+                    top,
                 )
             found[index] = tuple(entries)
         return found

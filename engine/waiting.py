@@ -16,11 +16,12 @@ class WaitingRoom:
     A preempted sequence keeps its arrival number, so it comes back to the head of its queue.
     """
 
-    __slots__ = ("_policy", "_queues")
+    __slots__ = ("_policy", "_queues", "foreground")
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
         self._queues: dict[Key, list[LiveSequence]] = {}
+        self.foreground = 0  # how many that are not background
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -33,6 +34,7 @@ class WaitingRoom:
         """Queue it by its arrival number."""
         queue = self._queues.setdefault(sequence.key, [])
         insort(queue, sequence, key=_by_order)
+        self.foreground += not sequence.background
         if queue[0] is sequence:
             self._policy.offer(sequence.key, sequence.order)
 
@@ -46,6 +48,7 @@ class WaitingRoom:
         index = bisect_left(queue, sequence.order, key=_by_order)
         assert queue[index] is sequence, f"sequence {sequence.id} is not in its queue"
         del queue[index]
+        self.foreground -= not sequence.background
         if not queue:
             del self._queues[sequence.key]
             self._policy.withdraw(sequence.key)

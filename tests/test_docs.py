@@ -1,4 +1,4 @@
-"""README.md: what it shows is run, and brings what it shows (docs/tools.md has a test of its own).
+"""The pages below: what they show is run, and brings what it shows (docs/tools.md has a test of its own).
 
 Against the bundled model served by the real server: a `python` block is executed and its output compared
 with the `text` block right after it, if there is one; a `sh` block that begins with curl likewise, with a
@@ -23,18 +23,20 @@ from personae.api.options import ServeOptions
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "http://127.0.0.1:8000"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", "docs/batches.md", "docs/structured_output.md")
 VARY = {"id", "created", "call_id"}
 
 
 class Example(NamedTuple):
+    page: str
     line: int
     language: str
     source: str
     shown: str | None
 
 
-def examples() -> Iterator[Example]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def examples(page: str) -> Iterator[Example]:
+    text = (ROOT / page).read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         language, source = block.groups()
@@ -48,10 +50,10 @@ def examples() -> Iterator[Example]:
         ):
             shown = after[2]
         line = text.count("\n", 0, block.start()) + 1
-        yield Example(line, language, source, shown)
+        yield Example(page, line, language, source, shown)
 
 
-EXAMPLES = list(examples())
+EXAMPLES = [example for page in PAGES for example in examples(page)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def steady(value: Any) -> Any:
     return [steady(entry) for entry in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"line {e.line}")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.page}:{e.line}")
 def test_an_example_brings_what_is_shown(
     example: Example, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +78,7 @@ def test_an_example_brings_what_is_shown(
     if example.language == "python":
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(source, f"README.md:{example.line}", "exec"), {"__name__": "__main__"})
+            exec(compile(source, f"{example.page}:{example.line}", "exec"), {"__name__": "__main__"})
         if example.shown is not None:
             assert printed.getvalue() == example.shown
         return
@@ -86,5 +88,5 @@ def test_an_example_brings_what_is_shown(
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
 
 
-def test_the_readme_shows_every_feature_with_its_output() -> None:
-    assert len([example for example in EXAMPLES if example.shown]) == len(EXAMPLES) == 5
+def test_every_feature_is_shown_with_its_output() -> None:
+    assert len([example for example in EXAMPLES if example.shown]) == len(EXAMPLES) == 6

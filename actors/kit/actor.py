@@ -67,6 +67,11 @@ class Actor(Generic[M]):
     async def stopped(self) -> None:
         """Run after the last message, whether the actor stops or has crashed."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether another message waits."""
+        return len(self._cell.mailbox) > 0
+
     def drain(self) -> list[M]:
         """Take every message that waits now, oldest first.
 

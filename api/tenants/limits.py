@@ -24,8 +24,9 @@ class Bucket:
         self._level = float(per_minute)
         self._at = now
 
-    def wait(self, amount: float, now: float) -> float:
-        """Seconds until there is this much (or a full bucket, if that is less); 0 when it is there now.
+    def wait(self, amount: float, now: float, leave: float = 0.0) -> float:
+        """Seconds until there is this much and `leave` more (or a full bucket, if that is less); 0 when it is
+        there now.
 
         For a bucket that never fills, a minute: by then the limit may be another.
         """
@@ -33,7 +34,7 @@ class Bucket:
             return 60.0
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
         self._at = now
-        missing = min(amount, self.per_minute) - self._level
+        missing = min(amount + leave, self.per_minute) - self._level
         return max(missing, 0.0) * 60 / self.per_minute
 
     def take(self, amount: float) -> None:
@@ -74,12 +75,13 @@ class Meter:
         finally:
             account.running -= 1
 
-    def prompt(self, who: Identity, tokens: int) -> None:
-        """Take a prompt's tokens. Raises RateLimited."""
+    def prompt(self, who: Identity, tokens: int, *, spare: bool = False) -> None:
+        """Take a prompt's tokens; with `spare` only what leaves half a minute's worth. Raises RateLimited."""
         account, now = self._account(who.tenant), self._clock()
         account.tokens = _bucket(account.tokens, who.limits.tokens_per_minute, now)
         if account.tokens is not None:
-            _demand(account.tokens, max(tokens, 1), now, "tokens")
+            leave = account.tokens.per_minute / 2 if spare else 0.0
+            _demand(account.tokens, max(tokens, 1), now, "tokens", leave)
             account.tokens.take(tokens)
 
     def answer(self, who: Identity, tokens: int) -> None:
@@ -107,8 +109,8 @@ def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket
     return bucket
 
 
-def _demand(bucket: Bucket, amount: float, now: float, unit: str) -> None:
-    wait = bucket.wait(amount, now)
+def _demand(bucket: Bucket, amount: float, now: float, unit: str, leave: float = 0.0) -> None:
+    wait = bucket.wait(amount, now, leave)
     if wait > 0:
         raise RateLimited(
             f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached.", retry_after=wait

@@ -45,6 +45,10 @@ class Linear:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
             self.weight = self.weight.new_empty(0)
 
+    def plain(self) -> Tensor:
+        """The weight as it was filled, [sum of outputs, inputs]; a copy where it was packed."""
+        return self.weight if self._packed is None else self._packed.to_dense()
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, inputs] -> [T, sum of outputs]."""
         if self._packed is None:

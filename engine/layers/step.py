@@ -20,6 +20,16 @@ class LoraLayers(Protocol):
         name, perhaps strided views of one tensor.
         """
 
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """Updates the embedded tokens in place. tokens: [T] int64, x: [T, hidden]."""
+
+
+class LoraOutput(Protocol):
+    """The adapters of some rows: updates their logits."""
+
+    def output(self, x: Tensor, logits: Tensor) -> None:
+        """Updates `logits`: [S, vocabulary] float32 in place. x: [S, hidden], what they were made from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -17,7 +17,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.rotary import rotary_tables
-from personae.engine.layers.step import LoraLayers, Step
+from personae.engine.layers.step import LoraLayers, LoraOutput, Step
 from personae.kernels.attention import AttentionBatch
 
 
@@ -90,13 +90,19 @@ class Decoder:
         """
         step = Step(positions, self.cos, self.sin, batch, lora)
         x, residual = F.embedding(tokens, self.embedding), None
+        if lora is not None:
+            lora.embed(tokens, x)
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, kv.layer(index), step)
         return x if residual is None else residual + x
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, lora: LoraOutput | None = None) -> Tensor:
         """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, a fresh tensor."""
-        return self.output(self.norm(hidden)).float()
+        x = self.norm(hidden)
+        logits = self.output(x).float()
+        if lora is not None:
+            lora.output(x, logits)
+        return logits
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""

@@ -10,10 +10,7 @@ length (`ignore_eos`), greedy.
 import asyncio
 import json
 import random
-import re
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from personae.evals.bench.load import Cell, closed_loop
+from personae.evals.served import Served
 
 WIDTHS = (1, 8, 32)
 ORDER = {
@@ -73,36 +71,6 @@ def bodies(
             }
         made.append(body)
     return made
-
-
-class Served:
-    """A `personae serve` process for the length of a `with` block; `url` once it is ready."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
-        self.url = ""
-
-    def __enter__(self) -> "Served":
-        command = [
-            sys.executable,
-            "-c",
-            "from personae.api.cli import main; main()",
-            "serve",
-            *self._arguments,
-            "--port",
-            "0",
-        ]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if found := re.match(r"personae ready (\S+)", line):
-                self.url = found[1]
-                return self
-        raise SystemExit(f"the server ended with {self._process.wait()} before it was ready")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(60)
 
 
 def main(

@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Iterator
 
 import msgspec
 
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.closing.grammar import ClosingGrammar
-from personae.grammar.closing.reach import Reach, pattern_bound, schema_reach, text_reach
+from personae.grammar.closing.reach import Reach, guessed, pattern_bound, schema_reach, text_reach
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 from personae.grammar.spec import GrammarSpec
@@ -15,14 +16,17 @@ from personae.grammar.structure.elements import (
     Element,
     Exactly,
     Json,
+    Lark,
     OneOf,
+    Regex,
     Repeat,
     Sequence,
     Text,
     Until,
+    Verbatim,
 )
 
-_TOKEN_ID = re.compile(r"<\[")  # tokens named by their id, which the bytewise vocabulary does not have
+_TOKEN_ID = re.compile(r"<\[")
 
 
 def close(
@@ -34,9 +38,14 @@ def close(
     """
     inner = backend.compile(spec)
     second: CompiledGrammar | None = None
-    if spec.kind != "lark" or not _TOKEN_ID.search(spec.source):
+    if spec.kind != "lark" or not names_tokens(spec.source):
         second = bytewise.compile(spec)
     return ClosingGrammar(inner, second, table, reach_of(spec, table))
+
+
+def names_tokens(source: str) -> bool:
+    """Whether a grammar names tokens by their ids, which another vocabulary does not have."""
+    return bool(_TOKEN_ID.search(source))
 
 
 def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
@@ -61,26 +70,55 @@ def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
 
 def structure_reach(element: Element) -> Reach:
     """The bounds of the answers of a structure whose schemas are those that are enforced."""
+    exits = dict.fromkeys(filter(None, _exits(element, "")))
+    return msgspec.structs.replace(_reach(element), exits=tuple(exits))
+
+
+def _exits(element: Element, after: str) -> Iterator[str]:
+    """The fixed texts that follow repetitions, `after` being what follows the element itself."""
     match element:
-        case Exactly(text=text):
-            return text_reach([text])
+        case Sequence(parts=parts):
+            for part in reversed(parts):
+                yield from _exits(part, after)
+                after = _fixed(part) if isinstance(part, Exactly | Verbatim) else ""
+        case OneOf(parts=parts):
+            for part in parts:
+                yield from _exits(part, after)
+        case Repeat(part=part):
+            yield after
+            yield from _exits(part, "")
+
+
+def _fixed(part: Exactly | Verbatim) -> str:
+    """The text without the blanks and the number that may be left out or differ."""
+    return part.text if isinstance(part, Verbatim) else part.text.replace(" ", "").split("#")[0]
+
+
+def _reach(element: Element) -> Reach:
+    match element:
+        case Exactly(text=text) | Verbatim(text=text):
+            return text_reach([text, "0000" * text.count("#")])
         case Text(without=without, openings=openings):
             return text_reach([], barred=(*without, *openings))
-        case Until(end=end, openings=openings):
-            return text_reach([], [end], barred=openings)
+        case Until(end=end, openings=openings, without=without):
+            return text_reach([], [end], barred=(*openings, *without))
+        case Regex(pattern=pattern, without=without):
+            return text_reach([], barred=without).then(pattern_bound(pattern))
+        case Lark():
+            return guessed(1)
         case Json(schema=schema):
             reach = schema_reach(schema)
             return msgspec.structs.replace(reach, rest=reach.rest + reach.container + reach.lexeme)
         case Sequence(parts=parts):
             total = Reach()
             for part in parts:
-                total = total.then(structure_reach(part))
+                total = total.then(_reach(part))
             return total
         case OneOf(parts=parts):
             total = Reach()
             for part in parts:
-                total = total.beside(structure_reach(part))
+                total = total.beside(_reach(part))
             return total
         case Repeat(part=part, least=least):
-            once = structure_reach(part)
+            once = _reach(part)
             return msgspec.structs.replace(once, rest=once.rest * max(least, 1))

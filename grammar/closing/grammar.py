@@ -6,7 +6,7 @@ from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
 
-_SEARCH = 65_536  # bytes of the shortest answer, at most
+_SEARCH = 32_768  # bytes of the shortest answer, at most
 
 
 class ClosingGrammar:
@@ -28,7 +28,8 @@ class ClosingGrammar:
         self.inner = inner
         self.table = table
         self._bytewise = bytewise
-        self._hints = Hints(known.hints, known.ends, words_first=known.words_first)
+        ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
+        self._hints = Hints(known.hints, ends, exits, words_first=known.words_first)
         self.shortest_plan = self._shortest()
         self.reach = reach or guessed(self.shortest)
 

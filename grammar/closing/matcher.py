@@ -48,6 +48,11 @@ class ClosingMatcher:
         self._budget = budget
         self._begin()
 
+    @property
+    def searched(self) -> bool:
+        """Whether completions have been looked for."""
+        return self._planner is not None
+
     def _begin(self) -> None:
         grammar = self._grammar
         reach = grammar.reach
@@ -172,10 +177,12 @@ class ClosingMatcher:
                 tokens = before.tokens[1:] if spelled else self._spell(rest)
                 if tokens is not None and len(tokens) <= left:
                     return Plan(rest, tokens)
-            elif len(before.tokens) <= left and not _are_digits(old, piece):
-                # (Within a number the old plan would write the digit that it needed before.)
-                if planner.completes(bytewise, old):
-                    return before
+            elif (
+                len(before.tokens) <= left
+                and not _are_digits(old, piece)  # it would write the digit that the number needed before
+                and planner.completes(bytewise, old)
+            ):
+                return before
         found = planner.plan(bytewise, recent, min(_SEARCH, 8 * left + 64), old)
         tokens = None if found is None else self._spell(found)
         if found is not None and tokens is not None and len(tokens) <= left:

@@ -37,10 +37,10 @@ class NumberGuard:
         if exponent is None and len(run) < MOST:
             return None
         table = self._table
+        if (words & table.letters).any():
+            return None  # not a number, but digits within a string
         if exponent is not None and len(exponent[1]) < 2:
             barred = table.numeric_longer
-            if (words & table.letters).any():
-                return None  # not a number, but digits within a string
         else:
             barred = table.numeric
             if not (words & table.ends_number).any():

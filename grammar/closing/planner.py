@@ -30,16 +30,27 @@ _BREAK = 1 << 0x0A
 _BACKSLASH = 1 << 0x5C
 _ENDS = sum(1 << byte for byte in b",}]")
 _BYTES = (1 << 256) - 1
+_DIGITS = sum(1 << byte for byte in range(0x30, 0x3A))
+_SMALL = sum(1 << byte for byte in range(0x61, 0x7B))
+_CAPITALS = sum(1 << byte for byte in range(0x41, 0x5B))
+_CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS)
 
 
 class Hints:
     """What an answer may have to write: `words` as JSON strings without the first quote, how a begun one goes
-    on; `ends`, texts that lead out of free text. With `words_first` the answer is a word, and no JSON."""
+    on; `ends`, which lead out of free text; `exits`, which end a repetition. With `words_first` the answer is
+    a word, and no JSON."""
 
     def __init__(
-        self, words: Iterable[bytes] = (), ends: Iterable[bytes] = (), *, words_first: bool = False
+        self,
+        words: Iterable[bytes] = (),
+        ends: Iterable[Piece] = (),
+        exits: Iterable[Piece] = (),
+        *,
+        words_first: bool = False,
     ) -> None:
         self.ends = tuple(ends)
+        self.exits = tuple(exits)
         self.words_first = words_first
         self._after: dict[bytes, dict[int, None]] = {}
         for text in words:
@@ -123,6 +134,9 @@ class Planner:
     def _choose(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
         """The piece to write next, empty if there is none."""
         free = _is_free(mask)
+        for piece in () if free or mask & (mask - 1) == 0 else self._hints.exits:
+            if mask >> piece[0] & 1 and matcher.fork().feed(piece) == len(piece):
+                return piece
         special = mask >> (STOP + 1)
         if special and (free or not mask & _BYTES & ~_BLANKS):
             return (STOP + (special & -special).bit_length(),)
@@ -195,10 +209,15 @@ class Planner:
         if not allowed:
             return ()
         # What repeats rarely leads out of a repetition.
-        recent = text[-4:]
-        last = _class(recent[-1]) if recent else -1
-        bytes_allowed = [byte for byte in range(256) if allowed >> byte & 1]
-        return (min(bytes_allowed, key=lambda byte: (byte in recent, _class(byte) == last, _class(byte))),)
+        recent, last = 0, _CLASSES[0]
+        for byte in text[-4:]:
+            recent |= 1 << byte
+            last = next(group for group in _CLASSES if group >> byte & 1)
+        for group in (*(group for group in _CLASSES if group != last), last):
+            found = allowed & group & ~recent
+            if found:
+                return ((found & -found).bit_length() - 1,)
+        return ((allowed & -allowed).bit_length() - 1,)
 
     def _hinted(self, mask: int, begun: bytes) -> Sequence[int]:
         return next(((byte,) for byte in self._hints.after(begun) if mask >> byte & 1), ())
@@ -225,15 +244,6 @@ class _Value:
             self._quoted = not self._quoted
         elif not self._quoted and byte < STOP:
             self._depth += (byte in b"{[") - (byte in b"}]")
-
-
-def _class(byte: int) -> int:
-    """Digits, small letters, capitals, the rest."""
-    if 0x30 <= byte <= 0x39:
-        return 0
-    if 0x61 <= byte <= 0x7A:
-        return 1
-    return 2 if 0x41 <= byte <= 0x5A else 3
 
 
 def _is_free(mask: int) -> bool:

@@ -33,7 +33,7 @@ class Reach(msgspec.Struct, frozen=True):
     `plain` is how much further from its end plain text within a string or a text can bring the answer, None
     where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
     that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
-    is made of); `ends` are texts that lead out of free text.
+    is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
     """
 
     rest: int = 0
@@ -42,7 +42,8 @@ class Reach(msgspec.Struct, frozen=True):
     plain: int | None = 0
     barred: bytes = b""
     hints: tuple[bytes, ...] = ()
-    ends: tuple[bytes, ...] = ()
+    ends: tuple[str, ...] = ()
+    exits: tuple[str, ...] = ()
     words_first: bool = False
     proven: bool = True
 
@@ -63,6 +64,7 @@ class Reach(msgspec.Struct, frozen=True):
             bytes(sorted({*self.barred, *other.barred})),
             tuple(dict.fromkeys(self.hints + other.hints)),
             tuple(dict.fromkeys(self.ends + other.ends)),
+            tuple(dict.fromkeys(self.exits + other.exits)),
             proven=self.proven and other.proven,
         )
 
@@ -78,15 +80,16 @@ def text_reach(texts: Iterable[str], ends: Iterable[str] = (), barred: Iterable[
     ends, texts = tuple(ends), tuple(texts)
     length = sum(len(text.encode()) + 2 * text.count(" ") for text in (*texts, *ends))
     firsts = {text.encode()[0] for text in (*ends, *barred) if text}
-    return Reach(length, barred=bytes(sorted(firsts)), ends=tuple(end.encode() for end in ends))
+    return Reach(length, barred=bytes(sorted(firsts)), ends=ends)
 
 
 def pattern_bound(pattern: str) -> Reach:
     """An answer that matches a regular expression as a whole."""
     reach = pattern_reach(pattern)
     plain = None if reach.wide else 4 * reach.longest
-    example = (reach.example.encode(),) if reach.example else ()
-    return Reach(4 * reach.longest + 4, 0, 0, plain, hints=example, ends=example, words_first=True)
+    example = (reach.example,) if reach.example else ()
+    words = tuple(text.encode() for text in example)
+    return Reach(4 * reach.longest + 4, 0, 0, plain, hints=words, ends=example, words_first=True)
 
 
 def schema_reach(document: Schema) -> Reach:
@@ -116,7 +119,7 @@ class _SchemaReach:
         if any("patternProperties" in node or "propertyNames" in node for node in nodes):
             grown = 1 + lexeme + int(container)
         examples = {pattern_reach(node["pattern"]).example for node in nodes if "pattern" in node}
-        ends = tuple(_text(example)[:-1] for example in sorted(examples) if example)
+        ends = tuple(json.dumps(text, ensure_ascii=False)[1:-1] for text in sorted(examples) if text)
         return Reach(0, int(container), lexeme, None if wide else grown, b"", tuple(_hints(nodes[0])), ends)
 
     def _nodes(self, document: Schema) -> Iterator[dict[str, Any]]:

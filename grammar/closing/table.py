@@ -35,12 +35,17 @@ class TokenTable:
         special = sorted(set(vocabulary.special.values()) - stops)
         self._special = {token: STOP + 1 + index for index, token in enumerate(special)}
         self._special_ids = special
+        names = sorted(filter(None, vocabulary.special), key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self.words = -(-vocabulary.size // 32)
         self._ids: dict[bytes, int] = {}
+        self._longest: dict[bytes, int] = {}  # token by its first two bytes
         opens = np.zeros(self.words * 32, np.int64)
         for token, text in enumerate(vocabulary.tokens):
             if text and len(text) <= _LONGEST:
                 self._ids.setdefault(text, token)
+                start = text[:2]
+                self._longest[start] = max(self._longest.get(start, 0), len(text))
             opens[token] = text.count(b"{") + text.count(b"[")
         self.opens: list[int] = opens.tolist()
         self.most_opens = int(opens.max())
@@ -79,6 +84,16 @@ class TokenTable:
         special = self._special.get(token)
         return tuple(self.vocabulary.tokens[token]) if special is None else (special,)
 
+    def piece_of(self, text: str) -> Piece:
+        """A text in which the names of special tokens stand for these, as in structures."""
+        piece: list[int] = []
+        at = 0
+        for found in self._names.finditer(text):
+            piece += text[at : found.start()].encode()
+            piece.append(self._special.get(self.vocabulary.special[found[0]], STOP))
+            at = found.end()
+        return (*piece, *text[at:].encode())
+
     def spell(self, piece: Sequence[int]) -> list[int] | None:
         """Tokens that write `piece`, the longest first; None if there are none."""
         tokens = []
@@ -116,8 +131,10 @@ class TokenTable:
         if piece[at] > STOP:
             yield self._special_ids[piece[at] - STOP - 1], 1
             return
-        end = at
-        while end < len(piece) and end - at < _LONGEST and piece[end] < STOP:
+        start = bytes(byte for byte in piece[at : at + 2] if byte < STOP)
+        longest = self._longest.get(start, 1)
+        end = at + 1
+        while end < len(piece) and end - at < longest and piece[end] < STOP:
             end += 1
         text = bytes(piece[at:end])
         for length in range(len(text), 0, -1):

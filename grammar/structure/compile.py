@@ -1,4 +1,6 @@
-"""Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer."""
+"""Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer, and
+every regular expression and grammar is first compiled alone, so that an error is that of its field.
+"""
 
 import json
 import math
@@ -6,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
-from personae.grammar.backends.llguidance import json_rule
-from personae.grammar.closing.build import structure_reach
+from personae.grammar.backends.llguidance import json_rule, regex_lexeme
+from personae.grammar.closing.build import names_tokens, structure_reach
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
@@ -16,8 +18,8 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, decode_structure, replace_json
-from personae.grammar.structure.lark import lark
+from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
+from personae.grammar.structure.lark import Bound, lark
 
 _BACKEND = "llguidance"
 
@@ -36,26 +38,44 @@ def compile_structure(
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
     """
 
-    def bind(element: Json) -> Json:
+    def bind(element: Bound) -> Bound:
         try:
-            return _bound(element, backend, rewritings)
+            match element:
+                case Json():
+                    return _bound(element, backend, rewritings)
+                case Regex(pattern=pattern):
+                    backend.compile(GrammarSpec("regex", pattern))
+                case Lark(source=source):
+                    backend.compile(GrammarSpec("lark", source))
         except GrammarError as error:
             error.param = element.param
             raise
         except ANALYSIS_ERRORS as error:
             raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
+        return element
 
     def compiled(backend: GrammarBackend, special: Mapping[str, int]) -> CompiledGrammar:
-        text = lark(element, special, lambda json: json_rule(json.schema, json.strict))
-        return backend.compile(GrammarSpec("lark", text))
+        return backend.compile(GrammarSpec("lark", lark(element, special, _written)))
 
-    element = replace_json(decode_structure(spec.source), bind)
+    element = replace_bound(decode_structure(spec.source), bind)
     try:
         reach = structure_reach(element)
     except ANALYSIS_ERRORS:
         reach = None
     inner = compiled(backend, table.vocabulary.special)
-    return ClosingGrammar(inner, compiled(bytewise, table.bytewise().special), table, reach)
+    second = None if names_tokens(spec.source) else compiled(bytewise, table.bytewise().special)
+    return ClosingGrammar(inner, second, table, reach)
+
+
+def _written(element: Bound) -> str:
+    """The right side of a rule."""
+    match element:
+        case Json(schema=schema, strict=strict):
+            return json_rule(schema, strict)
+        case Regex(pattern=pattern):
+            return regex_lexeme(pattern)
+        case Lark(source=source):
+            return f"%lark {{\n{source}\n}}"
 
 
 def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:

@@ -1,9 +1,9 @@
 """What an answer may be made of; the `source` of a GrammarSpec of kind "structure".
 
 An element says which texts are allowed, not how they are tokenized, with one exception: where the name of a
-special token of the tokenizer stands in an `Exactly` or an `Until`, it is that token. Everywhere else special
-tokens are never allowed. So the same structure serves a model whose tags are tokens of their own and one that
-spells them out.
+special token of the tokenizer stands in an `Exactly`, a `Verbatim` or an `Until`, it is that token. Elsewhere
+special tokens are never allowed. So the same structure serves a model whose tags are tokens of their own
+and one that spells them out.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,14 @@ class _Part(msgspec.Struct, frozen=True, tag=str.lower, tag_field="is"):
 
 
 class Exactly(_Part, frozen=True):
-    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none."""
+    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none, a `#` for a
+    number of up to four digits."""
+
+    text: str
+
+
+class Verbatim(_Part, frozen=True):
+    """This text, blank for blank."""
 
     text: str
 
@@ -35,13 +42,29 @@ class Text(_Part, frozen=True):
 
 
 class Until(_Part, frozen=True):
-    """Any text up to the first `end`, and that. It begins with none of `openings`.
+    """Any text up to the first `end`, and that. `without` and `openings` are as those of `Text`.
 
-    `end` is either the name of one special token or has none in it.
+    A special token's name can be all of `end`, or its last part.
     """
 
     end: str
     openings: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+class Regex(_Part, frozen=True):
+    """Text that all of a regular expression matches; none of it contains one of `without`."""
+
+    pattern: str
+    param: str
+    without: tuple[str, ...] = ()
+
+
+class Lark(_Part, frozen=True):
+    """Text of a grammar in llguidance's dialect of Lark. Errors name `param` as their field."""
+
+    source: str
+    param: str
 
 
 class Json(_Part, frozen=True):
@@ -72,7 +95,7 @@ class Repeat(_Part, frozen=True):
     most: int | None = None
 
 
-Element = Exactly | Text | Until | Json | Sequence | OneOf | Repeat
+Element = Exactly | Verbatim | Text | Until | Regex | Lark | Json | Sequence | OneOf | Repeat
 
 
 def structure_spec(element: Element) -> GrammarSpec:
@@ -85,13 +108,13 @@ def decode_structure(source: str) -> Element:
     return msgspec.json.decode(source, type=Element)  # type: ignore[no-any-return]  # a union is a type to msgspec
 
 
-def replace_json(element: Element, change: Callable[[Json], Json]) -> Element:
-    """The element with every `Json` in it replaced."""
+def replace_bound(element: Element, change: Callable[[Json | Regex | Lark], Element]) -> Element:
+    """The element with everything in it replaced that the caller wrote: schemas, patterns, grammars."""
     match element:
-        case Json():
+        case Json() | Regex() | Lark():
             return change(element)
         case Sequence(parts=parts) | OneOf(parts=parts):
-            return type(element)(tuple(replace_json(part, change) for part in parts))
+            return type(element)(tuple(replace_bound(part, change) for part in parts))
         case Repeat(part=part):
-            return msgspec.structs.replace(element, part=replace_json(part, change))
+            return msgspec.structs.replace(element, part=replace_bound(part, change))
     return element

@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 
 import personae
 from personae.actors.client import EngineStats
+from personae.actors.kit.gauges import Gauge
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import Overloaded
@@ -140,9 +141,15 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
         prefix_queries=100,
         prefix_hits=60,
         preemptions=1,
-        running_adapters=("a", "b"),
-        waiting_adapters=("c",),
-        mailboxes={"executor": 2},
+        running_adapters=("d" * 64,),
+        waiting_adapters=("nobody's",),
+        page_size=16,
+        spent={"forward": 1.5, "read": 0.5},
+        actors=(
+            Gauge("back/executor", "busy", 2, 100, 0.25, 7, 1),
+            Gauge("front/queue/0-poet", "idle", 3, 100, 0.5, 7, 0),
+            Gauge("front/queue/1-clerk", "idle", 4, 100, 0.75, 7, 0),
+        ),
     )
     seen = await scrape(app)
     base = labels(model_name="base")
@@ -152,8 +159,14 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
     assert seen["vllm:prefix_cache_queries_total", base] == 100
     assert seen["vllm:prefix_cache_hits_total", base] == 60
     assert seen["vllm:num_preemptions_total", base] == 1
-    assert seen["personae:mailbox_depth", labels(actor="executor")] == 2
-    info = labels(max_lora="8", running_lora_adapters="a,b", waiting_lora_adapters="c")
+    assert seen["personae:mailbox_depth", labels(actor="back/executor")] == 2
+    assert seen["personae:mailbox_oldest_seconds", labels(actor="back/executor")] == 0.25
+    assert seen["personae:actor_restarts_total", labels(actor="back/executor")] == 1
+    assert seen["personae:mailbox_depth", labels(actor="front/queue")] == 7
+    assert seen["personae:mailbox_oldest_seconds", labels(actor="front/queue")] == 0.75
+    assert seen["personae:step_part_seconds_total", labels(part="forward")] == 1.5
+    assert seen["vllm:cache_config_info", labels(block_size="16", num_gpu_blocks="10")] == 1
+    info = labels(max_lora="8", running_lora_adapters="team/pirate", waiting_lora_adapters="")
     assert seen["vllm:lora_requests_info", info] > 1_700_000_000
 
 

@@ -103,6 +103,7 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         back = server.back()
         last = Stream(server)
         last.begun.wait(60)
+        server.process.send_signal(signal.SIGUSR1)
         server.process.send_signal(signal.SIGTERM)
         refused = httpx.Response(200)
         while refused.status_code == 200:
@@ -113,7 +114,13 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         assert int(refused.headers["retry-after"]) >= 1
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert last.text() == calm
-        server.end(0)
+        told = server.end(0)
+        for actor in ("personae/front/ingress", "personae/back/host", "back/executor", "back/scheduler"):
+            assert re.search(rf"^{actor} +(idle|busy) +0/\d+ ", told, re.MULTILINE), (
+                "SIGUSR1 shows every actor"
+            )
+        assert "Back's actors:" in told
+        assert re.search(r"Thread 0x\w+ .*most recent call first", told), "and where Back's threads are"
         assert not Path(f"/proc/{back}").exists()
 
 

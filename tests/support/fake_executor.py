@@ -33,6 +33,7 @@ def make_log(
     tenant: str = "default",
     after: str | None = None,
     eos: tuple[int, ...] = EOS,
+    background: bool = False,
     **params: object,
 ) -> SequenceLog:
     """A log; the tenant's name is its salt."""
@@ -47,6 +48,7 @@ def make_log(
         tenant=tenant,
         salt=tenant.encode(),
         after=after,
+        background=background,
     )
 
 
