@@ -8,7 +8,7 @@ import msgspec
 
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.closing.grammar import ClosingGrammar
-from personae.grammar.closing.reach import Reach, guessed, pattern_bound, schema_reach, text_reach
+from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, schema_reach, text_reach
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 from personae.grammar.spec import GrammarSpec
@@ -52,10 +52,10 @@ def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
     """The bounds of a spec's answers; None where they are not known."""
     match spec.kind:
         case "json_object":
-            return schema_reach({"type": "object"})
+            return schema_reach({"type": "object"}, table.measure)
         case "json_schema":
             try:
-                return schema_reach(json.loads(spec.source))
+                return schema_reach(json.loads(spec.source), table.measure)
             except ANALYSIS_ERRORS:
                 return None
         case "regex":
@@ -68,10 +68,10 @@ def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
     return None
 
 
-def structure_reach(element: Element) -> Reach:
+def structure_reach(element: Element, measure: Measure) -> Reach:
     """The bounds of the answers of a structure whose schemas are those that are enforced."""
     exits = dict.fromkeys(filter(None, _exits(element, "")))
-    return msgspec.structs.replace(_reach(element), exits=tuple(exits))
+    return msgspec.structs.replace(_reach(element, measure), exits=tuple(exits))
 
 
 def _exits(element: Element, after: str) -> Iterator[str]:
@@ -94,31 +94,31 @@ def _fixed(part: Exactly | Verbatim) -> str:
     return part.text if isinstance(part, Verbatim) else part.text.replace(" ", "").split("#")[0]
 
 
-def _reach(element: Element) -> Reach:
+def _reach(element: Element, measure: Measure) -> Reach:
     match element:
         case Exactly(text=text) | Verbatim(text=text):
-            return text_reach([text, "0000" * text.count("#")])
+            return text_reach(measure, [text, "0000" * text.count("#")])
         case Text(without=without, openings=openings):
-            return text_reach([], barred=(*without, *openings))
+            return text_reach(measure, [], barred=(*without, *openings))
         case Until(end=end, openings=openings, without=without):
-            return text_reach([], [end], barred=(*openings, *without))
+            return text_reach(measure, [], [end], barred=(*openings, *without))
         case Regex(pattern=pattern, without=without):
-            return text_reach([], barred=without).then(pattern_bound(pattern))
+            return text_reach(measure, [], barred=without).then(pattern_bound(pattern))
         case Lark():
             return guessed(1)
         case Json(schema=schema):
-            reach = schema_reach(schema)
+            reach = schema_reach(schema, measure)
             return msgspec.structs.replace(reach, rest=reach.rest + reach.container + reach.lexeme)
         case Sequence(parts=parts):
             total = Reach()
             for part in parts:
-                total = total.then(_reach(part))
+                total = total.then(_reach(part, measure))
             return total
         case OneOf(parts=parts):
             total = Reach()
             for part in parts:
-                total = total.beside(_reach(part))
+                total = total.beside(_reach(part, measure))
             return total
         case Repeat(part=part, least=least):
-            once = _reach(part)
+            once = _reach(part, measure)
             return msgspec.structs.replace(once, rest=once.rest * max(least, 1))

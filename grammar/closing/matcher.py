@@ -174,7 +174,7 @@ class ClosingMatcher:
             if old[: len(piece)] == piece:
                 rest = old[len(piece) :]
                 spelled = tuple(table.piece(before.tokens[0])) == piece if before.tokens else False
-                tokens = before.tokens[1:] if spelled else self._spell(rest)
+                tokens = before.tokens[1:] if spelled else self._spell(rest, left)
                 if tokens is not None and len(tokens) <= left:
                     return Plan(rest, tokens)
             elif (
@@ -184,15 +184,18 @@ class ClosingMatcher:
             ):
                 return before
         found = planner.plan(bytewise, recent, min(_SEARCH, 8 * left + 64), old)
-        tokens = None if found is None else self._spell(found)
+        tokens = None if found is None else self._spell(found, left)
         if found is not None and tokens is not None and len(tokens) <= left:
             return Plan(found, tokens)
         if before is not None and len(before.tokens) <= left and planner.completes(bytewise, old):
             return before
         return None
 
-    def _spell(self, piece: Piece) -> tuple[int, ...] | None:
+    def _spell(self, piece: Piece, left: int) -> tuple[int, ...] | None:
+        """Tokens that write `piece`, quickly, or the fewest if there are not enough left for that."""
         tokens = self._grammar.table.spell(piece)
+        if tokens is not None and len(tokens) > left:
+            tokens = self._grammar.table.spell_shortest(piece)
         return None if tokens is None else tuple(tokens)
 
     def _search(self) -> Planner:

@@ -1,6 +1,6 @@
 """How far from its end an answer can be, read from what binds it.
 
-The bounds are in bytes, and a token is at least one byte. They hold wherever an answer has got to:
+The bounds are in tokens, one for each byte of what is not known. They hold wherever an answer has got to:
 
     distance <= rest + container * (open brackets) + lexeme
 
@@ -11,7 +11,7 @@ more tokens left than that need not be watched.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,14 @@ from personae.grammar.schema.document import Schema
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import children, subschemas
 
-_LEXEME = 64  # any number, any string of a known format, an escape or a character that has begun
+_BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
+_LEXEME = 64  # any number, any string of a known format
+# How many tokens are enough for what is left of a text, wherever in it an answer is.
+Measure = Callable[[bytes], int]
+
 _MOST_HINTS = 200_000  # bytes
 _FAR = 10**9
+_NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -75,10 +80,12 @@ def guessed(shortest: int) -> Reach:
     return Reach(far, far, far, None, proven=False)
 
 
-def text_reach(texts: Iterable[str], ends: Iterable[str] = (), barred: Iterable[str] = ()) -> Reach:
+def text_reach(
+    measure: Measure, texts: Iterable[str], ends: Iterable[str] = (), barred: Iterable[str] = ()
+) -> Reach:
     """Fixed `texts`, and free text up to one of `ends` that contains none of the texts `barred`."""
     ends, texts = tuple(ends), tuple(texts)
-    length = sum(len(text.encode()) + 2 * text.count(" ") for text in (*texts, *ends))
+    length = sum(measure(text.encode()) for text in (*texts, *ends))
     firsts = {text.encode()[0] for text in (*ends, *barred) if text}
     return Reach(length, barred=bytes(sorted(firsts)), ends=ends)
 
@@ -92,28 +99,29 @@ def pattern_bound(pattern: str) -> Reach:
     return Reach(4 * reach.longest + 4, 0, 0, plain, hints=words, ends=example, words_first=True)
 
 
-def schema_reach(document: Schema) -> Reach:
+def schema_reach(document: Schema, measure: Measure) -> Reach:
     """JSON that satisfies `document`, of which every keyword is enforced."""
-    return _SchemaReach(document).reach()
+    return _SchemaReach(document, measure).reach()
 
 
 @dataclass(slots=True)
 class _SchemaReach:
     document: Schema
+    measure: Measure
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
-            return Reach(0, 8, _LEXEME)
+            return Reach(0, 8, _BEGUN)
         nodes = list(self._nodes(self.document))
         container = max((self._rest(node) for node in nodes), default=0.0) + 8
         lexeme, plain, wide = 0, 0, False
         for node in nodes:
-            length, is_wide, narrow = _lexeme(node)
+            length, is_wide, narrow = self._lexeme(node)
             lexeme, wide = max(lexeme, length), wide or is_wide
             plain |= narrow
-        lexeme += _LEXEME
+        lexeme += _BEGUN
         container = min(container, _FAR)
         grown: int | None = 1 + (lexeme if plain else 0)
         if any("patternProperties" in node or "propertyNames" in node for node in nodes):
@@ -166,7 +174,7 @@ class _SchemaReach:
                 total += min(finite) if {*schema} <= {keyword, "title", "description"} else max(finite)
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            return total + max((_written(value) for value in values), default=0.0)
+            return total + max((self._written(value) for value in values), default=0.0)
         kinds = schema.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         lengths = [self._value_of_type(kind, schema) for kind in kinds]
@@ -174,17 +182,18 @@ class _SchemaReach:
 
     def _value_of_type(self, kind: str, schema: dict[str, Any]) -> float:
         if kind == "string":
-            return 2.0 + _lexeme(schema)[0]
+            return 2.0 + self._lexeme(schema)[0]
         if kind in ("object", "array"):
             return 2.0 + self._members(schema, pending=False)
-        return 5.0 if kind in ("null", "boolean") else float(_LEXEME)
+        return 5.0 if kind in ("null", "boolean") else 1.0 + self._lexeme(schema)[0]
 
     def _members(self, schema: dict[str, Any], *, pending: bool) -> float:
         """What the members of an object or an array need; with `pending` also the longest that has begun."""
         listed = schema.get("properties", {})
         others = schema.get("additionalProperties", True)
         named = [
-            _written(name) + 6 + self._value(listed.get(name, others)) for name in schema.get("required", ())
+            self._written(name) + 6 + self._value(listed.get(name, others))
+            for name in schema.get("required", ())
         ]
         count = max(schema.get("minProperties", 0) - len(named), 0)
         values = [
@@ -216,36 +225,39 @@ class _SchemaReach:
                 total += max((self._rest(one) for one in schema.get(keyword, ())), default=0.0)
             if "const" in schema or "enum" in schema:
                 values = [schema["const"]] if "const" in schema else schema["enum"]
-                total += max((_written(value) for value in values), default=0.0)
+                total += max((self._written(value) for value in values), default=0.0)
             self._rests[id(schema)] = total
         return self._rests[id(schema)]
 
+    def _lexeme(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
+        """What a begun string, name or number of this schema may need; whether plain text may matter to
+        it (wide); whether it may set back a pattern."""
+        bounded = not _NUMERIC.isdisjoint(schema) or "format" in schema
+        length, wide, narrow = _LEXEME if bounded else 0, False, False
+        patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]
+        if isinstance(schema.get("pattern"), str):
+            patterns.append(schema["pattern"])
+        product = 1
+        for pattern in patterns:
+            reach = pattern_reach(pattern)
+            length, wide, narrow = max(length, 4 * reach.longest), wide or reach.wide, True
+        together = [
+            one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one
+        ]
+        for pattern in together:
+            product *= max(pattern_reach(pattern).longest, 1) + 1
+        if len(together) > 1:
+            length = max(length, 4 * min(product, _FAR))
+        least = schema.get("minLength", 0)
+        if isinstance(least, int):
+            length = (length + 1) * (least + 1) if patterns and least else length + 4 * least
+        names = [*schema.get("properties", {}), *schema.get("required", ())]
+        values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        written = [self._written(value) for value in (*names, *values)]
+        return max([length, *map(int, written)]), wide, narrow or "format" in schema
 
-def _lexeme(schema: dict[str, Any]) -> tuple[int, bool, bool]:
-    """What a begun string, name or number of this schema may need; whether plain text is known to matter to
-    it as far as can be seen (wide); whether a pattern is there that it may set back."""
-    length, wide, narrow = 0, False, False
-    patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]
-    if isinstance(schema.get("pattern"), str):
-        patterns.append(schema["pattern"])
-    product = 1
-    for pattern in patterns:
-        reach = pattern_reach(pattern)
-        length, wide, narrow = max(length, 4 * reach.longest), wide or reach.wide, True
-    together = [
-        one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one
-    ]
-    for pattern in together:
-        product *= max(pattern_reach(pattern).longest, 1) + 1
-    if len(together) > 1:
-        length = max(length, 4 * min(product, _FAR))
-    least = schema.get("minLength", 0)
-    if isinstance(least, int):
-        length = (length + 1) * (least + 1) if patterns and least else length + 4 * least
-    names = [*schema.get("properties", {}), *schema.get("required", ())]
-    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
-    written = [_written(value) for value in (*names, *values)]
-    return max([length, *map(int, written)]), wide, narrow or "format" in schema
+    def _written(self, value: Any) -> float:
+        return float(self.measure(_json(value)))
 
 
 def _hints(schema: Any) -> list[bytes]:
@@ -292,6 +304,6 @@ def _text(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
 
 
-def _written(value: Any) -> float:
+def _json(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return float(len(text.encode("utf-8", "surrogatepass")))
+    return text.encode("utf-8", "surrogatepass")

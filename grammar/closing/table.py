@@ -18,6 +18,7 @@ Words = NDArray[np.uint32]
 
 STOP = 256
 _LONG = 4096
+_REMEMBERED = 10_000
 _LONGEST = 16  # bytes of the tokens with which completions are written
 
 _NUMERIC = re.compile(rb"[0-9.eE+-]+")
@@ -54,8 +55,10 @@ class TokenTable:
         lengths = np.array(
             [len(text) for text in vocabulary.tokens] + [0] * (self.words * 32 - vocabulary.size)
         )
-        # Single characters first, then in the order in which the tokenizer learned them.
+        # Special tokens and single characters first, then in the order in which the tokenizer learned them.
         self._rank = np.arange(len(lengths)) + np.where(lengths > 1, len(lengths), 0)
+        self._rank[special] -= len(lengths)
+        self._measured: dict[bytes, int] = {}
         blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip()]
         self.blank = self._bits(np.array(blank, np.int64))
         numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
@@ -106,16 +109,22 @@ class TokenTable:
             at += found[1]
         return tokens
 
+    def measure(self, text: bytes) -> int:
+        """How many tokens are enough to write what is left of `text`, wherever in it one stands."""
+        if len(text) > _LONG:
+            return len(text)
+        if text not in self._measured:
+            if len(self._measured) > _REMEMBERED:
+                self._measured.clear()
+            best = self._best(text)
+            self._measured[text] = max((len(text) if step is None else step[0] for step in best), default=0)
+        return self._measured[text]
+
     def spell_shortest(self, piece: Sequence[int]) -> list[int] | None:
         """The fewest tokens that write `piece`; None if there are none. A very long one may get more."""
         if len(piece) > _LONG:
             return self.spell(piece)
-        best: list[tuple[int, int, int] | None] = [None] * len(piece) + [(0, 0, 0)]  # (tokens, first, length)
-        for at in range(len(piece) - 1, -1, -1):
-            for token, length in self._from(piece, at):
-                rest = best[at + length]
-                if rest is not None and (best[at] is None or rest[0] + 1 < best[at][0]):  # type: ignore[index]  # mypy forgets `is None`
-                    best[at] = (rest[0] + 1, token, length)
+        best = self._best(piece)
         tokens = []
         at = 0
         while at < len(piece):
@@ -125,6 +134,16 @@ class TokenTable:
             tokens.append(step[1])
             at += step[2]
         return tokens
+
+    def _best(self, piece: Sequence[int]) -> list[tuple[int, int, int] | None]:
+        """From each place in `piece` to its end: the fewest tokens, the first of them, its length."""
+        best: list[tuple[int, int, int] | None] = [None] * len(piece) + [(0, 0, 0)]
+        for at in range(len(piece) - 1, -1, -1):
+            for token, length in self._from(piece, at):
+                rest = best[at + length]
+                if rest is not None and (best[at] is None or rest[0] + 1 < best[at][0]):  # type: ignore[index]  # mypy forgets `is None`
+                    best[at] = (rest[0] + 1, token, length)
+        return best
 
     def _from(self, piece: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
         """(token, its length) of the tokens with which `piece` may go on, the longest first."""

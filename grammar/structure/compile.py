@@ -59,7 +59,7 @@ def compile_structure(
 
     element = replace_bound(decode_structure(spec.source), bind)
     try:
-        reach = structure_reach(element)
+        reach = structure_reach(element, table.measure)
     except ANALYSIS_ERRORS:
         reach = None
     inner = compiled(backend, table.vocabulary.special)
