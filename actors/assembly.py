@@ -125,7 +125,10 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     script = Script(
         build_step_engine=build_step_engine,
         build_scheduler=lambda: Scheduler(
-            layout, Tiers(VirtualTokenCounters(), VirtualTokenCounters()), options.background_tokens
+            layout,
+            Tiers(VirtualTokenCounters(), VirtualTokenCounters()),
+            options.background_tokens,
+            sharing=True,
         ),
         build_compiler=lambda: GrammarCompiler(vocabulary),
         layout=layout,

@@ -80,7 +80,7 @@ def spawn_back(
 
     executor: Ref[Message] = back.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
     store: Ref[Message] = back.spawn(
-        "store", lambda: AdapterStore(script.library, life, executor, queue_of), capacity=bound
+        "store", lambda: AdapterStore(script.library, life, executor, queue_of, streamer), capacity=bound
     )
     compiler: Ref[Message] = back.spawn(
         "compiler", lambda: Compiler(script.build_compiler(), scheduler), capacity=bound

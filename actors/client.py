@@ -30,11 +30,28 @@ class ModelCard(msgspec.Struct, frozen=True):
     invocation: tuple[int, ...] = ()
 
 
+class AdapterStats(msgspec.Struct, frozen=True):
+    """Adapters on the device and on the host, those in line for the device; loads and their seconds by source
+    ("device", "host", "disk"); live sequences by digest, those that run and those that wait."""
+
+    device: int = 0
+    host: int = 0
+    host_bytes: int = 0
+    line: int = 0
+    evictions: int = 0
+    yields: int = 0
+    loads: dict[str, float] = {}
+    load_seconds: dict[str, float] = {}
+    running: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
 
-    Adapters that run and wait are named by digest. `spent` is where the time of steps went; `tokens` were
-    computed in all, prompts included; `backlog_seconds` is how long it takes to compute what waits.
+    `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
+    the time of steps went; `tokens` were computed in all, prompts included; `backlog_seconds` is how long it
+    takes to compute what waits.
     """
 
     ready: bool = True
@@ -49,9 +66,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     step_seconds: float = 0.0
     host_gap_seconds: float = 0.0
     restarts: int = 0
-    adapters_resident: int = 0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
+    fairness_gap: float = 0.0
+    adapters: AdapterStats = AdapterStats()
     page_size: int = 0
     tokens: int = 0
     backlog_seconds: float = 0.0

@@ -15,12 +15,14 @@ from personae.actors.messages import Execute, Message, Place, Placed, Release, S
 from personae.engine.step import Launched, StepEngine
 from personae.errors import AdapterError, Overloaded
 
+PLACE_SHARE = 0.2
+
 
 class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
 
-    An adapter is placed in pieces, one between two steps, so that it holds up other requests by no more than
-    a piece; when there is nothing else to do, all at once.
+    Adapters are placed in pieces between two steps, for as long as `PLACE_SHARE` of the step before took and
+    at least one, so they hold up other requests by no more; when there is nothing else to do, all at once.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache.
     """
@@ -54,7 +56,7 @@ class Executor(ThreadActor[Message]):
         begun = time.perf_counter()
         while self._placing:
             self._place_a_piece()
-            if self.pending:
+            if self.pending and time.perf_counter() - begun >= PLACE_SHARE * self._seconds:
                 break
         self._place += time.perf_counter() - begun
 
@@ -63,11 +65,11 @@ class Executor(ThreadActor[Message]):
         try:
             next(pieces)
         except StopIteration:
-            outcome = Placed(digest, True)
+            outcome = Placed(digest, True, None, *self._engine.holdings)
         except Overloaded:
-            outcome = Placed(digest, False)
+            outcome = Placed(digest, False, None, *self._engine.holdings)
         except AdapterError as error:
-            outcome = Placed(digest, False, error.message)
+            outcome = Placed(digest, False, error.message, *self._engine.holdings)
         else:
             return
         self._placing.popleft()
@@ -95,4 +97,4 @@ class Executor(ThreadActor[Message]):
         self._done = time.perf_counter()
         self._wait += self._done - begun
         spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
-        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent, self._engine.adapters))
+        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent))

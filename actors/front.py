@@ -13,7 +13,7 @@ import anyio
 from msgspec.structs import asdict
 
 from personae.actors.adapter_queue import AdapterQueue
-from personae.actors.client import EngineStats, ModelCard
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
 from personae.actors.kit import gauges
@@ -194,9 +194,8 @@ class LocalClient:
             host_gap_seconds=load.gap_seconds,
             restarts=latest.restarts,
             page_size=load.page_size,
-            adapters_resident=load.adapters,
-            running_adapters=tuple(sorted(running)),
-            waiting_adapters=tuple(sorted(waiting)),
+            fairness_gap=load.fairness_gap,
+            adapters=AdapterStats(**asdict(latest.holdings), running=running, waiting=waiting),
             tokens=load.tokens,
             backlog_seconds=latest.backlog.seconds,
             spent=asdict(load.spent),

@@ -19,7 +19,7 @@ from personae import errors
 from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front
 from personae.actors.kit.actor import Actor
-from personae.actors.messages import BackStarted, Message, Pinned, Refused, StepDone, Yield
+from personae.actors.messages import BackStarted, Holdings, Message, Pinned, Refused, StepDone, Yield
 from personae.actors.wire import (
     Facts,
     Loaded,
@@ -137,7 +137,7 @@ class Host(Actor[Message]):
         front = self._front
         async for message in self._messages:
             match message:
-                case StepDone() | Refused():
+                case StepDone() | Refused() | Holdings():
                     front.streamer.tell(message)
                 case Pinned(adapter=adapter) | Yield(adapter=adapter):
                     front.queue_of(adapter).tell(message)

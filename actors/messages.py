@@ -40,15 +40,15 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds. `adapters` are those
-    in the device's memory."""
+    """How busy Back is; travels with every step. Counters only grow; times are seconds. `fairness_gap` is in
+    weighted tokens, between the most and the least served of those that wait."""
 
     running: int = 0
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0
     page_size: int = 0
-    adapters: int = 0
+    fairness_gap: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
@@ -176,6 +176,20 @@ class Replay(Message, frozen=True):
     life: int
 
 
+class Holdings(Message, frozen=True):
+    """*Wire.* From the adapter store, when they have changed: adapters on the device and the host, those in
+    line for the device; loads and their seconds by source ("device", "host", "disk": where they were)."""
+
+    device: int = 0
+    host: int = 0
+    host_bytes: int = 0
+    line: int = 0
+    evictions: int = 0
+    yields: int = 0
+    loads: dict[str, float] = {}
+    load_seconds: dict[str, float] = {}
+
+
 # --- Back: adapter store ------------------------------------------------------------------------------------
 
 
@@ -194,11 +208,17 @@ class Unpin(Message, frozen=True):
 
 
 class Placed(Message, frozen=True):
-    """From the executor: whether the adapter got its place; `error` says why it never can."""
+    """From the executor: whether the adapter got its place; `error` says why it never can.
+
+    Of the pool as it is now: adapters in it, how many were copied to it, how many left for others.
+    """
 
     adapter: str
     placed: bool
     error: str | None = None
+    residents: int = 0
+    loads: int = 0
+    evictions: int = 0
 
 
 # --- Back: scheduler ----------------------------------------------------------------------------------------
@@ -229,14 +249,13 @@ class Compiled(Message, frozen=True):
 class Sampled(Message, frozen=True):
     """From the executor: what a step brought, how long it took and how long the device waited before it.
 
-    `spent` is of all steps so far, `adapters` how many are in the device's memory.
+    `spent` is of all steps so far.
     """
 
     result: StepResult
     seconds: float
     gap_seconds: float
     spent: Spent = Spent()
-    adapters: int = 0
 
 
 # --- Back: compiler -----------------------------------------------------------------------------------------

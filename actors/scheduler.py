@@ -25,6 +25,7 @@ from personae.engine.sequence import Delta, SequenceLog
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.spec import GrammarSpec
 
+GAP_STEPS = 16  # between two looks at the fairness gap
 LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
 
 
@@ -56,7 +57,8 @@ class SchedulerActor(Actor[Message]):
         self._seconds = 0.0
         self._gap = 0.0
         self._steps = 0
-        self._tokens = self._adapters = 0
+        self._tokens = 0
+        self._gap_served = 0.0
         self._spent = Spent()
         self._planning = 0.0
 
@@ -143,7 +145,7 @@ class SchedulerActor(Actor[Message]):
         self._steps += 1
         self._seconds += sampled.seconds
         self._gap += sampled.gap_seconds
-        self._spent, self._adapters = sampled.spent, sampled.adapters
+        self._spent = sampled.spent
         return self._scheduler.commit(sampled.result)
 
     def _plan(self, stepped: bool) -> list[str]:
@@ -161,6 +163,12 @@ class SchedulerActor(Actor[Message]):
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
 
+    def _fairness_gap(self) -> float:
+        """Looked at now and then: it costs a walk over all that wait."""
+        if self._steps % GAP_STEPS == 0:
+            self._gap_served = self._scheduler.fairness_gap
+        return self._gap_served
+
     def _load(self) -> Load:
         scheduler = self._scheduler
         return Load(
@@ -169,7 +177,7 @@ class SchedulerActor(Actor[Message]):
             pages_total=scheduler.layout.num_pages,
             pages_used=scheduler.pages_used,
             page_size=scheduler.layout.page_size,
-            adapters=self._adapters,
+            fairness_gap=self._fairness_gap(),
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,

@@ -6,6 +6,7 @@ listens to is submitted again, its emitted tokens included, and goes on where it
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 from anyio import current_time
@@ -17,6 +18,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     Close,
+    Holdings,
     Load,
     Message,
     Open,
@@ -122,6 +124,8 @@ class Streamer(Actor[Message]):
                 for log in logs:
                     self._live[log.id] = Live(log, inbox, now)
                     self._latest.backlog.wait(log)
+            case Holdings():
+                self._latest.hold(message)
             case Close(ids=ids):
                 for id in ids:
                     if id in self._live:
@@ -210,7 +214,7 @@ class Latest:
     """The load figures of the latest step, for whoever wants to look (`/metrics`).
 
     Counters go on over the lives of Back. `restarts` is how many lives there were after the first. `backlog`
-    says how long the queue is, `live` has the sequences that have not ended.
+    says how long the queue is, `live` has the sequences that have not ended, `holdings` where adapters are.
     """
 
     def __init__(self) -> None:
@@ -218,13 +222,27 @@ class Latest:
         self.backlog = Backlog()
         self.live: Mapping[str, Live] = {}
         self.restarts = -1
+        self.holdings = Holdings()
         self._before = Load()
+        self._held_before = Holdings()
 
     def begin_life(self) -> None:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0, adapters=0)
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+        self._held_before = self.holdings = replace(self.holdings, device=0, host=0, host_bytes=0, line=0)
+
+    def hold(self, holdings: Holdings) -> None:
+        """The adapter store's figures of this life."""
+        before = self._held_before
+        self.holdings = replace(
+            holdings,
+            evictions=holdings.evictions + before.evictions,
+            yields=holdings.yields + before.yields,
+            loads=_sums(holdings.loads, before.loads),
+            load_seconds=_sums(holdings.load_seconds, before.load_seconds),
+        )
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""
@@ -236,11 +254,17 @@ class Latest:
         )
         self.backlog.measured(self.load.tokens - past.tokens, self.load.step_seconds - past.step_seconds)
 
-    def adapters(self) -> tuple[set[str], set[str]]:
-        """The digests of adapters that run, and of those that only wait."""
-        running = {live.log.adapter for live in self.live.values() if live.record.aboard}
-        waiting = {live.log.adapter for live in self.live.values()} - running
-        return {digest for digest in running if digest}, {digest for digest in waiting if digest}
+    def adapters(self) -> tuple[Counter[str], Counter[str]]:
+        """Sequences by their adapter's digest: those that run, and those that wait."""
+        running, waiting = Counter[str](), Counter[str]()
+        for live in self.live.values():
+            if live.log.adapter is not None:
+                (running if live.record.aboard else waiting)[live.log.adapter] += 1
+        return running, waiting
+
+
+def _sums(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
+    return {name: these.get(name, 0) + those.get(name, 0) for name in {**those, **these}}
 
 
 def _sum(one: Spent, other: Spent) -> Spent:

@@ -22,6 +22,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     BackStarted,
     Cancel,
+    Holdings,
     Message,
     Pin,
     Pinned,
@@ -95,7 +96,7 @@ class Describe(Message, frozen=True):
 
 
 ToBack = Start | Submit | Cancel | Pin | Unpin | Describe
-ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield
+ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
 
 
 def _plain(value: object) -> Any:

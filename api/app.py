@@ -31,6 +31,7 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.api.tracing import UNTRACED, Tracing
 from personae.errors import PersonaeError
 
 
@@ -81,15 +82,16 @@ def make_door(
     settings: ApiSettings,
     registry: Registry | None = None,
     batches: Batches | None = None,
+    tracing: Tracing = UNTRACED,
 ) -> Door:
     """What the routes need of an open engine.
 
     Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
     """
     base = next(iter(client.models(DEFAULT_TENANT)))
-    metrics = Metrics(client, base, settings.max_adapters, registry.names_of if registry else None)
+    metrics = Metrics(client, base, settings.max_adapters, registry)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    return Door(client, settings, metrics, family, Meter(time.monotonic), registry, batches)
+    return Door(client, settings, metrics, family, Meter(time.monotonic), tracing, registry, batches)
 
 
 def create_app(
@@ -99,6 +101,7 @@ def create_app(
     tenants: TenantStore | None = None,
     registry: Registry | None = None,
     batches: Batches | None = None,
+    tracing: Tracing = UNTRACED,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
@@ -107,7 +110,7 @@ def create_app(
     model's chat template cannot be compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    door = make_door(client, settings, registry, batches)
+    door = make_door(client, settings, registry, batches, tracing)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[

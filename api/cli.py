@@ -1,4 +1,5 @@
-"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`, and the evals' `eval`.
+"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`, and the evals' `eval`
+and `bench`.
 
 What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
 """
@@ -11,6 +12,7 @@ import typer
 
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.logs import LogFormat
 from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import EngineLost, LoadError
@@ -30,7 +32,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(adapters_app, name="adapters")
 
 # Commands of what stands beside this floor, by name: imports go down only.
-for _name, _module in (("eval", "personae.evals.cli"),):
+for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals.bench.cli")):
     app.add_typer(import_module(_module).app, name=_name)
 
 _START_UP_ERROR = 2
@@ -77,6 +79,13 @@ def serve(
     ] = 30.0,
     request_timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds that any request may take, waiting included.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How stderr is written: for people, or one JSON object a line.")
+    ] = "text",
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenTelemetry collector, as http://localhost:4318/v1/traces."),
     ] = None,
     hang_timeout: Annotated[
         float, typer.Option(min=2, help="Seconds in one step after which the engine is started again.")
@@ -132,6 +141,8 @@ def serve(
         hang_timeout=hang_timeout,
         drain_timeout=drain_timeout,
         request_timeout=request_timeout,
+        log_format=log_format,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         tool_format=tool_format,
         reasoning_format=reasoning_format,
         batch_concurrency=batch_concurrency,

@@ -80,7 +80,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     answers = not (asked == 0 and body.echo)
     prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
     bound_by = None if bound is None else bound.param
-    job = Job.begin(door, "cmpl", model, bound_by=bound_by, timeout=body.timeout)
+    job = Job.begin(door, "cmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(

@@ -1,33 +1,23 @@
 """What `/metrics` shows of the engine: read from it at each scrape."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from personae.actors.client import EngineClient, EngineStats
 from personae.actors.kit.gauges import Gauge
-from personae.api.tenants.store import DEFAULT_TENANT
 
 _LABELS = ("model_name",)
 _QUEUES = "/queue/"  # one per adapter: shown as one, so that the number of series does not follow adapters
 
 
 class EngineCollector(Collector):
-    """Turns a snapshot of the engine into metrics. `names_of` gives the names of an adapter's digest."""
+    """Turns a snapshot of the engine into metrics."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        model_name: str,
-        max_adapters: int | None,
-        names_of: Callable[[str], Iterable[str]] | None,
-    ) -> None:
+    def __init__(self, client: EngineClient, model_name: str) -> None:
         self._client = client
         self._model_name = model_name
-        self._max_adapters = max_adapters
-        self._names_of = names_of
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
@@ -40,7 +30,11 @@ class EngineCollector(Collector):
             ("personae:ready", "1 when the engine can serve.", float(stats.ready)),
             ("personae:backlog_seconds", "How long it takes to compute what waits.", stats.backlog_seconds),
             ("personae:kv_pages", "KV pages there are.", stats.pages_total),
-            ("personae:adapters_resident", "Adapters in memory.", stats.adapters_resident),
+            (
+                "personae:fairness_gap",
+                "Weighted tokens between the most and the least served of those that wait.",
+                stats.fairness_gap,
+            ),
         ):
             yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
         for name, text, value in (
@@ -63,7 +57,6 @@ class EngineCollector(Collector):
             parts.add_metric((part,), seconds)
         yield parts
         yield self._cache(stats)
-        yield self._adapters(stats)
         yield from _actors(stats.actors)
 
     def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
@@ -76,26 +69,6 @@ class EngineCollector(Collector):
         )
         info.add_metric((str(stats.page_size), str(stats.pages_total)), 1)
         return info
-
-    def _adapters(self, stats: EngineStats) -> Metric:
-        info = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "Adapters that run and wait; the value is the Unix time of the scrape.",
-            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-        )
-        most = "" if self._max_adapters is None else str(self._max_adapters)
-        running, waiting = self._names(stats.running_adapters), self._names(stats.waiting_adapters)
-        info.add_metric((most, running, waiting), time.time())
-        return info
-
-    def _names(self, digests: Iterable[str]) -> str:
-        """The names of these adapters, as requests have them."""
-        fixed = {card.adapter: card.name for card in self._client.models(DEFAULT_TENANT).values()}
-        names: set[str] = set()
-        for digest in digests:
-            given = self._names_of(digest) if self._names_of is not None else ()
-            names.update([fixed[digest]] if digest in fixed else given)
-        return ",".join(sorted(names))
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
@@ -25,6 +26,7 @@ from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
+from personae.api.tracing import UNTRACED, Tracing
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Sink = Callable[[Part], None]
 
+MAX_PRIORITY = 16
 _LONG_TEXT = 16_384
 """What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
 
@@ -67,6 +70,7 @@ class Door:
     metrics: Metrics
     family: Family
     meter: Meter
+    tracing: Tracing = UNTRACED
     registry: "Registry | None" = None
     batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
@@ -162,6 +166,7 @@ class Job:
     arrived: float
     bound_by: str | None = None
     deadline: float = math.inf
+    priority: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -179,10 +184,18 @@ class Job:
         *,
         bound_by: str | None = None,
         timeout: float | None = None,
+        priority: int | None = None,
     ) -> "Job":
-        """A job without sequences; its id begins with `prefix`. `timeout` is the body's, in seconds."""
+        """A job without sequences; its id begins with `prefix`. `timeout` (in seconds) and `priority` are the
+        body's. Raises RequestError for a priority that is out of range."""
+        if abs(priority or 0) > MAX_PRIORITY:
+            raise RequestError(
+                f"`priority` is a number from -{MAX_PRIORITY} to {MAX_PRIORITY}; the lower, the earlier.",
+                param="priority",
+                code="out_of_range",
+            )
         id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
-        return cls(id, model, door, began, bound_by, door.deadline(timeout))
+        return cls(id, model, door, began, bound_by, door.deadline(timeout), priority or 0)
 
     def add(
         self,
@@ -200,6 +213,8 @@ class Job:
                 param=self.bound_by,
                 code="grammar_too_large",
             )
+        if grammar is not None:
+            self.door.meter.schema(self.door.caller.identity, grammar.source)
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
         adapter, start = self.model.adapter, 0
@@ -222,6 +237,8 @@ class Job:
                 after=first,
                 background=self.door.background,
                 adapter_start=start,
+                priority=self.priority,
+                weight=self.door.caller.identity.limits.weight or 1.0,
             )
             first = first or log.id
             self.logs.append(log)
@@ -237,6 +254,12 @@ class Job:
         meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
         clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
+        logs.note(model=self.model.name, answer=self.id)
+        with self.door.tracing.generation(self, clocks):
+            await self._timed(clocks, sink)
+
+    async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
+        """Follow until the end or the deadline; the clocks are told how it ended."""
         reason = "error"
         try:
             with anyio.CancelScope(deadline=self.deadline) as patience:
@@ -256,7 +279,7 @@ class Job:
             reason = "abort"
             raise
         finally:
-            meter.answer(who, self.completion_tokens)
+            self.door.meter.answer(self.door.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 

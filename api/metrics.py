@@ -5,12 +5,12 @@ here; our own begin with `personae:`. What the engine counts is read from it at 
 """
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from personae.actors.client import EngineClient
+from personae.api.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.choices import Part
 from personae.api.engine_metrics import EngineCollector
 
@@ -62,18 +62,19 @@ _MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
-    """All metrics of one app, in a registry of its own. `names_of` gives the names of an adapter's digest."""
+    """All metrics of one app, in a registry of its own. `adapters` are those that were registered."""
 
     def __init__(
         self,
         client: EngineClient,
         model_name: str,
         max_adapters: int | None,
-        names_of: Callable[[str], Iterable[str]] | None = None,
+        adapters: RegisteredAdapters | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._names = {model_name}
-        self.registry.register(EngineCollector(client, model_name, max_adapters, names_of))
+        self.registry.register(EngineCollector(client, model_name))
+        self.registry.register(AdapterCollector(client, self.label, max_adapters, adapters))
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
         )
@@ -135,7 +136,7 @@ class SequenceClock:
     """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`.
 
     `began`, `first` and `last` are when it came to its first step (as far as the engine says), its first
-    token and its last.
+    token and its last; `reason` is why it ended, None until then.
     """
 
     metrics: Metrics
@@ -146,7 +147,7 @@ class SequenceClock:
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
-    ended: bool = field(default=False)
+    reason: str | None = None
 
     def saw(self, part: Part) -> None:
         """Take note of a part as it comes from the engine."""
@@ -169,9 +170,9 @@ class SequenceClock:
 
     def end(self, reason: str) -> None:
         """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""
-        if self.ended:
+        if self.reason is not None:
             return
-        self.ended = True
+        self.reason = reason
         metrics, model = self.metrics, self.model
         metrics.success.labels(model, reason).inc()
         metrics.request.labels(model).observe(time.perf_counter() - self.arrived)

@@ -1,12 +1,14 @@
 """The gate before every route: request ids, limits on headers and body, an answer to what nobody caught."""
 
 import re
+import time
 import uuid
 from typing import NoReturn
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from personae.api import logs
 from personae.api.errors import error_response, visible
 from personae.api.metrics import Metrics
 from personae.api.settings import ApiSettings
@@ -35,7 +37,7 @@ class Gate:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {}).update(request_id=request_id, arrived=anyio.current_time())
-        settings = self._settings
+        settings, begun = self._settings, time.perf_counter()
         upload = _UPLOADS.get((scope["method"], scope["path"]))
         body = _Body(
             receive,
@@ -54,18 +56,20 @@ class Gate:
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
 
-        try:
-            self._check(scope)
-            body.check(headers.get(b"content-length", b"0"))
-            await self._app(scope, body.receive, send_with_id)
-        except Exception as error:
-            shown = visible(error, request_id)
-            if status:
-                raise _Broken(shown.message) from None
-            await error_response(shown)(scope, receive, send_with_id)
-        finally:
-            route = getattr(scope.get("route"), "path", "unknown")
-            self._metrics.http.labels(scope["method"], route, str(status or 499)).inc()
+        with logs.request(request_id):
+            try:
+                self._check(scope)
+                body.check(headers.get(b"content-length", b"0"))
+                await self._app(scope, body.receive, send_with_id)
+            except Exception as error:
+                shown = visible(error, request_id)
+                if status:
+                    raise _Broken(shown.message) from None
+                await error_response(shown)(scope, receive, send_with_id)
+            finally:
+                route = getattr(scope.get("route"), "path", "unknown")
+                self._metrics.http.labels(scope["method"], route, str(status or 499)).inc()
+                logs.answered(scope["method"], route, status or 499, time.perf_counter() - begun)
 
     def _check(self, scope: Scope) -> None:
         settings = self._settings

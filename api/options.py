@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import msgspec
 
+from personae.api.logs import LogFormat
 from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     started again when it dies, `max_restarts` times within a minute, or when a step takes more than
     `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
     `request_timeout` is the most seconds that any request may take.
+    `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
     sequences in the engine, and beside other requests `background_tokens` of a step.
     """
@@ -52,6 +54,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     hang_timeout: float = 60.0
     drain_timeout: float = 30.0
     request_timeout: float | None = None
+    log_format: LogFormat = "text"
+    otlp_traces_endpoint: str | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
     batch_concurrency: int = 64

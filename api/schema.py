@@ -132,6 +132,8 @@ class SamplingFields(Body, kw_only=True):
     echo: bool | None = None
     # Our own.
     adapters: list[WeightedAdapter] | None = None
+    # vLLM's: the lower, the earlier.
+    priority: int | None = None
     # Ours: seconds from the request's arrival.
     timeout: float | None = None
     # What vLLM had before `structured_outputs`.

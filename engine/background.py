@@ -55,6 +55,10 @@ class Tiers:
         """In its tier."""
         self._policies[key.background].forget(key)
 
+    def gap(self) -> float:
+        """Of the others: background keys may wait for long."""
+        return self._policies[False].gap()
+
 
 class Allowance:
     """Tokens that background sequences may have of a step of at most `tokens`.

@@ -20,6 +20,14 @@ class Place(Enum):
     ENDED = auto()
 
 
+PRIORITY_STEP = 64  # later arrivals by which a step of priority is overtaken, so that it is not for ever
+
+
+def turn(log: SequenceLog, order: int) -> int:
+    """Where a sequence stands among those of its key, that which arrived as number `order`."""
+    return order + PRIORITY_STEP * log.priority
+
+
 class LiveSequence:
     """Plain data; the scheduler moves it.
 
@@ -36,6 +44,7 @@ class LiveSequence:
         "charged",
         "computed",
         "followers",
+        "gave_way",
         "id",
         "key",
         "known",
@@ -56,16 +65,18 @@ class LiveSequence:
         "stops",
         "tokens",
         "told",
+        "turn",
     )
 
     def __init__(self, log: SequenceLog, order: int, layout: MemoryLayout) -> None:
         params = log.params
         self.log = log
         self.id = log.id
-        self.key = Key(log.tenant, log.adapter, log.background)
+        self.key = Key(log.tenant, log.adapter, log.background, log.weight)
         self.background = log.background
         self.root = root_key(log.salt, None if log.adapter_start else log.adapter)
         self.order = order
+        self.turn = turn(log, order)
         self.place = Place.WAITING
         self.tokens = list(log.tokens)
         self.followers: list[LiveSequence] = []
@@ -75,6 +86,7 @@ class LiveSequence:
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens
 
+        self.gave_way = False  # its seat went to a tenant that had less than its share
         self.settled = False  # admitted although others wait: not for them to displace
         self.charged = False  # its input counts once, however often it is preempted
         self.told = False  # its first delta is out

@@ -67,6 +67,16 @@ class RunningTable:
         """The first to go when memory is short."""
         return max((table[-1] for table in (self.decoding, self.prefilling) if table), key=_by_rank)
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether one is free."""
+        return bool(self._free_slots)
+
+    def last_of(self, tenant: str) -> LiveSequence | None:
+        """The tenant's first to go, background aside."""
+        theirs = (s for s in self if s.key.tenant == tenant and not s.background)
+        return max(theirs, key=_by_rank, default=None)
+
     def displaceable(self) -> LiveSequence | None:
         """The background sequence that is the first to go when others want a seat."""
         return max((s for s in self if s.background and not s.settled), key=_by_rank, default=None)

@@ -43,10 +43,10 @@ admitted again, so that the admission's log is complete and no row of an old adm
 of the new. Victims have no row in the plan at hand: decode rows are planned in order of rank and the last
 by rank goes first; those that give way to others who wait go before any row is planned.
 
-*It always goes on.* The sequence first by rank is never a victim of another that runs. It fails only when it
-is alone, needs a page, nothing can be evicted and its last token is known, so the outcome does not depend on
-the depth of lookahead. With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every
-prompt that has begun.
+*It always goes on.* A tenant that gives seats keeps its share of them, and the oldest of its sequences. The
+sequence first by rank is never a victim of another that runs. It fails only when it is alone, needs a page,
+nothing can be evicted and its last token is known, so the outcome does not depend on the depth of lookahead.
+With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every prompt that has begun.
 """
 
 from collections import deque
@@ -95,13 +95,21 @@ class _Budget:
 class Scheduler:
     """Takes logs, makes plans, turns results into deltas.
 
-    `background` is the tokens of a step that background sequences may have beside others; None chooses.
+    `background` is the tokens of a step that background sequences may have beside others; None chooses. With
+    `sharing` a tenant that holds more than its share of the seats gives some to others (`shares.py`).
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`.
     Raises ValueError when the layout cannot work.
     """
 
-    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, background: int | None = None) -> None:
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        policy: FairnessPolicy,
+        background: int | None = None,
+        *,
+        sharing: bool = False,
+    ) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
         if layout.max_batch_tokens < layout.max_seqs:
@@ -111,7 +119,7 @@ class Scheduler:
             )
         self.layout = layout
         self._policy = policy
-        self._roster = Roster(layout, policy)
+        self._roster = Roster(layout, policy, sharing=sharing)
         self._running = self._roster.running
         self._allowance = Allowance(layout.max_batch_tokens, background)
         self._flights: deque[_Flight] = deque()
@@ -146,6 +154,8 @@ class Scheduler:
         table, roster = self._running, self._roster
         if table.background and roster.waiting.foreground:
             roster.give_way(self._flights[-1].step if self._flights else None)
+        if roster.waiting.foreground:
+            roster.share_out(self._flights[-1].step if self._flights else None)
         others = roster.foreground
         budget = _Budget(self.layout.max_batch_tokens, self._allowance.of(others))
         decoding = self._plan_decodes(rows, budget)
@@ -341,6 +351,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Sequences that have none, for whatever reason."""
         return len(self._roster.sequences) - len(self._running)
+
+    @property
+    def fairness_gap(self) -> float:
+        """Between the most and the least served of those that wait, in weighted tokens."""
+        return self._policy.gap()
 
     @property
     def in_flight(self) -> int:

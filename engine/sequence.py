@@ -18,7 +18,9 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     adapter's content digest, None for the base model; tokens before `adapter_start` are the base's all the
     same (activated LoRA). `salt` keys the prefix cache per tenant; the server
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
-    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others.
+    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others. The
+    lower its `priority`, the earlier its turn among its tenant's for the same adapter; `weight` is the
+    tenant's.
     """
 
     id: str
@@ -32,6 +34,8 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     salt: bytes = b""
     after: str | None = None
     adapter_start: int = 0
+    priority: int = 0
+    weight: float = 1.0
     background: bool = False
 
     def budget(self, max_model_len: int) -> int:

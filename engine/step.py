@@ -113,11 +113,6 @@ class StepEngine:
             self._bitmasks.release(launched.bitmask)
         return StepResult(launched.plan.step, tuple(tokens), logprobs, launched.prompt_logprobs, failures)
 
-    @property
-    def adapters(self) -> int:
-        """How many adapters are in the device's memory."""
-        return len(self.runner.adapters.residents)
-
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
 
@@ -139,6 +134,12 @@ class StepEngine:
         if not pool.pins(adapter.digest):
             yield from pool.loading(adapter)
             pool.pin(adapter.digest)
+
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+        pool = self.runner.adapters
+        return len(pool.residents), pool.loads, pool.evictions
 
     def release(self, digest: str) -> None:
         """The adapter may be evicted; nothing if it is not held."""

@@ -39,6 +39,16 @@ class Served:
         told = "" if self._log is None else f" See {self._log}."
         raise ModelLoadError(f"The server ended with {code} before it was ready.{told}")
 
+    @property
+    def pid(self) -> int:
+        """Of the server; the model's process is its child."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it at once, as a crash does (SIGKILL); the block may go on without it."""
+        self._process.kill()
+        self._process.wait(60)
+
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(60)

@@ -69,6 +69,11 @@ class AdapterLibrary:
             self._cache.move_to_end(digest)
         return self._cache.get(digest)
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+        return len(self._cache), self._bytes
+
     def read(self, digest: str) -> Adapter:
         """The adapter from disk. Raises AdapterError when it is not there or not what it was.
 

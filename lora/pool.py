@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from personae.errors import AdapterError, Overloaded
+from personae.kernels.decoder import LoraStack
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
@@ -37,6 +38,8 @@ class Resident:
 
 class LoraPool:
     """The arenas and page tables of all modules, and who lives in them.
+
+    `stacks`: by module, the arenas of all layers as one tensor.
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
     `pool_bytes(shapes, capacity_rows, dtype)`, taken at once, and up to as much again for what adapters have
@@ -80,6 +83,9 @@ class LoraPool:
         }
         self._group_tables = {
             group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
+        }
+        self.stacks = {
+            module: LoraStack(self._a[module], self._b[module], self._tables[module]) for module in self._a
         }
         self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
         self._free_slots = list(reversed(range(max_adapters)))

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import WorkList, sgmv
 from personae.lora.extras import StepExtras
 from personae.lora.pool import LoraPool
@@ -23,6 +24,9 @@ class LoraLayers(Protocol):
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """Change the embedded rows x: [T, hidden] of tokens: [T], in place."""
+
+    def fused(self) -> LoraStep | None:
+        """The adapters of all layers, for a forward pass in one call."""
 
 
 def segments_of(slots: Sequence[int | None], counts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -79,3 +83,7 @@ class LoraBatch:
         """See LoraLayers."""
         if self._extras is not None:
             self._extras.embed(tokens, x)
+
+    def fused(self) -> LoraStep | None:
+        """See LoraLayers. None when an adapter of the step is more than ranks."""
+        return LoraStep(self._pool.stacks, self._work) if self._extras is None else None

@@ -1,16 +1,18 @@
 """The pages below: what they show is run, and brings what it shows (docs/tools.md has a test of its own).
 
 Against the bundled model served by the real server: a `python` block is executed and its output compared
-with the `text` block right after it, if there is one; a `sh` block that begins with curl likewise, with a
-`json` block (ids and times aside). Blocks of other languages and other commands are prose.
+with the `text` block right after it, if there is one; a `sh` block that begins with curl or personae bench
+likewise, with a `json` block (ids and times aside). Blocks of other languages and other commands are prose.
 """
 
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +25,8 @@ from personae.api.options import ServeOptions
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "http://127.0.0.1:8000"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/batches.md", "docs/structured_output.md")
+PAGES = ("README.md", "docs/batches.md", "docs/bench.md")
+COMMANDS = ("curl ", "personae bench ", "docs/structured_output.md")
 VARY = {"id", "created", "call_id"}
 
 
@@ -40,7 +43,7 @@ def examples(page: str) -> Iterator[Example]:
     blocks = list(BLOCK.finditer(text))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         language, source = block.groups()
-        if language != "python" and not (language == "sh" and source.startswith("curl ")):
+        if language != "python" and not (language == "sh" and source.startswith(COMMANDS)):
             continue
         shown = None
         if (
@@ -83,10 +86,19 @@ def test_an_example_brings_what_is_shown(
             assert printed.getvalue() == example.shown
         return
     assert shutil.which("curl"), "the examples use curl"
-    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `personae` is
+    done = subprocess.run(
+        ["bash", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        env=os.environ | {"PATH": beside},
+    )
     if example.shown is not None:
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
 
 
 def test_every_feature_is_shown_with_its_output() -> None:
-    assert len([example for example in EXAMPLES if example.shown]) == len(EXAMPLES) == 6
+    assert len([example for example in EXAMPLES if example.shown]) == 6
+    assert {example.page for example in EXAMPLES} == set(PAGES)

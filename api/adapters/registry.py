@@ -116,6 +116,11 @@ class Registry:
                 found[row["name"]] = self._record(row)
         return list(found.values())
 
+    def count(self) -> int:
+        """All tenants' adapters."""
+        (count,) = self._data.rows("select count(*) from adapters")[0]
+        return int(count)
+
     @contextmanager
     def hold(self, digest: str) -> Iterator[None]:
         """Keep an adapter's files while the block runs, whatever happens to its name."""

@@ -113,7 +113,11 @@ class Batches:
 
     @asynccontextmanager
     async def running(self, door: Door) -> AsyncIterator[None]:
-        """Run batches while the block runs: those that an earlier server left, and those that come."""
+        """Run batches while the block runs: those that an earlier server left, and those that come.
+
+        The block's own error is raised as it is, not in a group: the exit code depends on it.
+        """
+        failure: Exception | None = None
         self._door, self._room = door, Room(door.settings.batch_concurrency)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -122,9 +126,13 @@ class Batches:
                 self._begin(entry)
             try:
                 yield
+            except Exception as error:
+                failure = error
             finally:
                 self._tasks = None
                 tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     async def create(self, who: Identity, body: CreateBatch, settings: ApiSettings) -> Batch:
         """Take a batch. Raises RequestError, or RateLimited when the tenant has too many at a time."""

@@ -13,6 +13,7 @@ from personae.api.tenants.store import Identity
 from personae.errors import RateLimited
 
 _CONCURRENT_RETRY = 1.0  # seconds; nobody knows when one of the others ends
+_SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
 
 
@@ -47,6 +48,8 @@ class _Account:
         self.running = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
+        self.schemas: Bucket | None = None
+        self.seen: OrderedDict[int, None] = OrderedDict()  # hashes of schemas that need no new compile
 
 
 class Meter:
@@ -83,6 +86,21 @@ class Meter:
             leave = account.tokens.per_minute / 2 if spare else 0.0
             _demand(account.tokens, max(tokens, 1), now, "tokens", leave)
             account.tokens.take(tokens)
+
+    def schema(self, who: Identity, source: str) -> None:
+        """Count a schema that this tenant has not used lately: it may have to be compiled. Raises
+        RateLimited."""
+        account, now, key = self._account(who.tenant), self._clock(), hash(source)
+        account.schemas = _bucket(account.schemas, who.limits.schemas_per_minute, now)
+        if account.schemas is None:
+            return
+        if key not in account.seen:
+            _demand(account.schemas, 1, now, "new schemas")
+            account.schemas.take(1)
+        account.seen[key] = None
+        account.seen.move_to_end(key)
+        if len(account.seen) > _SEEN:
+            account.seen.popitem(last=False)
 
     def answer(self, who: Identity, tokens: int) -> None:
         """Take an answer's tokens, which have been made already."""

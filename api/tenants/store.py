@@ -27,7 +27,8 @@ _NOBODY = bytes(32)
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tenant may use; None is without a limit. `bytes` are those of its adapters' files, `file_bytes`
-    those of its files for batches."""
+    those of its files for batches, `schemas_per_minute` those that have to be compiled. `weight` is no limit:
+    with 2 it gets twice the service of a tenant without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -35,6 +36,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     adapters: int | None = None
     bytes: int | None = None
     file_bytes: int | None = None
+    schemas_per_minute: int | None = None
+    weight: float | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True):

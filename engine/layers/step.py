@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.decoder import LoraStep
 
 LoraGroup = Literal["qkv", "o", "gate_up", "down"]
 
@@ -22,6 +23,9 @@ class LoraLayers(Protocol):
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """Updates the embedded tokens in place. tokens: [T] int64, x: [T, hidden]."""
+
+    def fused(self) -> LoraStep | None:
+        """The same for a forward pass in one call; None to be asked layer by layer."""
 
 
 class LoraOutput(Protocol):

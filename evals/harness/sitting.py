@@ -14,7 +14,7 @@ from personae.errors import RequestError
 from personae.evals.harness.progress import Board
 from personae.evals.harness.records import Head, Log, key_of, now
 from personae.evals.harness.runner import choose_models, plan, run
-from personae.evals.harness.target import Target, open_in_process, open_server
+from personae.evals.harness.target import Target, open_in_process, open_server, source_of
 from personae.evals.served import Served
 from personae.evals.suites.registry import open_suite, suite_type
 
@@ -95,6 +95,8 @@ async def sit(options: EvalOptions, console: Console) -> Path:
                         )
                 complete = True
             finally:
+                for one in plans:
+                    one.suite.close()
                 log.end(round(time.monotonic() - begun, 3), complete=complete)
     return options.out
 
@@ -126,6 +128,7 @@ async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
         try:
             async with open_server(served.url, patience=options.timeout) as server:
                 server.about = f"personae serve {options.model.name if options.model else '(bundled model)'}"
+                server.source = source_of(options.model, options.adapters)
                 yield server
         finally:
             with anyio.CancelScope(shield=True):

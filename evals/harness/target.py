@@ -15,6 +15,7 @@ import msgspec
 
 from personae.api.library import Engine
 from personae.api.library import open as open_library
+from personae.api.local import DEMO
 from personae.errors import (
     GrammarError,
     NotFound,
@@ -41,6 +42,13 @@ class Model(msgspec.Struct, frozen=True):
     base: bool
 
 
+class Source(msgspec.Struct, frozen=True):
+    """A model folder, and folders of adapters by name."""
+
+    model: Path
+    adapters: dict[str, Path]
+
+
 class Target(Protocol):
     """Something that answers."""
 
@@ -48,6 +56,10 @@ class Target(Protocol):
     """Where it is reached over HTTP, if it is."""
     about: str
     """For the report's head."""
+    source: "Source | None"
+    """The folders that were loaded, if the engine is our own."""
+    key: str | None
+    """What a server is asked with."""
 
     async def models(self) -> list[Model]:
         """What may be asked for, bases first."""
@@ -65,10 +77,12 @@ class Target(Protocol):
 class Server:
     """An OpenAI-compatible server. `url` is its root, with or without `/v1`."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, url: str, key: str | None = None) -> None:
         self._client = client
         self.url: str | None = url
         self.about = url
+        self.source: Source | None = None
+        self.key = key
 
     async def models(self) -> list[Model]:
         """As /v1/models has it; an entry without `parent` is a base."""
@@ -118,10 +132,12 @@ class InProcess:
     """An engine in this process, as `personae.open` gives it."""
 
     url: str | None = None
+    key: str | None = None
 
-    def __init__(self, engine: Engine, about: str) -> None:
+    def __init__(self, engine: Engine, about: str, source: Source) -> None:
         self._engine = engine
         self.about = about
+        self.source: Source | None = source
 
     async def models(self) -> list[Model]:
         """The base and its adapters."""
@@ -154,7 +170,7 @@ async def open_server(url: str, key: str | None = None, patience: float = 600.0)
     async with httpx.AsyncClient(
         base_url=f"{root}/v1", headers=headers, timeout=httpx.Timeout(patience, connect=10.0), limits=limits
     ) as client:
-        yield Server(client, root)
+        yield Server(client, root, key)
 
 
 @asynccontextmanager
@@ -163,7 +179,16 @@ async def open_in_process(
 ) -> AsyncIterator[InProcess]:
     """An engine of our own. Raises LoadError."""
     async with open_library(model, adapters=adapters, **options) as engine:
-        yield InProcess(engine, f"in process: {model.name if model else 'the bundled model'}")
+        about = f"in process: {model.name if model else 'the bundled model'}"
+        yield InProcess(engine, about, source_of(model, adapters))
+
+
+def source_of(model: Path | None, adapters: tuple[Path, ...]) -> Source:
+    """What an engine of our own loads for these options."""
+    if model is None:
+        model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
+    named = {path.name: path for folder in adapters for path in sorted(folder.iterdir()) if path.is_dir()}
+    return Source(model, named)
 
 
 @asynccontextmanager

@@ -83,7 +83,7 @@ def _changes(title: str, changes: Sequence[Change], names: tuple[str, str]) -> I
                 f"{100 * change.difference.low:+.1f} to {100 * change.difference.high:+.1f}",
                 str(change.difference.gained),
                 str(change.difference.lost),
-                f"{change.difference.p:.3f}",
+                "<0.001" if change.difference.p < 0.001 else f"{change.difference.p:.3f}",
             ]
             for change in changes
         ),

@@ -29,7 +29,7 @@ def page(runs: Sequence[Run], title: str = "") -> str:
         "quantity": text.quantity,
         "duration": text.duration,
         "marked": text.marked,
-        "shares": plots.shares,
+        "share": plots.share,
         "change": plots.change,
     }
     return environment.get_template("page.html.jinja").render(

@@ -1,7 +1,7 @@
 """From runs to what a report shows: cells, differences, failing cases. No markup here."""
 
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -74,14 +74,19 @@ class SuiteTable:
     scores: list[str]
     values: list[str]
     skips: list[tuple[str, int]]
-    seconds: list[float]
 
-    def whole(self, run: int) -> dict[tuple[str, str], Cell]:
-        """All tasks of one run together, by model and mode."""
-        cells: dict[tuple[str, str], Cell] = defaultdict(Cell)
-        for (_, model, mode), row in self.rows.items():
-            cells[model, mode].records += row[run].records
-        return dict(cells)
+    def total(self, run: int) -> Cell:
+        """Everything of one run together."""
+        return Cell([record for row in self.rows.values() for record in row[run].records])
+
+    def series(self, mode: str) -> int:
+        """Which colour a mode has."""
+        return list(dict.fromkeys(key[2] for key in self.rows)).index(mode)
+
+    @property
+    def errors(self) -> int:
+        """How many outcomes of all runs could not be judged."""
+        return sum(cell.errors for row in self.rows.values() for cell in row)
 
     def between_runs(self, run: int) -> list[Change]:
         """How `run` differs from the first."""
@@ -138,7 +143,6 @@ def tables(runs: Sequence[Run]) -> list[SuiteTable]:
                 list(dict.fromkeys(score for record in records for score in record.scores)),
                 list(dict.fromkeys(value for record in records for value in record.values)),
                 skips.most_common(),
-                [sum(r.seconds for r in run.records if r.suite == name) for run in runs],
             )
         )
     return made

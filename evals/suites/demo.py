@@ -15,7 +15,7 @@ from personae.evals.demo import data
 from personae.evals.demo.grading import grade, held_out, malformed
 from personae.evals.demo.sample import END_OF_TURN, Sample, call_text, dumps
 from personae.evals.harness.subject import Subject
-from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, SuiteSettings
+from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Suite, SuiteSettings
 
 TRANSFORMERS = "transformers"
 
@@ -27,13 +27,12 @@ class DemoSettings(SuiteSettings, frozen=True):
     limit: int = 192
 
 
-class DemoTasks:
+class DemoTasks(Suite):
     """Tools, extraction and chat of the base; each adapter's task for it and, to compare, for the base."""
 
     settings: ClassVar = DemoSettings
     about: ClassVar = "held-out tasks of the bundled demo model and its adapters"
     modes: ClassVar = (FREE, CONSTRAINED)
-    concurrency: ClassVar = None
 
     def __init__(self, settings: DemoSettings) -> None:
         self._settings = settings

@@ -10,8 +10,15 @@ from personae.evals.suites.suite import Suite
 
 SUITES = {
     "demo": "personae.evals.suites.demo:DemoTasks",
+    "schemas": "personae.evals.suites.schemas:Schemas",
+    "bfcl": "personae.evals.suites.bfcl.suite:Bfcl",
+    "reasoning": "personae.evals.suites.reasoning:Reasoning",
+    "lora": "personae.evals.suites.lora:LoraParity",
+    "determinism": "personae.evals.suites.determinism:Determinism",
+    "acceptance": "personae.evals.suites.acceptance:Acceptance",
+    "lm_eval": "personae.evals.suites.lm_eval:LmEval",
 }
-DEFAULT = ("demo",)
+DEFAULT = ("demo", "schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
 
 
 def suite_type(name: str) -> type[Suite]:

@@ -54,7 +54,7 @@ class Suite(Protocol):
     """One line for people."""
     modes: ClassVar[tuple[str, ...]]
     """Run unless others are asked for; `plays` may know more."""
-    concurrency: ClassVar[int | None]
+    concurrency: ClassVar[int | None] = None
     """The most cases at a time, if the suite minds."""
 
     def cases(self) -> Sequence[Case]:
@@ -65,3 +65,7 @@ class Suite(Protocol):
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
         """Try it: one outcome, or several of one kind. Raises Skipped, or PersonaeError if it went wrong."""
+
+    def close(self) -> None:
+        """Let go of what playing has opened."""
+        return

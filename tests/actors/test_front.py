@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from fake_executor import make_log
 from told import Told
 
-from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.adapter_queue import AdapterQueue, Lane
 from personae.actors.front import IDLE_QUEUES, Front
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import LONGEST_RETRY, Ingress
@@ -143,9 +144,11 @@ class House:
         assert not self.letters[adapter]
         del self.actors[adapter]
 
-    def submit(self, id: str, adapter: str | None, tenant: str = "default") -> None:
+    def submit(
+        self, id: str, adapter: str | None, tenant: str = "default", *, background: bool = False
+    ) -> None:
         params = SamplingParams(max_tokens=6, seed=0)
-        log = SequenceLog(id, (7, 7, 7), 3, params, adapter=adapter, tenant=tenant)
+        log = SequenceLog(id, (7, 7, 7), 3, params, adapter=adapter, tenant=tenant, background=background)
         self.inbox_of[id] = Inbox()
         self.letters["ingress"].tell(Submission((log,), self.inbox_of[id], Answer()))
 
@@ -276,6 +279,19 @@ async def test_a_tenant_that_floods_leaves_the_window_of_another_alone() -> None
     assert set(house.back.running) == {"flood-0", "flood-1", "one"}
 
 
+async def test_what_a_tenant_lets_wait_leaves_its_window_alone_and_has_a_smaller_one() -> None:
+    house = House(0, window=16)
+    for number in range(9):
+        house.submit(f"batch-{number}", None, background=True)
+    house.submit("chat", None)
+    while await house.deliver():
+        pass
+    assert set(house.back.running) == {"batch-0", "batch-1", "chat"}
+    house.back.start()
+    await house.settle()
+    house.assert_empty()
+
+
 async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_its_adapter_between() -> None:
     house = House(0)
     for number in range(3):
@@ -339,3 +355,13 @@ async def test_who_is_refused_is_told_how_long_the_queue_is(seconds: float, told
     await ingress.receive(Submission(logs, Inbox(), answer))
     assert isinstance(answer.error, Overloaded)
     assert answer.error.retry_after == told
+
+
+async def test_a_lane_hands_out_by_priority_and_forgets_who_has_gone() -> None:
+    lane = Lane()
+    for i, priority in enumerate([0, 2, -1, 0]):
+        lane.add(make_log(f"{i}", [1], priority=priority))
+    lane.waiting.pop("0")
+    assert [log.id for log in lane.take(2)] == ["2", "3"]
+    assert [log.id for log in lane.take(5)] == ["1"]
+    assert lane.take(1) == []

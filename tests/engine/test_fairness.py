@@ -94,7 +94,7 @@ def test_a_lift_never_lowers_a_counter():
 def test_counters_of_keys_that_are_gone_do_not_pile_up():
     policy = VirtualTokenCounters()
     for i in range(1000):
-        key = (f"tenant-{i}", None)
+        key = Key(f"tenant-{i}", None)
         policy.offer(key, i)
         assert policy.choose() == key
         policy.withdraw(key)

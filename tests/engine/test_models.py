@@ -185,6 +185,9 @@ def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
                 for y in ys:
                     y.mul_(2)
 
+        def fused(self) -> None:
+            return None
+
         def embed(self, tokens: torch.Tensor, x: torch.Tensor) -> None:
             self.calls.append((-1, "embed", [tuple(tokens.shape), tuple(x.shape)]))
 

@@ -45,11 +45,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_model_len=st.integers(8, 48),
         policy=st.sampled_from([FirstComeFirstServed, VirtualTokenCounters, tiers]),
         beside=st.integers(1, 4),
+        sharing=st.booleans(),
     )
-    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside):
+    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing):
         self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare)
         self.logs: dict[str, SequenceLog] = {}
-        self.it = Bench(Scheduler(self.layout, policy(), beside), FakeExecutor(self.layout, self.fails), FAR)
+        scheduler = Scheduler(self.layout, policy(), beside, sharing=sharing)
+        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails), FAR)
 
     @staticmethod
     def fails(log: SequenceLog, position: int) -> str | None:
@@ -67,9 +69,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         siblings=st.integers(0, 2),
         background=st.sampled_from([False, False, True]),
+        start=st.sampled_from([0, 0, 1, 3, 5, 14, 29]),
+        priority=st.sampled_from([0, 0, -2, 3]),
+        weight=st.sampled_from([1.0, 1.0, 3.0]),
     )
     def add(
-        self, head, length, tail, tenant, adapter, max_tokens, logprobs, prompt_logprobs, siblings, background
+        self,
+        head,
+        length,
+        tail,
+        tenant,
+        adapter,
+        max_tokens,
+        logprobs,
+        prompt_logprobs,
+        siblings,
+        background,
+        start,
+        priority,
+        weight,
     ):
         first = f"s{len(self.logs)}"
         added = []
@@ -86,6 +104,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 background=background,
+                adapter_start=min(start, len((*head[:length], *tail)) - 1) if adapter else 0,
+                priority=priority,
+                weight=weight,
             )
             self.logs[log.id] = log
             self.it.add(log)

@@ -7,7 +7,7 @@ import anyio
 
 from personae.evals.harness.subject import Subject
 from personae.evals.harness.target import Model
-from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Skipped, SuiteSettings
+from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Skipped, Suite, SuiteSettings
 
 Body = dict[str, Any]
 MODELS = (Model("base", True), Model("poet", False))
@@ -18,6 +18,8 @@ class ScriptedTarget:
 
     url: str | None = None
     about = "a script"
+    source = None
+    key = None
 
     def __init__(
         self, say: Callable[[Body], str], models: Sequence[Model] = MODELS, seconds: float = 1.0
@@ -60,7 +62,7 @@ class SumSettings(SuiteSettings, frozen=True):
     words: tuple[str, ...] = ()
 
 
-class Sums:
+class Sums(Suite):
     """Adds numbers; adapters only play even ones, and 13 is skipped."""
 
     settings: ClassVar = SumSettings

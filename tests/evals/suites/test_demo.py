@@ -28,6 +28,8 @@ class Gold:
 
     url = None
     about = "gold"
+    source = None
+    key = None
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
