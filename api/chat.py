@@ -113,12 +113,8 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
         for index in range(count)
     ]
     bound_by = None if bound is None else bound.param
-<<<<<<< HEAD
-    job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout)
-    job.budget_param = param
-=======
     job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
->>>>>>> main
+    job.budget_param = param
     job.add(prompt, params, grammar, choices)
     return job, Form(job, body, prompt)
 
