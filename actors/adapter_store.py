@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
-from anyio import CapacityLimiter, current_time, sleep, to_thread
+from anyio import CapacityLimiter, current_time, sleep
 from msgspec.structs import replace
 
 from personae.actors.kit.actor import Actor
@@ -29,9 +29,9 @@ from personae.actors.messages import (
     Unpin,
     Yield,
 )
+from personae.actors.script import Library
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter
-from personae.lora.library import AdapterLibrary
 
 _AT_ONCE = 4  # adapters that are read and offered to the pool at the same time; bounds their memory
 _PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
@@ -47,7 +47,7 @@ class AdapterStore(Actor[Message]):
 
     def __init__(
         self,
-        library: AdapterLibrary,
+        library: Library,
         life: int,
         executor: Ref[Message],
         queue_of: Callable[[str | None], Ref[Message]],
@@ -136,7 +136,7 @@ class AdapterStore(Actor[Message]):
 
     async def _read(self, digest: str) -> None:
         try:
-            adapter = await to_thread.run_sync(self._library.read, digest, limiter=self._readers)
+            adapter = await self.in_thread(self._library.read, digest, limiter=self._readers)
         except AdapterError as error:
             self._settle(digest, False, error.message)
             self._advance()

@@ -16,13 +16,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Never
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream, SocketStream
 
 from personae.actors.adapter_store import AdapterStore
 from personae.actors.assembly import Assembly, assemble
+from personae.actors.blackbox import BlackBox
 from personae.actors.compiler import Compiler
 from personae.actors.executor import Executor
 from personae.actors.kit import gauges
@@ -65,10 +67,12 @@ def spawn_back(
     streamer: Ref[Message],
     ingress: Ref[Message],
     queue_of: Callable[[str | None], Ref[Message]],
+    box: BlackBox,
 ) -> tuple[Ref[Message], Ref[Message]]:
     """Add Back's actors to a supervisor; returns its store and its scheduler.
 
-    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it.
+    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it. The
+    executor notes its steps in `box`.
     """
     life = 0
     bound = 4 * script.max_live  # submit, cancel, progress and refusal of every live sequence find room
@@ -76,7 +80,7 @@ def spawn_back(
     def open_executor() -> Executor:  # the first to start: those after it are of the same life
         nonlocal life
         life = begin_life()
-        return Executor(script.build_step_engine, scheduler, store)
+        return Executor(script.build_step_engine, scheduler, store, box)
 
     executor: Ref[Message] = back.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
     store: Ref[Message] = back.spawn(
@@ -120,7 +124,8 @@ def main() -> Never:
         start = receive_first(line, Start)
         assembly = assemble(start.options, _Progress(line))
         line.sendall(frame(Loaded(facts_of(assembly))))
-        anyio.run(_serve, line, assembly.script, start.life, backend_options={"use_uvloop": True})
+        box = BlackBox.attach(start.black_box)
+        anyio.run(_serve, line, assembly.script, start.life, box, backend_options={"use_uvloop": True})
     except LoadError as error:
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
         code = LOAD_FAILED
@@ -132,16 +137,37 @@ def main() -> Never:
     _end(code)
 
 
-async def _serve(line: socket.socket, script: Script, life: int) -> None:
-    stream = await SocketStream.from_socket(line)
+async def _serve(line: socket.socket, script: Script, life: int, box: BlackBox) -> None:
+    await serve(await SocketStream.from_socket(line), script, life, box, _end)
+
+
+async def serve(
+    stream: ByteStream,
+    script: Script,
+    life: int,
+    box: BlackBox,
+    end: Callable[[int, BaseException | None], object],
+    meet: Callable[[Supervisor], object] = lambda back: None,
+) -> None:
+    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if
+    that
+    is the reason. `meet` is shown the actors when they are there."""
+
+    def report(incident: Incident) -> None:
+        """An engine that has lost an actor is of no use, and its device may be poisoned."""
+        if incident.error is not None:
+            log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
+            end(CRASHED, incident.error)
+
     front = Port("front")
     front.is_open = True
-    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=_die)
-    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front)
-    async with back, anyio.create_task_group() as tasks:
+    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=report)
+    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front, box)
+    async with back, anyio.create_task_group() as tasks, aclosing(messages(stream, ToBack)) as arriving:
         tasks.start_soon(front.write, stream)
         tasks.start_soon(_pulse, back, front)
-        async for message in messages(stream, ToBack):
+        meet(back)
+        async for message in arriving:
             match message:
                 case Submit() | Cancel():
                     scheduler.tell(message)
@@ -150,7 +176,7 @@ async def _serve(line: socket.socket, script: Script, life: int) -> None:
                 case Describe():
                     log.warning("Back's actors:\n%s", gauges.dump(gauges.read(back)))
                     faulthandler.dump_traceback()
-        _end(0)
+        end(0, None)  # Front has gone
 
 
 async def _pulse(back: Supervisor, front: Port) -> None:
@@ -184,14 +210,7 @@ def _die_with_front() -> None:
             _end(0)
 
 
-def _die(incident: Incident) -> None:
-    """An engine that has lost an actor is of no use, and its device may be poisoned."""
-    if incident.error is not None:
-        log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
-        _end(CRASHED)
-
-
-def _end(code: int) -> Never:
+def _end(code: int, why: BaseException | None = None) -> Never:
     """Now: a thread in the middle of a step, or of a compile, is not waited for."""
     logging.shutdown()
     sys.stdout.flush()

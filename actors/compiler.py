@@ -2,14 +2,14 @@
 
 import logging
 
-from anyio import CapacityLimiter, create_task_group, sleep, to_thread
+from anyio import CapacityLimiter, create_task_group, sleep
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
+from personae.actors.script import Grammars
 from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFailed
-from personae.grammar.closing.grammar import ClosingGrammar
-from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
 AT_ONCE = 4  # compiles; more would only take the cores from the steps
@@ -27,9 +27,7 @@ class Compiler(Actor[Message]):
     the end is kept for the next who asks.
     """
 
-    def __init__(
-        self, grammars: GrammarCompiler, scheduler: Ref[Message], *, seconds: float = SECONDS
-    ) -> None:
+    def __init__(self, grammars: Grammars, scheduler: Ref[Message], *, seconds: float = SECONDS) -> None:
         self._grammars = grammars
         self._scheduler = scheduler
         self._seconds = seconds
@@ -55,7 +53,7 @@ class Compiler(Actor[Message]):
     async def _compile(self, spec: GrammarSpec) -> None:
         async with create_task_group() as tasks:
             tasks.start_soon(self._lose_patience, spec)
-            outcome = await to_thread.run_sync(self._outcome, spec, limiter=self._threads)
+            outcome = await self.in_thread(self._outcome, spec, limiter=self._threads)
             tasks.cancel_scope.cancel()
         late = spec in self._late
         self._late.discard(spec)
@@ -81,7 +79,7 @@ class Compiler(Actor[Message]):
             error = Overloaded("Other grammars are being compiled; try again later.")
         self._scheduler.tell(Compiled(spec, error=error))
 
-    def _outcome(self, spec: GrammarSpec) -> ClosingGrammar | PersonaeError:
+    def _outcome(self, spec: GrammarSpec) -> BoundGrammar | PersonaeError:
         self._begun.add(spec)
         try:
             return self._grammars.compile(spec)

@@ -13,6 +13,7 @@ import anyio
 from msgspec.structs import asdict
 
 from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.blackbox import LastStep
 from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
@@ -20,7 +21,7 @@ from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
-from personae.actors.messages import Message, Shut, Submission, Withdraw
+from personae.actors.messages import Fallen, Message, Shut, Submission, Withdraw
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
@@ -109,6 +110,11 @@ class Front:
         if len(self._idle) > IDLE_QUEUES:
             oldest, _ = self._idle.popitem(last=False)
             self._house.dismiss(self._queues.pop(oldest))
+
+    def note_death(self, last: LastStep | None, *, outside: bool) -> None:
+        """Back has died in this step; `outside` if it was killed by nobody of ours."""
+        with suppress(ActorStopped):
+            self.streamer.tell(Fallen(() if last is None else last.aboard, outside))
 
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing, Back's included."""

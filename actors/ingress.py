@@ -50,6 +50,7 @@ class Ingress(Actor[Message]):
         self._adapter_of: dict[str, str | None] = {}
         self._withdrawn: set[str] = set()  # their end is awaited
         self._life = 0
+        self._held: dict[str, SequenceLog] | None = None  # those that come while others are tried
         self._shut: PersonaeError | None = None
 
     async def receive(self, message: Message) -> None:
@@ -63,6 +64,8 @@ class Ingress(Actor[Message]):
                     self._withdrawn.update(live)
                     self._streamer.tell(Close(live))
                     self._route(live, lambda ids: Cancel(ids, self._life))
+                    if held := tuple(id for id in live if self._held and self._held.pop(id, None)):
+                        self._streamer.tell(Refused(held, "Cancelled", "withdrawn before it started"))
             case Progress(started=started, ended=ended):
                 self._route(started, lambda ids: Progress(ids, ()))
                 self._route(ended, lambda ids: Progress((), ids))
@@ -73,13 +76,18 @@ class Ingress(Actor[Message]):
                 self._shut = error
                 self._streamer.tell(message)
             case BackStarted(life=life):
-                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life.
+                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life,
+                # and wait until all those are back.
                 self._life = life
+                self._held = {}
                 self._streamer.tell(Replay(life))
-            case Resubmit(logs=logs, life=self._life):
+            case Resubmit(logs=logs, life=self._life, last=last):
                 self._enqueue([log for log in logs if log.id not in self._withdrawn])
                 if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
                     self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while the engine restarted"))
+                if last and self._held is not None:
+                    came, self._held = self._held, None
+                    self._enqueue(came.values())
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs
@@ -97,7 +105,10 @@ class Ingress(Actor[Message]):
             return
         self._streamer.tell(Open(logs, submission.inbox))
         self._adapter_of.update((log.id, log.adapter) for log in logs)
-        self._enqueue(logs)
+        if self._held is None:
+            self._enqueue(logs)
+        else:
+            self._held.update((log.id, log) for log in logs)
         submission.reply.tell(None)
 
     def _enqueue(self, logs: Iterable[SequenceLog]) -> None:

@@ -15,7 +15,7 @@ from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import PersonaeError
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -40,8 +40,9 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds. `fairness_gap` is in
-    weighted tokens, between the most and the least served of those that wait."""
+    """How busy Back is; travels with every step. Counters only grow; times are seconds. `in_flight` steps are
+    in the executor's hands. `fairness_gap` is in weighted tokens, between the most and the least served of
+    those that wait."""
 
     running: int = 0
     waiting: int = 0
@@ -53,6 +54,7 @@ class Load(msgspec.Struct, frozen=True):
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    in_flight: int = 0
     tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
@@ -96,10 +98,14 @@ class Shut(Message, frozen=True):
 
 
 class Resubmit(Message, frozen=True):
-    """From the streamer, after `Replay`: logs of live sequences as far as they got."""
+    """From the streamer, after `Replay`: logs of live sequences as far as they got.
+
+    Until the `last` of them nobody else is let in: suspects are tried alone.
+    """
 
     logs: tuple[SequenceLog, ...]
     life: int
+    last: bool
 
 
 # --- Front: adapter queue -----------------------------------------------------------------------------------
@@ -168,6 +174,13 @@ class Refused(Message, frozen=True):
     message: str
     param: str | None = None
     code: str | None = None
+
+
+class Fallen(Message, frozen=True):
+    """From whoever saw Back die: the sequences that were aboard, and whether it was killed from outside."""
+
+    aboard: tuple[str, ...]
+    outside: bool
 
 
 class Replay(Message, frozen=True):
@@ -242,7 +255,7 @@ class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
     spec: GrammarSpec
-    grammar: ClosingGrammar | None = None
+    grammar: BoundGrammar | None = None
     error: PersonaeError | None = None
 
 
@@ -278,7 +291,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarSpec, ClosingGrammar]
+    grammars: dict[GrammarSpec, BoundGrammar]
     follows: bool
 
 

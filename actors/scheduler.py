@@ -22,7 +22,7 @@ from personae.actors.messages import (
 )
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
 GAP_STEPS = 16  # between two looks at the fairness gap
@@ -52,7 +52,7 @@ class SchedulerActor(Actor[Message]):
         self._ingress = ingress
         self._known: set[str] = set()
         self._compiling: dict[GrammarSpec, dict[str, SequenceLog]] = {}
-        self._grammars: dict[str, ClosingGrammar] = {}
+        self._grammars: dict[str, BoundGrammar] = {}
         self._in_flight = 0
         self._seconds = 0.0
         self._gap = 0.0
@@ -118,7 +118,7 @@ class SchedulerActor(Actor[Message]):
             kind = type(error).__name__
             self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
 
-    def _bind(self, log: SequenceLog, grammar: ClosingGrammar) -> None:
+    def _bind(self, log: SequenceLog, grammar: BoundGrammar) -> None:
         """Let it in, if its answer can be complete within its budget."""
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:
@@ -182,6 +182,7 @@ class SchedulerActor(Actor[Message]):
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
             steps=self._steps,
+            in_flight=self._in_flight,
             tokens=self._tokens,
             step_seconds=self._seconds,
             gap_seconds=self._gap,

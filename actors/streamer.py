@@ -18,6 +18,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     Close,
+    Fallen,
     Holdings,
     Load,
     Message,
@@ -41,6 +42,7 @@ class Live:
     """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
 
     __slots__ = (
+        "aboard",
         "delivered",
         "emitted",
         "inbox",
@@ -60,20 +62,20 @@ class Live:
         self.queued: float | None = None  # seconds until it was computed, in whatever life
         self.emitted: list[int] = []
         self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
-        self.started = False  # in this life of Back
+        self.started = self.aboard = False  # in this life of Back
         self.told = False  # something was delivered, in whatever life
         self.record = Record()
 
     def come_aboard(self, now: float) -> None:
         """It is computed from now on."""
-        self.record.aboard = True
+        self.aboard = True
         if self.queued is None:
             self.queued = now - self.opened
 
     def begin_again(self) -> SequenceLog:
         """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
         gone."""
-        self.started = False
+        self.started = self.aboard = False
         return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
 
     def unseen(self, delta: Delta) -> Delta:
@@ -107,6 +109,7 @@ class Streamer(Actor[Message]):
         self._live: dict[str, Live] = {}
         load.live = self._live
         self._probation = Probation()
+        self._fallen = Fallen((), outside=False)
         self._life = 0
 
     async def receive(self, message: Message) -> None:
@@ -119,6 +122,8 @@ class Streamer(Actor[Message]):
                     if id in self._live:
                         self._live[id].come_aboard(current_time())
                 self._deliver(deltas)
+            case Fallen():
+                self._fallen = message
             case Open(logs=logs, inbox=inbox):
                 now = current_time()
                 for log in logs:
@@ -154,7 +159,7 @@ class Streamer(Actor[Message]):
                 started.append(delta.id)
             if delta.tokens:
                 live.emitted += delta.tokens
-                live.record.got_on = True
+                live.record.brought += len(delta.tokens)
             if live.inbox is not None:
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
@@ -176,17 +181,17 @@ class Streamer(Actor[Message]):
             self._latest.backlog.wait(live.begin_again())
         if closed:
             self._ingress.tell(Progress((), closed))
-        go, guilty = self._probation.judge(self._records())
-        for id in guilty:
+        fallen, self._fallen = self._fallen, Fallen((), outside=False)
+        for id in self._probation.judge(self._records(), set(fallen.aboard), fallen.outside):
             self._quarantine(id, self._live[id])
-        if go:
-            self._ingress.tell(Resubmit(tuple(self._live[id].begin_again() for id in go), self._life))
         self._try_next()
 
     def _try_next(self) -> None:
-        """Put the next suspect on trial, if it is time."""
-        if self._probation.waits and (id := self._probation.next(self._records())) is not None:
-            self._ingress.tell(Resubmit((self._live[id].begin_again(),), self._life))
+        """Send back whose turn it is: the next suspect if one is still to be tried, else all others."""
+        probation = self._probation
+        if not probation.over and (ids := probation.next(self._records())) is not None:
+            logs = tuple(self._live[id].begin_again() for id in ids)
+            self._ingress.tell(Resubmit(logs, self._life, last=probation.over))
 
     def _records(self) -> dict[str, Record]:
         return {id: live.record for id, live in self._live.items()}
@@ -194,7 +199,11 @@ class Streamer(Actor[Message]):
     def _quarantine(self, id: str, live: Live) -> None:
         prompt = hashlib.sha256(repr(live.log.tokens).encode()).hexdigest()
         log.error(
-            "sequence %s was aboard whenever Back died: prompt %s, adapter %s", id, prompt, live.log.adapter
+            "quarantined: sequence %s was aboard in %d deaths of Back: prompt %s, adapter %s",
+            id,
+            live.record.deaths,
+            prompt,
+            live.log.adapter,
         )
         why = "This request made the engine fail each time it ran."
         self._refuse(Refused((id,), "Quarantined", why))
@@ -230,7 +239,7 @@ class Latest:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0, in_flight=0)
         self._held_before = self.holdings = replace(self.holdings, device=0, host=0, host_bytes=0, line=0)
 
     def hold(self, holdings: Holdings) -> None:
@@ -259,7 +268,7 @@ class Latest:
         running, waiting = Counter[str](), Counter[str]()
         for live in self.live.values():
             if live.log.adapter is not None:
-                (running if live.record.aboard else waiting)[live.log.adapter] += 1
+                (running if live.aboard else waiting)[live.log.adapter] += 1
         return running, waiting
 
 

@@ -42,10 +42,12 @@ _CHUNK = 2**18
 
 
 class Start(Message, frozen=True):
-    """From Front, first of all: what to load, and which life this is."""
+    """From Front, first of all: what to load, which life this is, and by which open file Back attaches to its
+    black box."""
 
     options: EngineOptions
     life: int
+    black_box: int
 
 
 class Loading(Message, frozen=True):

@@ -14,6 +14,7 @@ from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.logs import LogFormat
 from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
+from personae.api.simulate import app as simulate_app
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import EngineLost, LoadError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
 app.add_typer(adapters_app, name="adapters")
+app.add_typer(simulate_app, name="simulate")
 
 # Commands of what stands beside this floor, by name: imports go down only.
 for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals.bench.cli")):

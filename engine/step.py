@@ -17,8 +17,7 @@ from personae.engine.runner import Forward, Runner
 from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
-from personae.grammar.backend import Matcher
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -54,7 +53,7 @@ class StepEngine:
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, ClosingGrammar]) -> Forward | None:
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> Forward | None:
         """Apply the plan's changes and start its forward pass, if it has rows.
 
         `grammars` holds the compiled grammar of every admission that has a spec.
@@ -172,7 +171,7 @@ class StepEngine:
         return found
 
 
-def replayed(grammar: ClosingGrammar, log: SequenceLog, max_model_len: int) -> Matcher:
+def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Matcher:
     """A matcher that has seen what the log has emitted so far, and closes the answer in time."""
     matcher = grammar.matcher(log.budget(max_model_len))
     for token in log.tokens[log.prompt_length :]:

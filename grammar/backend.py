@@ -49,6 +49,21 @@ class CompiledGrammar(Protocol):
         """A new matcher at the grammar's start."""
 
 
+class BoundGrammar(Protocol):
+    """A compiled grammar whose answers close within their budgets; shared by all of them, thread-safe."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's bound."""
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+
+    def matcher(self, budget: int | None = None) -> Matcher:
+        """A new matcher at the start, of an answer that is complete within `budget` tokens."""
+
+
 class GrammarBackend(Protocol):
     """Turns a spec into a compiled grammar for one tokenizer."""
 

@@ -12,7 +12,7 @@ from threading import Lock
 import msgspec
 
 from personae.errors import GrammarError
-from personae.grammar.backend import GrammarBackend
+from personae.grammar.backend import BoundGrammar, GrammarBackend
 from personae.grammar.closing.build import close
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
@@ -40,7 +40,7 @@ class GrammarCompiler:
         self._bytewise: dict[str, GrammarBackend] = {}
         self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[GrammarSpec, ClosingGrammar] = OrderedDict()
+        self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
 
@@ -49,7 +49,7 @@ class GrammarCompiler:
         """Bytes held by the cache."""
         return self._bytes
 
-    def get(self, spec: GrammarSpec) -> ClosingGrammar | None:
+    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
         """The compiled grammar of an equal spec, if it is in the cache."""
         with self._lock:
             grammar = self._cached.get(spec)
@@ -57,7 +57,7 @@ class GrammarCompiler:
                 self._cached.move_to_end(spec)
             return grammar
 
-    def put(self, spec: GrammarSpec, grammar: ClosingGrammar) -> None:
+    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
         with self._lock:
             if spec in self._cached or grammar.nbytes > self._cache_bytes:

@@ -53,7 +53,7 @@ _SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _LONGEST = 30 * 24 * 3600
 _METADATA = (16, 64, 512)  # pairs, characters of a key, of a value
 _SWEEP = 60.0  # seconds
-_AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again that stumbled over the disk
+_AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again that stumbled
 _QUOTA_RETRY = 60.0
 
 
@@ -219,19 +219,16 @@ class Batches:
             self._tasks.start_soon(self._play, entry)
 
     async def _play(self, entry: Entry) -> None:
-        """Bring one batch to its end, whatever the disk does."""
+        """Bring one batch to its end, whatever the disk or the database does."""
         work = self._work[entry.batch.id]
         try:
             while True:
                 try:
                     await self._advance(entry, work)
                     return
-                except OSError as error:
-                    logger.error("batch %s: %s", entry.batch.id, error)
-                    await anyio.sleep(_AFTER_AN_ERROR)
                 except Exception as error:
-                    logger.error("batch %s stops until the next start", entry.batch.id, exc_info=error)
-                    return
+                    logger.error("batch %s stumbled, and is tried again", entry.batch.id, exc_info=error)
+                    await anyio.sleep(_AFTER_AN_ERROR)
         finally:
             del self._work[entry.batch.id]
 

@@ -112,7 +112,8 @@ def bench(
     folder = out or Path("runs") / datetime.now().astimezone().strftime("bench-%Y%m%d-%H%M%S")
     with ExitStack() as stack:
         if url is None:
-            url = f"personae={_serve(stack, model, adapters or ())}"
+            folder.mkdir(parents=True, exist_ok=True)
+            url = f"personae={_serve(stack, model, adapters or (), folder / 'server.log')}"
         _measure(
             [url, *(compare or ())],
             models or (),
@@ -144,13 +145,13 @@ def steps(
     report(model, adapters, rows, prompt, count, profile=profile)
 
 
-def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path]) -> str:
+def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path], log: Path) -> str:
     from personae.evals.served import Served
 
     arguments = [str(model)] if model else []
     for folder in adapters:
         arguments += ["--adapters", str(folder)]
-    return stack.enter_context(Served(arguments)).url
+    return stack.enter_context(Served(arguments, log)).url
 
 
 def _arrivals(

@@ -30,6 +30,7 @@ from personae.actors.streamer import Latest
 from personae.api.local import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.engine.step import StepEngine
 
 WARM_UP = 8  # steps
 OPERATORS = 15  # shown
@@ -72,6 +73,7 @@ def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> lis
 def engine_parts(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> Parts:
     """The engine alone: plan, forward (packing and model), sample, finish, commit of pure decode steps."""
     engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts()
+    assert isinstance(engine, StepEngine)
     for digest in digests(script):
         engine.place(script.library.read(digest))
     for log in logs(script, rows, mixed, prompt, steps):

@@ -69,6 +69,7 @@ class AnswerParser(Reader):
         self._shown = shown
         self._functions = functions or {}
         self._content = Trimmed()
+        self._called = False  # and nothing but blanks since
         self._reasoning = Trimmed(leading=True)
         self._steps = self._answer(reasoning, thinks, tools, anywhere)
         next(self._steps)
@@ -97,8 +98,10 @@ class AnswerParser(Reader):
         while (yield from self.more()):
             if tools is None:
                 yield from self._rest(reasoning)
-            elif (yield from self._finds(tools, reasoning, anywhere and tools.anywhere)):
-                yield from self._calls(tools)
+            elif way := (yield from self._finds(tools, reasoning, anywhere and tools.anywhere)):
+                yield from self._calls(way)
+        if self._called:
+            self._content.drop()
         self._said.content += self.marks.restore(self._content.rest(), shown=self._shown)
 
     def _thoughts(self, reasoning: ReasoningFormat, opened: bool) -> Steps[None]:
@@ -129,15 +132,17 @@ class AnswerParser(Reader):
         while (yield from self.more()):
             self._write_all()
 
-    def _finds(self, tools: ToolFormat, reasoning: ReasoningFormat | None, anywhere: bool) -> Steps[bool]:
-        """Text up to the trigger, and that; False at the end of the answer."""
-        trigger = self.marks.put(tools.trigger)
+    def _finds(
+        self, tools: ToolFormat, reasoning: ReasoningFormat | None, anywhere: bool
+    ) -> Steps[ToolFormat | None]:
+        """Text up to a trigger, and that; then the way in which calls are written, None at the end."""
         if anywhere:
-            return (yield from self.until(trigger, self._write))
-        if (yield from self.opens(" " + trigger)):
-            return True
+            return tools if (yield from self.until(self.marks.put(tools.trigger), self._write)) else None
+        for way in tools.ways:
+            if (yield from self.opens(" " + self.marks.put(way.trigger))):
+                return way
         yield from self._rest(reasoning)
-        return False
+        return None
 
     def _calls(self, tools: ToolFormat) -> Steps[None]:
         """Calls, after their trigger. What is none is text, unless the answer ends within it."""
@@ -191,6 +196,7 @@ class AnswerParser(Reader):
             complete = yield from read_json(self, emit)
             complete = complete and (yield from self.take(put(tools.after_arguments)))
         self.completed += complete
+        self._called = True
         return complete
 
     def _write_all(self) -> None:
@@ -198,6 +204,7 @@ class AnswerParser(Reader):
         self._at = len(self._text)
 
     def _write(self, text: str) -> None:
+        self._called = self._called and not text.strip()
         self._said.content += self.marks.restore(self._content.push(text), shown=self._shown)
 
     def _reason(self, text: str) -> None:

@@ -19,7 +19,8 @@ class ToolFormat:
     In these texts a space stands for blanks that a model may or may not write, and `#` for a number.
     `trigger` is what the calls begin with: free text never contains it. Where it could be meant as text, as a
     brace could, it counts only at the beginning of an answer: then `anywhere` is false. `single`: a model
-    makes one call at most in an answer.
+    makes one call at most in an answer. `other` is a second way in which it may write calls, if `anywhere` is
+    false.
     `signs` are what a chat template contains if its model writes this format. `id` is the form of ids that
     its template takes: `{random}` are hexadecimal digits, `{number}` is what `#` stood for.
     """
@@ -37,9 +38,11 @@ class ToolFormat:
     anywhere: bool = True
     single: bool = False
     id: str = "call_{random:.24}"
+    other: "ToolFormat | None" = None
 
     def __post_init__(self) -> None:
         assert (self.open + self.before_name).startswith(self.trigger), "calls begin with their trigger"
+        assert self.other is None or not self.anywhere, "text can be free of one trigger only"
 
     @property
     def texts(self) -> str:
@@ -52,17 +55,26 @@ class ToolFormat:
             self.between,
             self.close,
         ]
-        return " ".join([*around, self.arguments.texts])
+        return " ".join([*around, self.arguments.texts, self.other.texts if self.other else ""])
+
+    @property
+    def ways(self) -> "tuple[ToolFormat, ...]":
+        """This one, and the other if there is one."""
+        return (self,) if self.other is None else (self, self.other)
 
     def calls(self, functions: Many[Function], *, parallel: bool, triggered: bool = False) -> Element:
         """One call, or with `parallel` one or more. `triggered`: the trigger has been written already."""
+        ways = [way._calls(functions, parallel, triggered) for way in self.ways]
+        return ways[0] if len(ways) == 1 else OneOf(tuple(ways))
+
+    def _calls(self, functions: Many[Function], parallel: bool, triggered: bool) -> Element:
         start = self.open + self.before_name
         start = start[len(self.trigger) :] if triggered else " " + start
         parts = [self._call(start, functions)]
         if parallel and not self.single:
             parts.append(Repeat(self._call(self.between + self.before_name, functions)))
-        if self.close:
-            parts.append(Exactly(self.close))
+        if not self.single:
+            parts.append(Exactly(self.close + " "))  # some models end with a line break
         return Sequence(tuple(parts))
 
     def _call(self, before_name: str, functions: Many[Function]) -> Element:

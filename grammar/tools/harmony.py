@@ -1,4 +1,5 @@
-"""gpt-oss: a call is a message to its function, and ends the answer.
+"""gpt-oss: a call is a message to its function, and ends the answer. Models name the function after the
+channel, chat templates before it; after calls of the latter kind models write them so, too.
 
 https://developers.openai.com/cookbook/articles/openai-harmony
 """
@@ -14,4 +15,14 @@ FORMAT = ToolFormat(
     after_arguments="",
     anywhere=False,
     single=True,
+    other=ToolFormat(
+        name="harmony",
+        signs=(),
+        trigger="to=functions.",
+        before_name="to=functions.",
+        after_name="<|channel|>commentary json<|message|>",
+        after_arguments="",
+        anywhere=False,
+        single=True,
+    ),
 )

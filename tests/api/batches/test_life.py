@@ -1,5 +1,6 @@
 """What becomes of a batch, by the virtual clock: finished, failed, expired, cancelled, taken up again."""
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,22 @@ async def test_one_that_was_being_finished_is_finished(
         assert batch["output_file_id"] is None
     async with open_batches(tmp_path) as house:
         batch = await house.until(id, "completed")
+        assert list(texts(await house.lines(batch["output_file_id"]))) == ["a"]
+
+
+async def test_one_that_stumbles_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_batches(tmp_path) as house:
+        finish, failures = house.batches._store.finish, 2
+
+        async def locked(*arguments: Any, **changes: Any) -> Any:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise sqlite3.OperationalError("database is locked")
+            return await finish(*arguments, **changes)
+
+        monkeypatch.setattr(house.batches._store, "finish", locked)
+        batch = await house.until(await house.start([request("a")]), "completed")
         assert list(texts(await house.lines(batch["output_file_id"]))) == ["a"]
 
 

@@ -1,7 +1,7 @@
 """Structural tags, and the other ways to bind a part of an answer: what they allow."""
 
 import pytest
-from answers import allows, vocabulary
+from answers import allows, parse, vocabulary
 
 from personae.errors import GrammarError, UnsupportedParameter
 from personae.grammar.reasoning.format import Thinks
@@ -147,6 +147,26 @@ def test_a_grammar_holds_within_a_json_string():
         assert allows(shape, call, vocabulary()) is allowed, text
     with pytest.raises(GrammarError, match="'~'"):
         escaped_lark("start: ~/a/", "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("qwen3_coder", "<tool_call><function=f><parameter=input>\n@\n</parameter></function></tool_call>"),
+        ("glm45", "<tool_call>f<arg_key>input</arg_key><arg_value>@</arg_value></tool_call>"),
+        ("gemma4", '<|tool_call>call:f{input:<|"|>@<|"|>}<tool_call|>'),
+        ("pythonic", '[f(input="@")]'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"input": "@"}}</tool_call>'),
+    ],
+)
+def test_a_custom_tools_input_is_bound_in_every_way_of_writing(name, call):
+    words = vocabulary()
+    for text in (Regex("[a-c]+", "x"), Lark("start: /[a-c]+/", "x"), None):
+        function = custom_function("f", text, "x")
+        shape = AnswerShape(tools=tool_format(name), functions=(function,), use="required")
+        assert allows(shape, call.replace("@", "abc"), words)
+        assert allows(shape, call.replace("@", "xyz"), words) is (text is None)
+        assert parse(shape, call.replace("@", "abc")).arguments == [("f", {"input": "abc"})]
 
 
 @pytest.mark.parametrize("text", ["", "plain", 'a "b" \\ \n\t \x01', "ü 😀 \u2028", "\\u0041 \\\\"])

@@ -1,10 +1,13 @@
 """The families' formats: found from their templates, and read as their models write them."""
 
+import re
 from pathlib import Path
 
 import pytest
 from answers import FUNCTIONS, allows, parse, vocabulary
 
+from personae.api.chat_template import ChatTemplate
+from personae.api.schema import AssistantMessage, FunctionCall, ToolCall, ToolMessage, UserMessage
 from personae.errors import GrammarError, ModelLoadError
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
@@ -169,6 +172,49 @@ EXPECTED = {
     "lfm2_2_5": ("lfm2", "think"),
     "diffusion_gemma": ("gemma4", "gemma4"),
 }
+
+
+CALLS = [
+    ToolCall(FunctionCall("get_weather", '{"city": "Köln", "days": 3}'), id="functions.get_weather:0"),
+    ToolCall(FunctionCall("get", "{}"), id="functions.get:1"),
+]
+# Reasoning that the template leaves empty, and what ends an answer.
+AROUND = re.compile(
+    r"^\s*(?:<think>)?\s*</think>|(?:<\|im_end\|>|<\|eot_id\|>|<\|call\|>|<\|observation\|>|</s>).*",
+    re.DOTALL,
+)
+# One of the list's does not say what a message without content is; LFM2's writes strings in single quotes.
+UNLIKE = ("deepseekv3", "lfm2_2_5")
+
+
+@pytest.mark.skipif(not TEMPLATES, reason="the shared templates are not here")
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in UNLIKE])
+def test_calls_as_real_templates_write_them_are_allowed_and_read(name):
+    """The models were trained on what their templates write."""
+    format = find_tool_format(TEMPLATES[name])
+    if format is None:
+        return
+    template = ChatTemplate(TEMPLATES[name], {"bos_token": "", "eos_token": "</s>"})
+    single = format.single or "only supports single" in template.source
+    calls = CALLS[:1] if single else CALLS
+    user, result = UserMessage("hi"), ToolMessage("RESULT", calls[0].id)
+    tools = [
+        {"type": "function", "function": {"name": one.name, "description": "x", "parameters": one.parameters}}
+        for one in FUNCTIONS
+    ]
+    whole = template.render(
+        [user, AssistantMessage(tool_calls=calls), result], tools=tools, add_generation_prompt=False
+    )
+    prompt = template.render([user], tools=tools)
+    same = next(at for at, pair in enumerate(zip(whole, prompt + "\0", strict=False)) if pair[0] != pair[1])
+    answer = whole[same:].partition("RESULT")[0]
+    answer = AROUND.sub("", answer).partition("<|tool_response>")[0]
+    reasoning = find_reasoning_format(TEMPLATES[name])
+    shape = AnswerShape(reasoning, Thinks.MAYBE if reasoning else Thinks.NO, format, FUNCTIONS, "auto")
+    assert allows(shape, answer, vocabulary()), answer
+    expected = [("get_weather", {"city": "Köln", "days": 3}), ("get", {})]
+    parsed = parse(shape, answer)
+    assert (parsed.arguments, parsed.content) == (expected[: len(calls)], "")
 
 
 @pytest.mark.skipif(not TEMPLATES, reason="the shared templates are not here")
@@ -372,6 +418,7 @@ HARMONY_TAGS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|e
         (THOUGHT + START + FINAL, "hm", "Rain.", 0),
         (THOUGHT + START + THOUGHT + START + FINAL, "hm\nhm", "Rain.", 0),
         (WRITTEN["harmony"], "", "", 1),
+        (f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}", "", "", 1),
         (THOUGHT + START + WRITTEN["harmony"], "hm", "", 1),
         (THOUGHT + START + ASIDE + START + WRITTEN["harmony"], "hm", "I look.", 1),
         (ASIDE + START + FINAL, "", "I look.\nRain.", 0),
