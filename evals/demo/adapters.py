@@ -29,14 +29,14 @@ class Recipe:
     rank: int
     targets: tuple[str, ...]
     steps: int
-    rate: float = 4e-3
+    rate: float = 8e-3
 
 
 RECIPES = {
-    "triage": Recipe(8, ATTENTION, 320, 8e-3),
-    "calendar": Recipe(32, ATTENTION + FEED_FORWARD, 400),
-    "invoices": Recipe(16, ATTENTION, 280, 8e-3),
-    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 320, 8e-3),
+    "triage": Recipe(8, ATTENTION, 400),
+    "calendar": Recipe(32, ATTENTION + FEED_FORWARD, 1200),
+    "invoices": Recipe(16, ATTENTION + FEED_FORWARD, 800),
+    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 500),
 }
 
 
@@ -47,7 +47,7 @@ def train_adapter(name: str, *, seed: int, tokens: int, runs: Path) -> float:
     fused.install()
     torch.manual_seed(seed)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    base = Qwen3ForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    base = Qwen3ForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16, attn_implementation=fused.ATTENTION)
     lora = LoraConfig(
         r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=list(recipe.targets), task_type="CAUSAL_LM"
     )
