@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup serve test lint
+.PHONY: setup serve test lint eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time.
@@ -19,6 +19,14 @@ serve: setup
 
 test: setup
 	$(BIN)/pytest -q $(ARGS)
+
+# The default suites on the bundled model, through a server; ARGS="--model DIR" takes another.
+eval: setup
+	$(BIN)/personae eval run --serve $(ARGS)
+
+# The default loads on the bundled model, in a few minutes; ARGS="--compare URL" puts another server beside it.
+bench: setup
+	$(BIN)/personae bench $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

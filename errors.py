@@ -16,6 +16,7 @@
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   └── EngineLost            the engine failed too often and is not started again       503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
+    │   ├── Quarantined           it made the engine fail each time it ran                   500
     │   ├── DeadlineExceeded      its deadline passed                                        504
     │   └── Cancelled             the client went away (never sent on the wire)              499
     └── LoadError                 a model or adapter folder cannot be served
@@ -35,6 +36,7 @@ class PersonaeError(Exception):
     code: str | None = None
     param: str | None = None
     retry_after: float | None = None
+    retry: bool | None = None  # whether asking again can help; None: as its status says
 
     def __init__(
         self,
@@ -156,12 +158,20 @@ class RequestFailed(PersonaeError):
     code = "request_failed"
 
 
+class Quarantined(RequestFailed):
+    """The request made the engine fail each time it ran, and is not tried again."""
+
+    code = "quarantined"
+    retry = False
+
+
 class DeadlineExceeded(RequestFailed):
     """The request's deadline passed while it was queued or running."""
 
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+    retry = False
 
 
 class Cancelled(RequestFailed):

@@ -2,10 +2,13 @@
 
 A burst for one adapter waits here, not in Back. The scheduler sees the head of every queue at once, so its
 fairness policy always has a choice between adapters, and a cold adapter holds up its own requests only.
-Within a queue every tenant has a lane of its own, so that the policy has the same choice between tenants.
+Within a queue every tenant has a lane of its own, and another for what it lets wait, so that the policy has
+the same choice between tenants, and between what is urgent and what is not; in a lane priority comes first,
+as in the scheduler.
 """
 
-from collections import OrderedDict
+from collections.abc import Callable
+from heapq import heappop, heappush
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
@@ -21,24 +24,44 @@ from personae.actors.messages import (
     Unpin,
     Yield,
 )
+from personae.engine.live import turn
 from personae.engine.sequence import SequenceLog
 
 
 class Lane:
-    """One tenant's sequences: those that wait here, and those that the scheduler has and has not started."""
+    """Sequences of one tenant and kind: those that wait here, and those that the scheduler has and has not
+    started."""
 
-    __slots__ = ("offered", "waiting")
+    __slots__ = ("_arrivals", "_turns", "offered", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[str, SequenceLog] = OrderedDict()
+        self.waiting: dict[str, SequenceLog] = {}
         self.offered: set[str] = set()
+        self._turns: list[tuple[int, int, str]] = []  # a heap; those that have gone leave theirs behind
+        self._arrivals = 0
+
+    def add(self, log: SequenceLog) -> None:
+        """It waits here."""
+        self.waiting[log.id] = log
+        heappush(self._turns, (turn(log, self._arrivals), self._arrivals, log.id))
+        self._arrivals += 1
+
+    def take(self, count: int) -> list[SequenceLog]:
+        """The next so many of those that wait, by priority and order of arrival."""
+        taken: list[SequenceLog] = []
+        while len(taken) < count and self.waiting:
+            log = self.waiting.pop(heappop(self._turns)[2], None)
+            if log is not None:
+                taken.append(log)
+        return taken
 
 
 class AdapterQueue(Actor[Message]):
     """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
 
     `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
-    back.
+    back, an eighth of it of those that give way. `at_rest` is called when there is nothing left to do:
+    nothing is lost when this queue then ends.
     """
 
     def __init__(
@@ -48,13 +71,18 @@ class AdapterQueue(Actor[Message]):
         scheduler: Ref[Message],
         streamer: Ref[Message],
         window: int,
+        at_rest: Callable[[], None] | None = None,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._scheduler = scheduler
         self._streamer = streamer
         self._window = window
-        self._lanes: dict[str, Lane] = {}  # by tenant; those with something in them
+        # Small: what is aboard keeps the adapter's place from others, and these may be aboard for long.
+        self._background_window = max(window // 8, 1)
+        self._at_rest = at_rest
+        # By tenant and whether they give way; those with something in them.
+        self._lanes: dict[tuple[str, bool], Lane] = {}
         self._aboard: set[str] = set()  # submitted, not ended yet
         self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
         self._life = 0
@@ -69,7 +97,7 @@ class AdapterQueue(Actor[Message]):
                     self._begin(life)
                 for log in logs:
                     if log.id not in self._refused:
-                        self._lanes.setdefault(log.tenant, Lane()).waiting[log.id] = log
+                        self._lanes.setdefault((log.tenant, log.background), Lane()).add(log)
             case Pinned(error=error, life=self._life):
                 self._pinning = False
                 if error is None:
@@ -90,6 +118,9 @@ class AdapterQueue(Actor[Message]):
             case Cancel(ids=ids):
                 self._cancel(ids)
         self._move()
+        busy = self._lanes or self._aboard or self._refused or self._pinning
+        if self._at_rest is not None and not busy and not self.pending:
+            self._at_rest()
 
     def _move(self) -> None:
         """Offer what the windows allow; take or give back the pin."""
@@ -103,13 +134,13 @@ class AdapterQueue(Actor[Message]):
                 self._pinning = True
                 self._store.tell(Pin(self._adapter, self._life))
         if self._pinned and not self._yielding:
-            for lane in self._lanes.values():
-                self._offer(lane)
+            for (_, background), lane in self._lanes.items():
+                self._offer(lane, self._background_window if background else self._window)
 
-    def _offer(self, lane: Lane) -> None:
-        count = min(self._window - len(lane.offered), len(lane.waiting))
+    def _offer(self, lane: Lane, window: int) -> None:
+        count = min(window - len(lane.offered), len(lane.waiting))
         if count > 0:
-            logs = tuple(lane.waiting.popitem(last=False)[1] for _ in range(count))
+            logs = tuple(lane.take(count))
             lane.offered.update(log.id for log in logs)
             self._aboard.update(log.id for log in logs)
             self._scheduler.tell(Submit(logs, self._life))

@@ -13,14 +13,25 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
-from anyio import CapacityLimiter, sleep, to_thread
+from anyio import CapacityLimiter, current_time, sleep
+from msgspec.structs import replace
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
-from personae.actors.messages import Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
+from personae.actors.messages import (
+    Holdings,
+    Message,
+    Pin,
+    Pinned,
+    Place,
+    Placed,
+    Release,
+    Unpin,
+    Yield,
+)
+from personae.actors.script import Library
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter
-from personae.lora.library import AdapterLibrary
 
 _AT_ONCE = 4  # adapters that are read and offered to the pool at the same time; bounds their memory
 _PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
@@ -36,18 +47,23 @@ class AdapterStore(Actor[Message]):
 
     def __init__(
         self,
-        library: AdapterLibrary,
+        library: Library,
         life: int,
         executor: Ref[Message],
         queue_of: Callable[[str | None], Ref[Message]],
+        streamer: Ref[Message],
     ) -> None:
         self._library = library
         self._life = life
         self._executor = executor
         self._queue_of = queue_of
+        self._streamer = streamer
+        self._asked: dict[str, tuple[float, str]] = {}  # when, and where the adapter was
+        self._told = self._holdings = Holdings()
         self._placed: OrderedDict[str, None] = OrderedDict()  # in the order of their placing
         self._line: OrderedDict[str, Waiting] = OrderedDict()
         self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
+        self._loaded = 0  # the pool's count of loads, when it was told last
         self._released = 0  # how often there has been new room
         self._impatient = False
 
@@ -64,7 +80,9 @@ class AdapterStore(Actor[Message]):
                     self._queue_of(digest).tell(Pinned(digest, self._life))
                 else:
                     self._line.setdefault(digest, "unread")
+                    self._asked.setdefault(digest, (current_time(), "host"))
             case Placed(adapter=digest, placed=placed, error=error):
+                self._count(message)
                 if digest in self._line:
                     self._settle(digest, placed, error)
             case Unpin(adapter=digest, life=self._life):
@@ -75,6 +93,33 @@ class AdapterStore(Actor[Message]):
                     if state == "no room":
                         self._line[waiting] = "unread"
         self._advance()
+        self._tell_holdings()
+
+    def _count(self, placed: Placed) -> None:
+        """Keep the figures of what the executor has done."""
+        figures = self._holdings
+        asked = self._asked.get(placed.adapter)
+        if placed.placed and asked is not None:
+            begun, source = asked
+            if placed.loads == self._loaded:
+                source = "device"
+            figures = replace(
+                figures,
+                loads={**figures.loads, source: figures.loads.get(source, 0) + 1},
+                load_seconds={
+                    **figures.load_seconds,
+                    source: figures.load_seconds.get(source, 0.0) + current_time() - begun,
+                },
+            )
+        self._loaded = placed.loads
+        self._holdings = replace(figures, device=placed.residents, evictions=placed.evictions)
+
+    def _tell_holdings(self) -> None:
+        host, host_bytes = self._library.kept
+        self._holdings = replace(self._holdings, host=host, host_bytes=host_bytes, line=len(self._line))
+        if self._holdings != self._told:
+            self._told = self._holdings
+            self._streamer.tell(self._holdings)
 
     def _advance(self) -> None:
         """Read, or offer to the pool, those at the front that are not on their way already."""
@@ -84,13 +129,14 @@ class AdapterStore(Actor[Message]):
             self._line[digest] = "trying"
             adapter = self._library.get(digest)
             if adapter is None:
+                self._asked[digest] = (self._asked[digest][0], "disk")
                 self.start_soon(self._read, digest)
             else:
                 self._offer(adapter)
 
     async def _read(self, digest: str) -> None:
         try:
-            adapter = await to_thread.run_sync(self._library.read, digest, limiter=self._readers)
+            adapter = await self.in_thread(self._library.read, digest, limiter=self._readers)
         except AdapterError as error:
             self._settle(digest, False, error.message)
             self._advance()
@@ -107,6 +153,7 @@ class AdapterStore(Actor[Message]):
         tried = self._tried.pop(digest, None)
         if placed or error is not None:
             del self._line[digest]
+            self._asked.pop(digest, None)
             if placed:
                 self._placed[digest] = None
             self._queue_of(digest).tell(Pinned(digest, self._life, error))
@@ -127,5 +174,6 @@ class AdapterStore(Actor[Message]):
             if self._placed:
                 oldest = next(iter(self._placed))
                 self._placed.move_to_end(oldest)
+                self._holdings = replace(self._holdings, yields=self._holdings.yields + 1)
                 self._queue_of(oldest).tell(Yield(oldest, self._life))
         self._impatient = False

@@ -14,6 +14,8 @@ import torch
 
 from personae.actors.client import ModelCard
 from personae.actors.script import Script
+from personae.engine.background import Tiers
+from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.kv import KVCache
@@ -30,9 +32,10 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.base import fingerprint
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
-from personae.lora.pool import LoraPool, pool_bytes
+from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
@@ -48,8 +51,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
     known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_memory` and
-    `adapter_memory` are in bytes, the other sizes are in tokens or sequences. `secret` is what the tenants'
-    prefix-cache salts are derived from.
+    `adapter_memory` are in bytes, the other sizes are in tokens or sequences; `background_tokens` is what
+    batches may have of a step beside other requests. `secret` is what the tenants' prefix-cache salts are
+    derived from.
     """
 
     model: Path
@@ -64,6 +68,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     adapter_store: Path | None = None
     served_model_name: str | None = None
     secret: bytes | None = None
+    background_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +91,14 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     config = model.config
     tokenizer = Tokenizer.load(options.model)
     defaults = read_generation_defaults(options.model, config.vocab_size)
-    shapes = LoraShapes(config.layers, config.linear_shapes)
+    shapes = lora_shapes(model)
     folders = {folder.name: folder for folder in _adapter_folders(options.adapters)}
     named = {name: read_adapter(folder, shapes) for name, folder in folders.items()}
     base = options.served_model_name or options.model.resolve().name
     if base in named:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
-    layout = _layout(options, model, pool_bytes(shapes, capacity, model.dtype))
+    layout = _layout(options, model, 2 * pool_bytes(shapes, capacity, model.dtype))  # see LoraPool
     max_adapters = max(capacity // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
     library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES)
@@ -106,7 +111,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     def build_step_engine() -> StepEngine:
         sampler = Sampler(layout.max_seqs, config.vocab_size, device)
         pool = LoraPool(
-            shapes, capacity_rows=capacity, max_adapters=max_adapters, dtype=model.dtype, device=device
+            shapes,
+            capacity_rows=capacity,
+            max_adapters=max_adapters,
+            dtype=model.dtype,
+            device=device,
+            base=DecoderWeights(model),
         )
         kv = KVCache(config, layout, model.dtype, device)
         return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
@@ -114,7 +124,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     secret = options.secret or secrets.token_bytes(32)
     script = Script(
         build_step_engine=build_step_engine,
-        build_scheduler=lambda: Scheduler(layout, VirtualTokenCounters()),
+        build_scheduler=lambda: Scheduler(
+            layout,
+            Tiers(VirtualTokenCounters(), VirtualTokenCounters()),
+            options.background_tokens,
+            sharing=True,
+        ),
         build_compiler=lambda: GrammarCompiler(vocabulary),
         layout=layout,
         vocab_size=config.vocab_size,
@@ -123,8 +138,23 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
     )
-    bounds = AdapterBounds(shapes, capacity, torch.finfo(model.dtype).max)
+    bounds = AdapterBounds(
+        shapes,
+        min(capacity, MAX_RANK),
+        torch.finfo(model.dtype).max,
+        pool_bytes(shapes, capacity, model.dtype),
+    )
     return Assembly(script, defaults, max_adapters, bounds)
+
+
+def lora_shapes(model: Decoder) -> LoraShapes:
+    """What an adapter of this model has to fit."""
+    config = model.config
+    copies = {"embedding": fingerprint(model.embedding)}
+    copies["output"] = copies["embedding"] if config.tie else fingerprint(model.output.plain())
+    return LoraShapes(
+        config.layers, config.linear_shapes, (config.vocab_size, config.hidden_size), config.tie, copies
+    )
 
 
 def _device(choice: str) -> torch.device:
@@ -201,12 +231,14 @@ def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:
 
 
 def _pages(adapter: Adapter) -> int:
-    return -(-max(adapter.ranks.values()) // RANK_PAGE)
+    return -(-adapter.rank // RANK_PAGE)
 
 
 def _cards(base: str, folder: Path, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
     created = int(os.stat(folder / "config.json").st_mtime)
     cards = {base: ModelCard(base, None, created)}
     for name, adapter in adapters.items():
-        cards[name] = ModelCard(name, adapter.digest, created, base, max(adapter.ranks.values()))
+        cards[name] = ModelCard(
+            name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation
+        )
     return cards

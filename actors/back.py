@@ -8,6 +8,7 @@ nothing to save: whatever goes wrong, it says so on stderr and ends at once.
 """
 
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -15,13 +16,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Never
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream, SocketStream
 
 from personae.actors.adapter_store import AdapterStore
 from personae.actors.assembly import Assembly, assemble
+from personae.actors.blackbox import BlackBox
 from personae.actors.compiler import Compiler
 from personae.actors.executor import Executor
 from personae.actors.kit import gauges
@@ -32,6 +35,7 @@ from personae.actors.messages import Cancel, Message, Pin, Submit, Unpin
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.wire import (
+    Describe,
     Facts,
     Loaded,
     LoadFailed,
@@ -63,10 +67,12 @@ def spawn_back(
     streamer: Ref[Message],
     ingress: Ref[Message],
     queue_of: Callable[[str | None], Ref[Message]],
+    box: BlackBox,
 ) -> tuple[Ref[Message], Ref[Message]]:
     """Add Back's actors to a supervisor; returns its store and its scheduler.
 
-    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it.
+    `begin_life` is called on the executor's thread, once at the beginning of each life, and numbers it. The
+    executor notes its steps in `box`.
     """
     life = 0
     bound = 4 * script.max_live  # submit, cancel, progress and refusal of every live sequence find room
@@ -74,11 +80,11 @@ def spawn_back(
     def open_executor() -> Executor:  # the first to start: those after it are of the same life
         nonlocal life
         life = begin_life()
-        return Executor(script.build_step_engine, scheduler, store)
+        return Executor(script.build_step_engine, scheduler, store, box)
 
     executor: Ref[Message] = back.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
     store: Ref[Message] = back.spawn(
-        "store", lambda: AdapterStore(script.library, life, executor, queue_of), capacity=bound
+        "store", lambda: AdapterStore(script.library, life, executor, queue_of, streamer), capacity=bound
     )
     compiler: Ref[Message] = back.spawn(
         "compiler", lambda: Compiler(script.build_compiler(), scheduler), capacity=bound
@@ -109,6 +115,7 @@ def main() -> Never:
     line = socket.socket(fileno=int(sys.argv[-1]))
     line.set_inheritable(False)  # or a helper process of ours would keep the line open
     _die_with_front()
+    faulthandler.register(signal.SIGUSR1)  # where every thread is, even if the loop does not turn
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for Front, which ends us when it has drained
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
@@ -117,7 +124,8 @@ def main() -> Never:
         start = receive_first(line, Start)
         assembly = assemble(start.options, _Progress(line))
         line.sendall(frame(Loaded(facts_of(assembly))))
-        anyio.run(_serve, line, assembly.script, start.life, backend_options={"use_uvloop": True})
+        box = BlackBox.attach(start.black_box)
+        anyio.run(_serve, line, assembly.script, start.life, box, backend_options={"use_uvloop": True})
     except LoadError as error:
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
         code = LOAD_FAILED
@@ -129,30 +137,53 @@ def main() -> Never:
     _end(code)
 
 
-async def _serve(line: socket.socket, script: Script, life: int) -> None:
-    stream = await SocketStream.from_socket(line)
+async def _serve(line: socket.socket, script: Script, life: int, box: BlackBox) -> None:
+    await serve(await SocketStream.from_socket(line), script, life, box, _end)
+
+
+async def serve(
+    stream: ByteStream,
+    script: Script,
+    life: int,
+    box: BlackBox,
+    end: Callable[[int, BaseException | None], object],
+    meet: Callable[[Supervisor], object] = lambda back: None,
+) -> None:
+    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if
+    that
+    is the reason. `meet` is shown the actors when they are there."""
+
+    def report(incident: Incident) -> None:
+        """An engine that has lost an actor is of no use, and its device may be poisoned."""
+        if incident.error is not None:
+            log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
+            end(CRASHED, incident.error)
+
     front = Port("front")
     front.is_open = True
-    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=_die)
-    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front)
-    async with back, anyio.create_task_group() as tasks:
+    back = Supervisor("back", strategy="one_for_all", max_restarts=0, report=report)
+    store, scheduler = spawn_back(back, script, lambda: life, front, front, lambda adapter: front, box)
+    async with back, anyio.create_task_group() as tasks, aclosing(messages(stream, ToBack)) as arriving:
         tasks.start_soon(front.write, stream)
         tasks.start_soon(_pulse, back, front)
-        async for message in messages(stream, ToBack):
+        meet(back)
+        async for message in arriving:
             match message:
                 case Submit() | Cancel():
                     scheduler.tell(message)
                 case Pin() | Unpin():
                     store.tell(message)
-        _end(0)
+                case Describe():
+                    log.warning("Back's actors:\n%s", gauges.dump(gauges.read(back)))
+                    faulthandler.dump_traceback()
+        end(0, None)  # Front has gone
 
 
 async def _pulse(back: Supervisor, front: Port) -> None:
     while True:
-        read = {gauge.path: gauge for gauge in gauges.read(back)}
-        executor = read["back/executor"]
-        depths = {path: gauge.depth for path, gauge in read.items()}
-        front.tell(Pulse(executor.state == "busy", executor.handled, depths))
+        actors = tuple(gauges.read(back))
+        executor = next(gauge for gauge in actors if gauge.path == "back/executor")
+        front.tell(Pulse(executor.state == "busy", executor.handled, actors))
         await anyio.sleep(PULSE_SECONDS)
 
 
@@ -179,14 +210,7 @@ def _die_with_front() -> None:
             _end(0)
 
 
-def _die(incident: Incident) -> None:
-    """An engine that has lost an actor is of no use, and its device may be poisoned."""
-    if incident.error is not None:
-        log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
-        _end(CRASHED)
-
-
-def _end(code: int) -> Never:
+def _end(code: int, why: BaseException | None = None) -> Never:
     """Now: a thread in the middle of a step, or of a compile, is not waited for."""
     logging.shutdown()
     sys.stdout.flush()

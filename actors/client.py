@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from personae.actors.kit.gauges import Gauge
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
 
@@ -16,7 +17,8 @@ from personae.engine.tokens import Tokenizer
 class ModelCard(msgspec.Struct, frozen=True):
     """A name that a request may put in `model`: the base (adapter None) or an adapter by content digest.
 
-    `created` is Unix time in seconds; `parent` is the base's name for an adapter.
+    `created` is Unix time in seconds; `parent` is the base's name for an adapter. `traits` say what it is
+    beside low rank on linear modules; `invocation` are the tokens that activate it, none for always.
     """
 
     name: str
@@ -24,10 +26,33 @@ class ModelCard(msgspec.Struct, frozen=True):
     created: int
     parent: str | None = None
     rank: int | None = None
+    traits: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
+
+
+class AdapterStats(msgspec.Struct, frozen=True):
+    """Adapters on the device and on the host, those in line for the device; loads and their seconds by source
+    ("device", "host", "disk"); live sequences by digest, those that run and those that wait."""
+
+    device: int = 0
+    host: int = 0
+    host_bytes: int = 0
+    line: int = 0
+    evictions: int = 0
+    yields: int = 0
+    loads: dict[str, float] = {}
+    load_seconds: dict[str, float] = {}
+    running: dict[str, int] = {}
+    waiting: dict[str, int] = {}
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds."""
+    """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
+
+    `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
+    the time of steps went; `tokens` were computed in all, prompts included; `backlog_seconds` is how long it
+    takes to compute what waits.
+    """
 
     ready: bool = True
     running: int = 0
@@ -41,10 +66,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     step_seconds: float = 0.0
     host_gap_seconds: float = 0.0
     restarts: int = 0
-    adapters_resident: int = 0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
-    mailboxes: dict[str, int] = {}
+    fairness_gap: float = 0.0
+    adapters: AdapterStats = AdapterStats()
+    page_size: int = 0
+    tokens: int = 0
+    backlog_seconds: float = 0.0
+    spent: dict[str, float] = {}
+    actors: tuple[Gauge, ...] = ()
 
 
 class SequenceStream(Protocol):

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from anyio import to_thread
@@ -25,8 +26,9 @@ from personae.actors.front import Front, LocalClient, Prospectus, watching
 from personae.actors.host import Host, Progress
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import StartFailed, Supervisor
+from personae.actors.process import ChildProcess, Launch
 from personae.actors.stage import MAX_RESTARTS, WITHIN
-from personae.actors.wire import Facts, Port
+from personae.actors.wire import Describe, Facts, Port
 from personae.engine.config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError
@@ -64,6 +66,26 @@ async def open_company(
     times within a minute it is not started again: streams end with EngineLost, and so does what comes later.
     """
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
+    launch = partial(ChildProcess.launch, command)
+    async with raise_curtain(
+        launch, options, tokenizer, on_progress, report, max_restarts, hang_seconds, max_live, window
+    ) as company:
+        yield company
+
+
+@asynccontextmanager
+async def raise_curtain(
+    launch: Launch,
+    options: EngineOptions,
+    tokenizer: Tokenizer,
+    on_progress: Progress | None = None,
+    report: Report = log_incident,
+    max_restarts: int = MAX_RESTARTS,
+    hang_seconds: float = HANG_SECONDS,
+    max_live: int = 4096,
+    window: int = 64,
+) -> AsyncIterator[Company]:
+    """`open_company` when the tokenizer is there and it is known how Back's process is started."""
 
     def report_unless_raised(incident: Incident) -> None:
         if met or _load_error(incident.error) is None:  # at the start it is raised, and no incident
@@ -76,13 +98,14 @@ async def open_company(
     port = Port("back")
     front = Front(root, ready=lambda: port.is_open, max_live=max_live, window=window)
     front.meet(port, port)
+    front.describe_back = lambda: port.tell(Describe())
     lives = count(1)
     met: list[Facts] = []
 
     def host() -> Host:
         progress = None if met else on_progress
         plain = replace(options, secret=None)  # Back has no use for it
-        return Host(command, plain, next(lives), port, front, met.append, progress, hang_seconds)
+        return Host(launch, plain, next(lives), port, front, met.append, progress, hang_seconds)
 
     back.spawn("host", host)
     try:

@@ -2,17 +2,18 @@
 
 import logging
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, create_task_group, sleep
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
-from personae.errors import GrammarError, PersonaeError, RequestFailed
+from personae.actors.script import Grammars
+from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFailed
 from personae.grammar.backend import CompiledGrammar
-from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
 AT_ONCE = 4  # compiles; more would only take the cores from the steps
+SECONDS = 30.0  # that a request waits for its grammar
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +22,18 @@ class Compiler(Actor[Message]):
     """Answers `Compile` with `Compiled`. Each compile is a task of its own on a worker thread.
 
     Whatever a compile raises ends its own requests and nothing else: a grammar library that stumbles over
-    somebody's schema must not take everybody's engine down.
+    somebody's schema must not take everybody's engine down. One that takes more than `seconds` is answered
+    without a grammar. Its thread cannot be stopped and keeps its place among the `AT_ONCE`; what it brings in
+    the end is kept for the next who asks.
     """
 
-    def __init__(self, grammars: GrammarCompiler, scheduler: Ref[Message]) -> None:
+    def __init__(self, grammars: Grammars, scheduler: Ref[Message], *, seconds: float = SECONDS) -> None:
         self._grammars = grammars
         self._scheduler = scheduler
+        self._seconds = seconds
         self._threads = CapacityLimiter(AT_ONCE)
+        self._begun: set[GrammarSpec] = set()
+        self._late: set[GrammarSpec] = set()
 
     async def started(self) -> None:
         """Forget what was meant for an earlier life."""
@@ -39,18 +45,42 @@ class Compiler(Actor[Message]):
             grammar = self._grammars.get(message.spec)
             if grammar is not None:
                 self._scheduler.tell(Compiled(message.spec, grammar))
+            elif message.spec in self._late:
+                self._give_up(message.spec)
             else:
-                self.start_soon(self._compile, message)
+                self.start_soon(self._compile, message.spec)
 
-    async def _compile(self, message: Compile) -> None:
-        outcome = await to_thread.run_sync(self._outcome, message.spec, limiter=self._threads)
-        if isinstance(outcome, PersonaeError):
-            self._scheduler.tell(Compiled(message.spec, error=outcome))
+    async def _compile(self, spec: GrammarSpec) -> None:
+        async with create_task_group() as tasks:
+            tasks.start_soon(self._lose_patience, spec)
+            outcome = await self.in_thread(self._outcome, spec, limiter=self._threads)
+            tasks.cancel_scope.cancel()
+        late = spec in self._late
+        self._late.discard(spec)
+        self._begun.discard(spec)
+        error = outcome if isinstance(outcome, PersonaeError) else None
+        grammar = None if isinstance(outcome, PersonaeError) else outcome
+        if grammar is not None:
+            self._grammars.put(spec, grammar)
+        if not late:
+            self._scheduler.tell(Compiled(spec, grammar, error))
+
+    async def _lose_patience(self, spec: GrammarSpec) -> None:
+        await sleep(self._seconds)
+        self._late.add(spec)
+        self._give_up(spec)
+
+    def _give_up(self, spec: GrammarSpec) -> None:
+        error: PersonaeError
+        if spec in self._begun:
+            why = f"The grammar could not be compiled within {self._seconds:g} seconds; make it simpler."
+            error = GrammarError(why, code="grammar_timeout")
         else:
-            self._grammars.put(message.spec, outcome)
-            self._scheduler.tell(Compiled(message.spec, outcome))
+            error = Overloaded("Other grammars are being compiled; try again later.")
+        self._scheduler.tell(Compiled(spec, error=error))
 
     def _outcome(self, spec: GrammarSpec) -> CompiledGrammar | PersonaeError:
+        self._begun.add(spec)
         try:
             return self._grammars.compile(spec)
         except GrammarError as error:

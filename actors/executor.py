@@ -5,38 +5,47 @@ the host; `engine/step.py` says in which order. On the CPU a forward pass blocks
 and a step is read as soon as it is sampled.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
+from personae.actors.blackbox import BlackBox
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
-from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled
-from personae.engine.step import Launched, StepEngine
+from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled, Spent
+from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
+
+PLACE_SHARE = 0.2
 
 
 class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
 
-    An adapter is placed in pieces, one between two steps, so that it holds up other requests by no more than
-    a piece; when there is nothing else to do, all at once.
+    Adapters are placed in pieces between two steps, for as long as `PLACE_SHARE` of the step before took and
+    at least one, so they hold up other requests by no more; when there is nothing else to do, all at once.
 
-    `build` makes the step engine on this thread: a restart begins with an empty cache.
+    `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
+    step before it begins.
     """
 
-    def __init__(self, build: Callable[[], StepEngine], scheduler: Ref[Message], store: Ref[Message]) -> None:
+    def __init__(
+        self, build: Callable[[], Device], scheduler: Ref[Message], store: Ref[Message], box: BlackBox
+    ) -> None:
         self._build = build
         self._scheduler = scheduler
         self._store = store
+        self._box = box
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
-        self._unread: Launched | None = None
+        self._unread: Any = None  # a launched step, in whatever form the device has it
         self._done = self._gap = self._seconds = 0.0
+        self._forward = self._sample = self._wait = self._place = 0.0
 
     def started(self) -> None:
         """Forget what was meant for an earlier life; build the engine."""
         while self.try_next() is not None:
             pass
+        self._box.clear()
         self._engine = self._build()
 
     def receive(self, message: Message) -> None:
@@ -50,40 +59,49 @@ class Executor(ThreadActor[Message]):
                 self._engine.release(digest)
         if self._unread is not None and not self.pending:
             self._read()
+        begun = self.time()
         while self._placing:
             self._place_a_piece()
-            if self.pending:
+            if self.pending and self.time() - begun >= PLACE_SHARE * self._seconds:
                 break
+        self._place += self.time() - begun
 
     def _place_a_piece(self) -> None:
         digest, pieces = self._placing[0]
         try:
             next(pieces)
         except StopIteration:
-            outcome = Placed(digest, True)
+            outcome = Placed(digest, True, None, *self._engine.holdings)
         except Overloaded:
-            outcome = Placed(digest, False)
+            outcome = Placed(digest, False, None, *self._engine.holdings)
         except AdapterError as error:
-            outcome = Placed(digest, False, error.message)
+            outcome = Placed(digest, False, error.message, *self._engine.holdings)
         else:
             return
         self._placing.popleft()
         self.post(self._store, outcome)
 
     def _execute(self, execute: Execute) -> None:
-        begun = time.perf_counter()
+        begun = self.time()
+        self._box.begin(execute.plan)
         self._gap = begun - self._done if execute.follows else 0.0
         forward = self._engine.forward(execute.plan, execute.grammars)
+        self._forward += self.time() - begun
         if self._unread is not None:
             self._read()
+        launched = self.time()
         self._unread = self._engine.sample(execute.plan, forward)
-        self._seconds = time.perf_counter() - begun
+        self._sample += self.time() - launched
+        self._seconds = self.time() - begun
         if not self._engine.runs_ahead:
             self._read()
 
     def _read(self) -> None:
         assert self._unread is not None
+        begun = self.time()
         result = self._engine.finish(self._unread)
         self._unread = None
-        self._done = time.perf_counter()
-        self.post(self._scheduler, Sampled(result, self._seconds, self._gap))
+        self._done = self.time()
+        self._wait += self._done - begun
+        spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
+        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent))

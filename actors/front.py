@@ -3,25 +3,31 @@
 The same whether Back lives in this process (`stage.py`) or in one of its own (`company.py`).
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 
 import anyio
+from msgspec.structs import asdict
 
 from personae.actors.adapter_queue import AdapterQueue
-from personae.actors.client import EngineStats, ModelCard
+from personae.actors.blackbox import LastStep
+from personae.actors.client import AdapterStats, EngineStats, ModelCard
 from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
+from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
 from personae.actors.kit.mailbox import ActorStopped, Ref
 from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
-from personae.actors.messages import Message, Shut, Submission, Withdraw
+from personae.actors.messages import Fallen, Message, Shut, Submission, Withdraw
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import EngineLost, PersonaeError
+
+IDLE_QUEUES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +57,25 @@ class Front:
         max_live: int,
         window: int,
     ) -> None:
+        self._root = root
         self._house = root.supervisor("front", max_restarts=0)
         self._window = window
         self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
         self._queues: dict[str | None, Ref[Message]] = {}
+        self._idle: OrderedDict[str | None, None] = OrderedDict()
+        self._numbers = count()
         self.ready = ready
         self.latest = Latest()
+        self.back_actors: tuple[gauges.Gauge, ...] = ()  # those of another process, as it last told
+        self.describe_back: Callable[[], None] = lambda: None
         self.lost = anyio.Event()
         self.streamer: Ref[Message] = self._house.spawn(
             "streamer", lambda: Streamer(self.ingress, self.latest), capacity=self._bound
         )
         self.ingress: Ref[Message] = self._house.spawn(
-            "ingress", lambda: Ingress(self.streamer, self.queue_of, max_live), capacity=self._bound
+            "ingress",
+            lambda: Ingress(self.streamer, self.queue_of, max_live, lambda: self.latest.backlog.seconds),
+            capacity=self._bound,
         )
 
     def meet(self, store: Ref[Message], scheduler: Ref[Message]) -> None:
@@ -70,14 +83,42 @@ class Front:
         self._store, self._scheduler = store, scheduler
 
     def queue_of(self, adapter: str | None) -> Ref[Message]:
-        """The queue of an adapter (None: the base), made on first use."""
+        """The queue of an adapter (None: the base), made on first use; for telling it something now.
+
+        Of those that have nothing to do the last `IDLE_QUEUES` are kept, so an adapter that comes up again
+        and again keeps its queue, and one that never does costs nothing.
+        """
+        self._idle.pop(adapter, None)
         if adapter not in self._queues:
             self._queues[adapter] = self._house.spawn(
-                f"queue/{adapter or 'base'}",
-                lambda: AdapterQueue(adapter, self._store, self._scheduler, self.streamer, self._window),
+                f"queue/{next(self._numbers)}-{(adapter or 'base')[:12]}",
+                lambda: AdapterQueue(
+                    adapter,
+                    self._store,
+                    self._scheduler,
+                    self.streamer,
+                    self._window,
+                    lambda: self._rest(adapter),
+                ),
                 capacity=self._bound,
             )
         return self._queues[adapter]
+
+    def _rest(self, adapter: str | None) -> None:
+        """A queue has nothing to do, and no message waits for it."""
+        self._idle[adapter] = None
+        if len(self._idle) > IDLE_QUEUES:
+            oldest, _ = self._idle.popitem(last=False)
+            self._house.dismiss(self._queues.pop(oldest))
+
+    def note_death(self, last: LastStep | None, *, outside: bool) -> None:
+        """Back has died in this step; `outside` if it was killed by nobody of ours."""
+        with suppress(ActorStopped):
+            self.streamer.tell(Fallen(() if last is None else last.aboard, outside))
+
+    def actors(self) -> list[gauges.Gauge]:
+        """What every actor is doing, Back's included."""
+        return [*gauges.read(self._root), *self.back_actors]
 
     def lose_back(self) -> None:
         """Back cannot be kept: end what lives, refuse what comes."""
@@ -144,6 +185,7 @@ class LocalClient:
         """What the engine is doing now."""
         latest = self._front.latest
         load = latest.load
+        running, waiting = latest.adapters()
         return EngineStats(
             ready=self._front.ready(),
             running=load.running,
@@ -157,7 +199,19 @@ class LocalClient:
             step_seconds=load.step_seconds,
             host_gap_seconds=load.gap_seconds,
             restarts=latest.restarts,
+            page_size=load.page_size,
+            fairness_gap=load.fairness_gap,
+            adapters=AdapterStats(**asdict(latest.holdings), running=running, waiting=waiting),
+            tokens=load.tokens,
+            backlog_seconds=latest.backlog.seconds,
+            spent=asdict(load.spent),
+            actors=tuple(self._front.actors()),
         )
+
+    def describe(self) -> str:
+        """What every actor is doing, as a table; Back says more of itself in the log."""
+        self._front.describe_back()
+        return gauges.dump(self._front.actors())
 
     def end_all(self, error: PersonaeError) -> None:
         """End every stream with this error, and refuse new ones with it."""

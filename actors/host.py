@@ -6,20 +6,29 @@ it is killed.
 """
 
 import logging
-import socket
-import subprocess
+import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import anyio
-from anyio import CancelScope, current_time, fail_after, move_on_after, open_process
-from anyio.abc import ByteReceiveStream, Process, SocketStream
+from anyio import CancelScope, current_time, fail_after, move_on_after
+from anyio.abc import ByteReceiveStream
 
 from personae import errors
 from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front
 from personae.actors.kit.actor import Actor
-from personae.actors.messages import BackStarted, Message, Pinned, Refused, StepDone, Yield
+from personae.actors.messages import (
+    BackStarted,
+    Holdings,
+    Load,
+    Message,
+    Pinned,
+    Refused,
+    StepDone,
+    Yield,
+)
+from personae.actors.process import BackProcess, Launch
 from personae.actors.wire import (
     Facts,
     Loaded,
@@ -43,7 +52,7 @@ Progress = Callable[[int, int], None]
 
 
 class BackDied(PersonaeError):
-    """Back's process has ended; the message has its exit code and its last words."""
+    """Back's process has ended; the message has its exit code, its last step and its last words."""
 
 
 class BackHangs(PersonaeError):
@@ -53,13 +62,13 @@ class BackHangs(PersonaeError):
 class Host(Actor[Message]):
     """`port` is what the rest of Front tells Back through. `met` is told the facts of the model.
 
-    `command` starts the process, the number of an open file is added to it. `hang_seconds` is how long Back
-    may say nothing at all, and how long one step may take.
+    `launch` starts the process. `hang_seconds` is how long Back may say nothing at all, how long one step may
+    take, and how long a step may be in the executor's hands without coming back.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        launch: Launch,
         options: EngineOptions,
         life: int,
         port: Port,
@@ -68,7 +77,7 @@ class Host(Actor[Message]):
         on_progress: Progress | None,
         hang_seconds: float,
     ) -> None:
-        self._command = command
+        self._launch = launch
         self._options = options
         self._life = life
         self._port = port
@@ -77,21 +86,14 @@ class Host(Actor[Message]):
         self._on_progress = on_progress
         self._hang_seconds = hang_seconds
         self._words: deque[str] = deque(maxlen=LAST_WORDS)
-        self._pulse = Pulse(False, 0, {})
-        self._heard = self._moved = 0.0
+        self._pulse = Pulse(False, 0)
+        self._heard = self._moved = self._stepped = 0.0
+        self._load_figures = Load()
 
     async def started(self) -> None:
         """Start the process and wait until it has loaded. Raises its LoadError, or BackDied."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await open_process(
-                [*self._command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-            )
-        self._line = await SocketStream.from_socket(ours)
+        self._process = await self._launch()
+        self._line = self._process.line
         self._messages = messages(self._line, ToFront)
         try:
             await self._load()
@@ -100,9 +102,8 @@ class Host(Actor[Message]):
             raise
 
     async def _load(self) -> None:
-        assert self._process.stdout is not None
-        self.start_soon(self._listen, self._process.stdout)
-        await self._line.send(frame(Start(self._options, self._life)))
+        self.start_soon(self._listen, self._process.output)
+        await self._line.send(frame(Start(self._options, self._life, self._process.box_file)))
         async for message in self._messages:
             match message:
                 case Loading(done=done, total=total):
@@ -119,7 +120,7 @@ class Host(Actor[Message]):
         else:
             raise await self._died()
         self._port.is_open = True
-        self._heard = self._moved = current_time()
+        self._heard = self._moved = self._stepped = current_time()
         self.start_soon(self._read)
         self.start_soon(self._port.write, self._line)
         self.start_soon(self._watch)
@@ -127,6 +128,9 @@ class Host(Actor[Message]):
     async def stopped(self) -> None:
         """End the process."""
         self._port.close()
+        outside = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM)  # not by us: that comes now
+        self._front.note_death(self._process.box.read(), outside=outside)
+        self._front.back_actors = ()
         with CancelScope(shield=True):
             await self._messages.aclose()
             await self._line.aclose()
@@ -136,7 +140,12 @@ class Host(Actor[Message]):
         front = self._front
         async for message in self._messages:
             match message:
-                case StepDone() | Refused():
+                case StepDone(load=load):
+                    if load.steps != self._load_figures.steps or not self._load_figures.in_flight:
+                        self._stepped = current_time()
+                    self._load_figures = load
+                    front.streamer.tell(message)
+                case Refused() | Holdings():
                     front.streamer.tell(message)
                 case Pinned(adapter=adapter) | Yield(adapter=adapter):
                     front.queue_of(adapter).tell(message)
@@ -144,11 +153,13 @@ class Host(Actor[Message]):
                     if message.handled != self._pulse.handled or not message.busy:
                         self._moved = current_time()
                     self._pulse = message
+                    front.back_actors = message.actors
             self._heard = current_time()
         raise await self._died()
 
     async def _watch(self) -> None:
-        """Crash when Back is silent, or its executor busy with one and the same message, for too long."""
+        """Crash when Back is silent, its executor busy with one and the same message, or a step owed, for too
+        long."""
         while True:
             await anyio.sleep(self._hang_seconds / 4)
             now = current_time()
@@ -156,6 +167,8 @@ class Host(Actor[Message]):
                 raise BackHangs(f"Back has said nothing for {now - self._heard:.1f} s")
             if now - self._moved > self._hang_seconds:
                 raise BackHangs(f"Back has been in one step for {now - self._moved:.1f} s")
+            if self._load_figures.in_flight and now - self._stepped > self._hang_seconds:
+                raise BackHangs(f"Back owes a step since {now - self._stepped:.1f} s")
 
     async def _listen(self, output: ByteReceiveStream) -> None:
         """Pass on what Back prints, and keep the end of it."""
@@ -173,13 +186,16 @@ class Host(Actor[Message]):
             await self._process.wait()
             await anyio.sleep(0.05)  # its last words are in the pipe
         words = "\n".join(filter(None, self._words))
-        return BackDied(f"Back ended with exit code {self._process.returncode}; its last words:\n{words}")
+        where = "before its first step"
+        if (last := self._process.box.read()) is not None:
+            where = f"in step {last.step} ({last.rows} rows, {last.tokens} tokens)"
+            where += f" with {', '.join(last.aboard)} aboard"
+        code = self._process.returncode
+        return BackDied(f"Back ended with exit code {code} {where}; its last words:\n{words}")
 
 
-async def _kill(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
+async def _kill(process: BackProcess) -> None:
+    process.kill()
     with fail_after(FAREWELL_SECONDS):
         await process.wait()
-    assert process.stdout is not None
-    await process.stdout.aclose()
+    await process.output.aclose()

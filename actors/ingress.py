@@ -23,6 +23,8 @@ from personae.actors.messages import (
 from personae.engine.sequence import SequenceLog
 from personae.errors import Overloaded, PersonaeError
 
+LONGEST_RETRY = 120.0  # seconds; whoever is told more does not come back
+
 OpenQueue = Callable[[str | None], Ref[Message]]
 
 
@@ -31,15 +33,24 @@ class Ingress(Actor[Message]):
 
     `open_queue` gives the queue of an adapter (None: the base), made on first use. `max_live` bounds the
     sequences in the house, waiting or running; with that every mailbox behind this one is bounded too.
+    `backlog` says how many seconds the queue is long, for those that are refused.
     """
 
-    def __init__(self, streamer: Ref[Message], open_queue: OpenQueue, max_live: int) -> None:
+    def __init__(
+        self,
+        streamer: Ref[Message],
+        open_queue: OpenQueue,
+        max_live: int,
+        backlog: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._streamer = streamer
         self._open_queue = open_queue
         self._max_live = max_live
+        self._backlog = backlog
         self._adapter_of: dict[str, str | None] = {}
         self._withdrawn: set[str] = set()  # their end is awaited
         self._life = 0
+        self._held: dict[str, SequenceLog] | None = None  # those that come while others are tried
         self._shut: PersonaeError | None = None
 
     async def receive(self, message: Message) -> None:
@@ -53,6 +64,8 @@ class Ingress(Actor[Message]):
                     self._withdrawn.update(live)
                     self._streamer.tell(Close(live))
                     self._route(live, lambda ids: Cancel(ids, self._life))
+                    if held := tuple(id for id in live if self._held and self._held.pop(id, None)):
+                        self._streamer.tell(Refused(held, "Cancelled", "withdrawn before it started"))
             case Progress(started=started, ended=ended):
                 self._route(started, lambda ids: Progress(ids, ()))
                 self._route(ended, lambda ids: Progress((), ids))
@@ -63,13 +76,18 @@ class Ingress(Actor[Message]):
                 self._shut = error
                 self._streamer.tell(message)
             case BackStarted(life=life):
-                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life.
+                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life,
+                # and wait until all those are back.
                 self._life = life
+                self._held = {}
                 self._streamer.tell(Replay(life))
-            case Resubmit(logs=logs, life=self._life):
+            case Resubmit(logs=logs, life=self._life, last=last):
                 self._enqueue([log for log in logs if log.id not in self._withdrawn])
                 if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
                     self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while the engine restarted"))
+                if last and self._held is not None:
+                    came, self._held = self._held, None
+                    self._enqueue(came.values())
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs
@@ -80,13 +98,17 @@ class Ingress(Actor[Message]):
             submission.reply.fail(
                 Overloaded(
                     f"The server holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
-                    "try again shortly."
+                    "try again later.",
+                    retry_after=min(max(self._backlog(), 1.0), LONGEST_RETRY),
                 )
             )
             return
         self._streamer.tell(Open(logs, submission.inbox))
         self._adapter_of.update((log.id, log.adapter) for log in logs)
-        self._enqueue(logs)
+        if self._held is None:
+            self._enqueue(logs)
+        else:
+            self._held.update((log.id, log) for log in logs)
         submission.reply.tell(None)
 
     def _enqueue(self, logs: Iterable[SequenceLog]) -> None:

@@ -24,19 +24,41 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """The base of all messages."""
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """Where the time of steps went, in seconds, since Back started.
+
+    `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
+    model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
+    advancing the grammars. `place`: copying adapters between steps.
+    """
+
+    plan: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    read: float = 0.0
+    place: float = 0.0
+
+
 class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds."""
+    """How busy Back is; travels with every step. Counters only grow; times are seconds. `in_flight` steps are
+    in the executor's hands. `fairness_gap` is in weighted tokens, between the most and the least served of
+    those that wait."""
 
     running: int = 0
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0
+    page_size: int = 0
+    fairness_gap: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
     steps: int = 0
+    in_flight: int = 0
+    tokens: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
+    spent: Spent = Spent()
 
 
 # --- Front: ingress -----------------------------------------------------------------------------------------
@@ -76,10 +98,14 @@ class Shut(Message, frozen=True):
 
 
 class Resubmit(Message, frozen=True):
-    """From the streamer, after `Replay`: logs of live sequences as far as they got."""
+    """From the streamer, after `Replay`: logs of live sequences as far as they got.
+
+    Until the `last` of them nobody else is let in: suspects are tried alone.
+    """
 
     logs: tuple[SequenceLog, ...]
     life: int
+    last: bool
 
 
 # --- Front: adapter queue -----------------------------------------------------------------------------------
@@ -150,10 +176,31 @@ class Refused(Message, frozen=True):
     code: str | None = None
 
 
+class Fallen(Message, frozen=True):
+    """From whoever saw Back die: the sequences that were aboard, and whether it was killed from outside."""
+
+    aboard: tuple[str, ...]
+    outside: bool
+
+
 class Replay(Message, frozen=True):
     """From the ingress, when Back has started anew: answer with `Resubmit`."""
 
     life: int
+
+
+class Holdings(Message, frozen=True):
+    """*Wire.* From the adapter store, when they have changed: adapters on the device and the host, those in
+    line for the device; loads and their seconds by source ("device", "host", "disk": where they were)."""
+
+    device: int = 0
+    host: int = 0
+    host_bytes: int = 0
+    line: int = 0
+    evictions: int = 0
+    yields: int = 0
+    loads: dict[str, float] = {}
+    load_seconds: dict[str, float] = {}
 
 
 # --- Back: adapter store ------------------------------------------------------------------------------------
@@ -174,11 +221,17 @@ class Unpin(Message, frozen=True):
 
 
 class Placed(Message, frozen=True):
-    """From the executor: whether the adapter got its place; `error` says why it never can."""
+    """From the executor: whether the adapter got its place; `error` says why it never can.
+
+    Of the pool as it is now: adapters in it, how many were copied to it, how many left for others.
+    """
 
     adapter: str
     placed: bool
     error: str | None = None
+    residents: int = 0
+    loads: int = 0
+    evictions: int = 0
 
 
 # --- Back: scheduler ----------------------------------------------------------------------------------------
@@ -207,11 +260,15 @@ class Compiled(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """From the executor: what a step brought, how long it took and how long the device waited before it."""
+    """From the executor: what a step brought, how long it took and how long the device waited before it.
+
+    `spent` is of all steps so far.
+    """
 
     result: StepResult
     seconds: float
     gap_seconds: float
+    spent: Spent = Spent()
 
 
 # --- Back: compiler -----------------------------------------------------------------------------------------

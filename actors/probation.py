@@ -1,27 +1,35 @@
 """Finds the request that kills Back, so that it takes no others with it.
 
-When Back dies, any of the sequences that it was computing may be the reason. All go back at once, since most
-often it was none of them. One that is aboard in a second death, without a token between the two, is suspect:
-suspects go back one at a time, the next when the one before has got on. The one on trial when Back dies
-again, still without a token, is guilty.
+When Back dies of itself, one of the sequences that it was computing may be the reason. Those are known: the
+executor notes whom it has aboard before each step (`actors/blackbox.py`). They are suspects, and are tried:
+one after the other goes back, the next when the one before is cleared, and nobody else does meanwhile. The
+one on trial when Back dies again is guilty: it was aboard in two deaths, and the others are cleared. A
+sequence is cleared when it has brought two tokens: a replayed log goes on exactly where it died, and a device
+may be a step ahead of what was read. So the others lose the time of two steps for each of them.
+
+A death from outside (a signal that was not ours) says less: everybody goes back at once. Only those that were
+aboard in two of them in a row, without being cleared between, are suspects, and only a fourth one is proof.
 """
 
 from collections import deque
+from collections.abc import Container, Mapping
 
 
 class Record:
-    """What speaks for and against one sequence: deaths of Back in a row in which it had not got on."""
+    """What speaks for and against one sequence. `deaths` are those of Back, in a row, with it aboard and not
+    cleared before; `brought` are tokens in this life."""
 
-    __slots__ = ("aboard", "deaths", "got_on")
+    __slots__ = ("brought", "deaths", "suspect")
 
     def __init__(self) -> None:
-        self.aboard = False  # it was computed in this life of Back
-        self.got_on = False  # brought something in this life
+        self.brought = 0
         self.deaths = 0
+        self.suspect = False
 
 
-SUSPECT = 2
-GUILTY = 3
+CLEARED = 2  # tokens
+GUILTY = 2  # deaths
+OUTSIDE = 4  # deaths, the last of them from outside
 
 
 class Probation:
@@ -29,41 +37,49 @@ class Probation:
 
     def __init__(self) -> None:
         self._trial: str | None = None
-        self._held: deque[str] = deque()
+        self._held: deque[str] = deque()  # suspects whose trial is to come
+        self._others: list[str] = []  # those who go back after the last trial
+        self.over = True  # nobody is tried or held
 
-    @property
-    def waits(self) -> bool:
-        """Whether anybody is held."""
-        return bool(self._held)
-
-    def judge(self, records: dict[str, Record]) -> tuple[list[str], list[str]]:
-        """Back has died: (those that go back now, those that are guilty). The others are held."""
-        go: list[str] = []
+    def judge(
+        self, records: Mapping[str, Record], aboard: Container[str] = (), outside: bool = False
+    ) -> list[str]:
+        """Back has died with these aboard. Returns those that are guilty; the others wait for `next`."""
+        fallen: dict[str, Record] = {}
         guilty: list[str] = []
-        self._held.clear()
         for id, record in records.items():
-            if record.aboard:
-                record.deaths = 1 if record.got_on else record.deaths + 1
-            record.got_on = record.aboard = False
-            if record.deaths < SUSPECT:
-                go.append(id)
-            elif record.deaths >= GUILTY and id == self._trial:
-                guilty.append(id)
-            else:
-                self._held.append(id)
+            if record.brought >= CLEARED:
+                record.deaths, record.suspect = 0, False
+            record.brought = 0
+            if id in aboard:
+                fallen[id] = record
+                record.deaths += 1
+                record.suspect = record.suspect or not outside or record.deaths > 1
+                if id == self._trial and record.deaths >= (OUTSIDE if outside else GUILTY):
+                    guilty.append(id)
+        if guilty:
+            for id in fallen.keys() - guilty:  # they were only there
+                fallen[id].deaths -= 1
+                fallen[id].suspect = fallen[id].deaths > 0
+        suspects = [id for id, record in records.items() if record.suspect and id not in guilty]
+        self._held = deque(sorted(suspects, key=lambda id: -records[id].deaths))
+        self._others = [id for id, record in records.items() if not record.suspect and id not in guilty]
         self._trial = None
-        return go, guilty
+        self.over = False
+        return guilty
 
-    def next(self, records: dict[str, Record]) -> str | None:
-        """Who goes on trial now; None when somebody is on trial, or nobody is held."""
+    def next(self, records: Mapping[str, Record]) -> list[str] | None:
+        """Who goes back now; None to wait for the trial. When there is no trial left: all others, at once."""
         if self._trial is not None:
             record = records.get(self._trial)
-            if record is not None and not record.got_on:
+            if record is not None and record.brought < CLEARED:
                 return None
             self._trial = None
         while self._held:
             id = self._held.popleft()
             if id in records:
                 self._trial = id
-                return id
-        return None
+                return [id]
+        self.over = True
+        others, self._others = self._others, []
+        return [id for id in others if id in records]

@@ -1,5 +1,9 @@
 """The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
 
+import time
+
+from msgspec.structs import replace
+
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
@@ -12,6 +16,7 @@ from personae.actors.messages import (
     Message,
     Refused,
     Sampled,
+    Spent,
     StepDone,
     Submit,
 )
@@ -20,6 +25,7 @@ from personae.engine.sequence import Delta, SequenceLog
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.spec import GrammarSpec
 
+GAP_STEPS = 16  # between two looks at the fairness gap
 LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
 
 
@@ -51,6 +57,10 @@ class SchedulerActor(Actor[Message]):
         self._seconds = 0.0
         self._gap = 0.0
         self._steps = 0
+        self._tokens = 0
+        self._gap_served = 0.0
+        self._spent = Spent()
+        self._planning = 0.0
 
     async def started(self) -> None:
         """Forget what was meant for an earlier life, and say that this one knows nothing."""
@@ -59,6 +69,7 @@ class SchedulerActor(Actor[Message]):
 
     async def receive(self, message: Message) -> None:
         """Take in all that waits, then act once."""
+        begun = time.perf_counter()
         deltas: list[Delta] = []
         stepped = False
         for each in (message, *self.drain()):
@@ -79,6 +90,7 @@ class SchedulerActor(Actor[Message]):
                 self._known.discard(delta.id)
                 self._grammars.pop(delta.id, None)
         admitted = self._plan(stepped)
+        self._planning += time.perf_counter() - begun
         if deltas or stepped or admitted:
             self._streamer.tell(StepDone(tuple(deltas), self._load(), tuple(admitted)))
         if not self._in_flight and not self._known:
@@ -120,6 +132,7 @@ class SchedulerActor(Actor[Message]):
         self._steps += 1
         self._seconds += sampled.seconds
         self._gap += sampled.gap_seconds
+        self._spent = sampled.spent
         return self._scheduler.commit(sampled.result)
 
     def _plan(self, stepped: bool) -> list[str]:
@@ -133,8 +146,15 @@ class SchedulerActor(Actor[Message]):
             }
             self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
             self._in_flight += 1
+            self._tokens += sum(row.count for row in plan.rows)
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
+
+    def _fairness_gap(self) -> float:
+        """Looked at now and then: it costs a walk over all that wait."""
+        if self._steps % GAP_STEPS == 0:
+            self._gap_served = self._scheduler.fairness_gap
+        return self._gap_served
 
     def _load(self) -> Load:
         scheduler = self._scheduler
@@ -143,10 +163,15 @@ class SchedulerActor(Actor[Message]):
             waiting=scheduler.waiting + sum(map(len, self._compiling.values())),
             pages_total=scheduler.layout.num_pages,
             pages_used=scheduler.pages_used,
+            page_size=scheduler.layout.page_size,
+            fairness_gap=self._fairness_gap(),
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
             steps=self._steps,
+            in_flight=self._in_flight,
+            tokens=self._tokens,
             step_seconds=self._seconds,
             gap_seconds=self._gap,
+            spent=replace(self._spent, plan=self._planning),
         )

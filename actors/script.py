@@ -1,15 +1,74 @@
 """What a company plays from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from personae.actors.client import ModelCard
-from personae.engine.plan import MemoryLayout
+from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduler import Scheduler
-from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
-from personae.grammar.compiler import GrammarCompiler
-from personae.lora.library import AdapterLibrary
+from personae.grammar.backend import CompiledGrammar
+from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import Adapter
+
+
+class Device(Protocol):
+    """What runs steps and holds adapters: `engine.step.StepEngine`, or a simulation of it.
+
+    A step is `forward`, `sample`, `finish`; what travels between the three is the device's own.
+    """
+
+    runs_ahead: bool
+
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar], /) -> Any:
+        """Apply the plan's changes and start its forward pass."""
+
+    def sample(self, plan: StepPlan, forward: Any, /) -> Any:
+        """Start sampling."""
+
+    def finish(self, launched: Any, /) -> StepResult:
+        """Wait for the step and read it."""
+
+    def placing(self, adapter: Adapter, /) -> Iterator[None]:
+        """Copy an adapter to the device, a piece at a time, and hold it there."""
+
+    def release(self, digest: str, /) -> None:
+        """The adapter may be evicted."""
+
+
+class Grammars(Protocol):
+    """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
+
+    def get(self, spec: GrammarSpec, /) -> CompiledGrammar | None:
+        """From the cache."""
+
+    def compile(self, spec: GrammarSpec, /) -> CompiledGrammar:
+        """Compile; on a worker thread."""
+
+    def put(self, spec: GrammarSpec, grammar: CompiledGrammar, /) -> None:
+        """Into the cache."""
+
+
+class Library(Protocol):
+    """Where adapters come from: `lora.library.AdapterLibrary`, or a simulation of it."""
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+
+    def get(self, digest: str, /) -> Adapter | None:
+        """The adapter if it is on the host."""
+
+    def read(self, digest: str, /) -> Adapter:
+        """The adapter from disk; on a worker thread. Raises AdapterError."""
+
+    def put(self, adapter: Adapter, /) -> None:
+        """Keep an adapter that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +81,14 @@ class Script:
     `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house.
     """
 
-    build_step_engine: Callable[[], StepEngine]
+    build_step_engine: Callable[[], Device]
     build_scheduler: Callable[[], Scheduler]
-    build_compiler: Callable[[], GrammarCompiler]
+    build_compiler: Callable[[], Grammars]
     layout: MemoryLayout
     vocab_size: int
     tokenizer: Tokenizer
     models: Mapping[str, ModelCard]
-    library: AdapterLibrary
+    library: Library
     salt: Callable[[str], bytes]
     max_live: int = 4096
     window: int = 64

@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 from personae.actors.back import spawn_back
+from personae.actors.blackbox import BlackBox
 from personae.actors.front import Front, LocalClient, Prospectus, watching
-from personae.actors.kit.child import Report, log_incident
+from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.script import Script
 
@@ -35,8 +36,15 @@ async def open_stage(
     Raises what the first start of an actor raised (StartFailed). When Back dies more than `max_restarts`
     times within a minute it is not started again: streams end with EngineLost, and so does what comes later.
     """
+    box = BlackBox.private()
+
+    def note(incident: Incident) -> None:
+        if incident.error is not None and incident.path.startswith("personae/back/"):
+            front.note_death(box.read(), outside=False)
+        report(incident)
+
     root = Supervisor(
-        "personae", max_restarts=0, report=watching(report, "personae/back", lambda: front.lose_back())
+        "personae", max_restarts=0, report=watching(note, "personae/back", lambda: front.lose_back())
     )
     # Temporary: when it gives up, Front stays, to tell everybody.
     back = root.supervisor(
@@ -44,7 +52,9 @@ async def open_stage(
     )
     lives = count(1)
     front = Front(root, ready=lambda: back.state == "running", max_live=script.max_live, window=script.window)
-    front.meet(*spawn_back(back, script, lambda: next(lives), front.streamer, front.ingress, front.queue_of))
+    front.meet(
+        *spawn_back(back, script, lambda: next(lives), front.streamer, front.ingress, front.queue_of, box)
+    )
     async with root:
         yield LocalClient(
             Prospectus(

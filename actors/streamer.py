@@ -6,8 +6,11 @@ listens to is submitted again, its emitted tokens included, and goes on where it
 
 import hashlib
 import logging
+from collections import Counter
+from collections.abc import Mapping
 
-from msgspec.structs import replace
+from anyio import current_time
+from msgspec.structs import astuple, replace
 
 from personae import errors
 from personae.actors.inbox import Inbox
@@ -15,6 +18,8 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     Close,
+    Fallen,
+    Holdings,
     Load,
     Message,
     Open,
@@ -23,9 +28,11 @@ from personae.actors.messages import (
     Replay,
     Resubmit,
     Shut,
+    Spent,
     StepDone,
 )
 from personae.actors.probation import Probation, Record
+from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
 
 log = logging.getLogger(__name__)
@@ -34,21 +41,41 @@ log = logging.getLogger(__name__)
 class Live:
     """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
 
-    __slots__ = ("delivered", "emitted", "inbox", "log", "record", "seen", "started", "told")
+    __slots__ = (
+        "aboard",
+        "delivered",
+        "emitted",
+        "inbox",
+        "log",
+        "opened",
+        "queued",
+        "record",
+        "seen",
+        "started",
+        "told",
+    )
 
-    def __init__(self, log: SequenceLog, inbox: Inbox) -> None:
+    def __init__(self, log: SequenceLog, inbox: Inbox, now: float) -> None:
         self.log = log
         self.inbox: Inbox | None = inbox
+        self.opened = now
+        self.queued: float | None = None  # seconds until it was computed, in whatever life
         self.emitted: list[int] = []
         self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
-        self.started = False  # in this life of Back
+        self.started = self.aboard = False  # in this life of Back
         self.told = False  # something was delivered, in whatever life
         self.record = Record()
+
+    def come_aboard(self, now: float) -> None:
+        """It is computed from now on."""
+        self.aboard = True
+        if self.queued is None:
+            self.queued = now - self.opened
 
     def begin_again(self) -> SequenceLog:
         """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
         gone."""
-        self.started = False
+        self.started = self.aboard = False
         return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
 
     def unseen(self, delta: Delta) -> Delta:
@@ -56,6 +83,8 @@ class Live:
         again, and what the cache had is counted once."""
         if self.told and delta.cached is not None:
             delta = replace(delta, cached=None)
+        elif not self.told and self.queued is not None:
+            delta = replace(delta, queued=self.queued)
         self.told = True
         entries = delta.prompt_logprobs
         if not entries:
@@ -78,7 +107,9 @@ class Streamer(Actor[Message]):
         self._ingress = ingress
         self._latest = load
         self._live: dict[str, Live] = {}
+        load.live = self._live
         self._probation = Probation()
+        self._fallen = Fallen((), outside=False)
         self._life = 0
 
     async def receive(self, message: Message) -> None:
@@ -87,11 +118,19 @@ class Streamer(Actor[Message]):
             case StepDone(deltas=deltas, load=load, admitted=admitted):
                 self._latest.update(load)
                 for id in admitted:
+                    self._latest.backlog.leave(id)
                     if id in self._live:
-                        self._live[id].record.aboard = True
+                        self._live[id].come_aboard(current_time())
                 self._deliver(deltas)
+            case Fallen():
+                self._fallen = message
             case Open(logs=logs, inbox=inbox):
-                self._live.update((log.id, Live(log, inbox)) for log in logs)
+                now = current_time()
+                for log in logs:
+                    self._live[log.id] = Live(log, inbox, now)
+                    self._latest.backlog.wait(log)
+            case Holdings():
+                self._latest.hold(message)
             case Close(ids=ids):
                 for id in ids:
                     if id in self._live:
@@ -120,11 +159,14 @@ class Streamer(Actor[Message]):
                 started.append(delta.id)
             if delta.tokens:
                 live.emitted += delta.tokens
-                live.record.got_on = True
+                live.record.brought += len(delta.tokens)
             if live.inbox is not None:
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
                 del self._live[delta.id]
+                self._latest.backlog.leave(delta.id)
+                if delta.finish != "cancelled":
+                    self._latest.backlog.answered(len(live.emitted))
                 ended.append(delta.id)
         if started or ended:
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
@@ -134,19 +176,22 @@ class Streamer(Actor[Message]):
         closed = tuple(id for id, live in self._live.items() if live.inbox is None)
         for id in closed:
             del self._live[id]
+            self._latest.backlog.leave(id)
+        for live in self._live.values():
+            self._latest.backlog.wait(live.begin_again())
         if closed:
             self._ingress.tell(Progress((), closed))
-        go, guilty = self._probation.judge(self._records())
-        for id in guilty:
+        fallen, self._fallen = self._fallen, Fallen((), outside=False)
+        for id in self._probation.judge(self._records(), set(fallen.aboard), fallen.outside):
             self._quarantine(id, self._live[id])
-        if go:
-            self._ingress.tell(Resubmit(tuple(self._live[id].begin_again() for id in go), self._life))
         self._try_next()
 
     def _try_next(self) -> None:
-        """Put the next suspect on trial, if it is time."""
-        if self._probation.waits and (id := self._probation.next(self._records())) is not None:
-            self._ingress.tell(Resubmit((self._live[id].begin_again(),), self._life))
+        """Send back whose turn it is: the next suspect if one is still to be tried, else all others."""
+        probation = self._probation
+        if not probation.over and (ids := probation.next(self._records())) is not None:
+            logs = tuple(self._live[id].begin_again() for id in ids)
+            self._ingress.tell(Resubmit(logs, self._life, last=probation.over))
 
     def _records(self) -> dict[str, Record]:
         return {id: live.record for id, live in self._live.items()}
@@ -154,15 +199,20 @@ class Streamer(Actor[Message]):
     def _quarantine(self, id: str, live: Live) -> None:
         prompt = hashlib.sha256(repr(live.log.tokens).encode()).hexdigest()
         log.error(
-            "sequence %s was aboard whenever Back died: prompt %s, adapter %s", id, prompt, live.log.adapter
+            "quarantined: sequence %s was aboard in %d deaths of Back: prompt %s, adapter %s",
+            id,
+            live.record.deaths,
+            prompt,
+            live.log.adapter,
         )
         why = "This request made the engine fail each time it ran."
-        self._refuse(Refused((id,), "RequestFailed", why, code="quarantined"))
+        self._refuse(Refused((id,), "Quarantined", why))
 
     def _refuse(self, refused: Refused) -> None:
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)
         for id in refused.ids:
             live = self._live.pop(id, None)
+            self._latest.backlog.leave(id)
             if live is not None and live.inbox is not None:
                 live.inbox.fail(error(refused.message, param=refused.param, code=refused.code))
         self._ingress.tell(Progress((), refused.ids))
@@ -172,25 +222,62 @@ class Streamer(Actor[Message]):
 class Latest:
     """The load figures of the latest step, for whoever wants to look (`/metrics`).
 
-    Counters go on over the lives of Back. `restarts` is how many lives there were after the first.
+    Counters go on over the lives of Back. `restarts` is how many lives there were after the first. `backlog`
+    says how long the queue is, `live` has the sequences that have not ended, `holdings` where adapters are.
     """
 
     def __init__(self) -> None:
         self.load = Load()
+        self.backlog = Backlog()
+        self.live: Mapping[str, Live] = {}
         self.restarts = -1
+        self.holdings = Holdings()
         self._before = Load()
+        self._held_before = Holdings()
 
     def begin_life(self) -> None:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0)
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0, in_flight=0)
+        self._held_before = self.holdings = replace(self.holdings, device=0, host=0, host_bytes=0, line=0)
+
+    def hold(self, holdings: Holdings) -> None:
+        """The adapter store's figures of this life."""
+        before = self._held_before
+        self.holdings = replace(
+            holdings,
+            evictions=holdings.evictions + before.evictions,
+            yields=holdings.yields + before.yields,
+            loads=_sums(holdings.loads, before.loads),
+            load_seconds=_sums(holdings.load_seconds, before.load_seconds),
+        )
 
     def update(self, load: Load) -> None:
         """The figures of a step of this life."""
+        past, before = self.load, self._before
         self.load = replace(
-            load, **{name: getattr(load, name) + getattr(self._before, name) for name in _COUNTERS}
+            load,
+            spent=_sum(load.spent, before.spent),
+            **{name: getattr(load, name) + getattr(before, name) for name in _COUNTERS},
         )
+        self.backlog.measured(self.load.tokens - past.tokens, self.load.step_seconds - past.step_seconds)
+
+    def adapters(self) -> tuple[Counter[str], Counter[str]]:
+        """Sequences by their adapter's digest: those that run, and those that wait."""
+        running, waiting = Counter[str](), Counter[str]()
+        for live in self.live.values():
+            if live.log.adapter is not None:
+                (running if live.aboard else waiting)[live.log.adapter] += 1
+        return running, waiting
 
 
-_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "step_seconds", "gap_seconds")
+def _sums(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
+    return {name: these.get(name, 0) + those.get(name, 0) for name in {**those, **these}}
+
+
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+
+
+_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "tokens", "step_seconds", "gap_seconds")

@@ -17,10 +17,12 @@ from anyio.abc import ByteStream
 
 from personae.actors.assembly import EngineOptions
 from personae.actors.client import ModelCard
+from personae.actors.kit.gauges import Gauge
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     BackStarted,
     Cancel,
+    Holdings,
     Message,
     Pin,
     Pinned,
@@ -40,10 +42,12 @@ _CHUNK = 2**18
 
 
 class Start(Message, frozen=True):
-    """From Front, first of all: what to load, and which life this is."""
+    """From Front, first of all: what to load, which life this is, and by which open file Back attaches to its
+    black box."""
 
     options: EngineOptions
     life: int
+    black_box: int
 
 
 class Loading(Message, frozen=True):
@@ -81,16 +85,20 @@ class Pulse(Message, frozen=True):
     """From Back, twice a second: its loop turns.
 
     `busy`: the executor has work in hand; `handled` is how many messages it has finished, so that one that
-    hangs can be told from one that has much to do. `mailboxes` is how many messages wait for each actor.
+    hangs can be told from one that has much to do. `actors` is what each of Back's actors is doing.
     """
 
     busy: bool
     handled: int
-    mailboxes: dict[str, int]
+    actors: tuple[Gauge, ...] = ()
 
 
-ToBack = Start | Submit | Cancel | Pin | Unpin
-ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield
+class Describe(Message, frozen=True):
+    """From Front: print what every actor and every thread is doing."""
+
+
+ToBack = Start | Submit | Cancel | Pin | Unpin | Describe
+ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
 
 
 def _plain(value: object) -> Any:

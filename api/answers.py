@@ -76,21 +76,51 @@ class CalledFunction(msgspec.Struct, omit_defaults=True):
     name: str | None = None
 
 
-class ToolCall(msgspec.Struct):
-    """A tool call of the answer."""
+class CustomInput(msgspec.Struct, omit_defaults=True):
+    """The call of a custom tool; its input is text. In a chunk: what is new of it."""
+
+    input: str | None = None
+    name: str | None = None
+
+
+class ToolCall(msgspec.Struct, omit_defaults=True):
+    """A tool call of the answer: of a function, or of a custom tool."""
 
     id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    type: str | None = None
+    function: CalledFunction | None = None
+    custom: CustomInput | None = None
 
 
 class ToolCallDelta(msgspec.Struct, omit_defaults=True):
-    """What a chunk adds to a tool call; id and name come with the first one."""
+    """What a chunk adds to a tool call; id, type and name come with the first one."""
 
     index: int
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CustomInput | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: str | None = None
+
+
+class Violation(msgspec.Struct, omit_defaults=True):
+    """A part of an answer that is not as its schema says; in the arguments of `tool_call` if that is set."""
+
+    pointer: str
+    message: str
+    tool_call: int | None = None
+
+
+class Validation(msgspec.Struct):
+    """Whether what was not bound strictly is valid; of each of its parts the first ten violations."""
+
+    valid: bool
+    violations: list[Violation]
+
+
+class Extension(msgspec.Struct):
+    """`personae`: what OpenAI's fields have no place for."""
+
+    validation: Validation
 
 
 class ChatMessage(msgspec.Struct):
@@ -112,6 +142,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    personae: Extension | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -145,6 +176,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    personae: Extension | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -170,6 +202,7 @@ class TextChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    personae: Extension | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -209,6 +242,18 @@ class Tokens(msgspec.Struct):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+
+
+class Status(msgspec.Struct):
+    """The answer of the probes."""
+
+    status: str
+
+
+class Version(msgspec.Struct):
+    """The answer of `GET /version`."""
+
+    version: str
 
 
 class Text(msgspec.Struct):

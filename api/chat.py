@@ -15,15 +15,20 @@ from personae.api.answers import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    CustomInput,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
+from personae.api.bound import bound_of
 from personae.api.chat_template import plain_messages
+from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
+from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
@@ -35,10 +40,18 @@ from personae.api.reading import CallPart, Words
 from personae.api.respond import json_response, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
 from personae.api.stream import EventStream
-from personae.api.tools import answer_shape, functions_of, grammar_of, shown_tools
+from personae.api.tools import answer_shape, functions_of, grammar_of, loose_functions, shown_tools
 from personae.errors import RequestError
 
 
+@operation(
+    "POST",
+    "/v1/chat/completions",
+    body=ChatRequest,
+    answers={200: (ChatCompletion, events(ChatChunk))},
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
+)
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
     door = door_of(request)
@@ -53,7 +66,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     """Check everything, render and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
-    model = door.model(body.model)
+    model = door.chosen(body)
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
@@ -62,15 +75,17 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
-    text = door.render_chat(
+    text = await door.render_chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         kwargs={**door.family.effort(body.reasoning_effort), **(body.chat_template_kwargs or {})},
         tools=shown_tools(body.tools),
     )
-    shape = answer_shape(body, door.family, text)
-    grammar = grammar_of(body, shape)
+    bound = bound_of(body)
+    shape = answer_shape(body, door.family, text, bound)
+    grammar = grammar_of(bound, shape)
+    loose = loose_functions(shape)
     prompt = await door.encode(text, add_special_tokens=bool(body.add_special_tokens))
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
@@ -93,10 +108,12 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
             opening=opening,
             shape=shape,
             special=door.family.special,
+            check=AnswerCheck.of(None if bound is None else bound.checked, loose),
         )
         for index in range(count)
     ]
-    job = Job.begin(door, "chatcmpl", model)
+    bound_by = None if bound is None else bound.param
+    job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     job.add(prompt, params, grammar, choices)
     return job, Form(job, body, prompt)
 
@@ -179,6 +196,7 @@ class Form:
         if part.finish is not None:
             end = ChatChunkChoice(part.index, ChatDelta(), finish_reason=part.finish)
             end.stop_reason = part.stop_reason
+            end.personae = extension(part)
             yield self._chunk([end])
 
     def last(self) -> Iterable[ChatChunk]:
@@ -191,6 +209,7 @@ class Form:
         choice = ChatChoice(
             part.index, _message(part.words), self._logprobs(part), part.finish, part.stop_reason
         )
+        choice.personae = extension(part)
         if self._body.return_token_ids:
             choice.token_ids = part.tokens
         return choice
@@ -209,9 +228,7 @@ def _message(words: Words) -> ChatMessage:
         message.reasoning_content = words.reasoning
     if words.calls:
         message.content = words.text or None
-        message.tool_calls = [
-            ToolCall(call.id or "", CalledFunction(call.arguments, call.name)) for call in words.calls
-        ]
+        message.tool_calls = [_call(call) for call in words.calls]
     return message
 
 
@@ -225,6 +242,15 @@ def _deltas(words: Words) -> Iterable[ChatDelta]:
         yield ChatDelta(tool_calls=[_call_delta(call) for call in words.calls])
 
 
+def _call(call: CallPart) -> ToolCall:
+    if call.custom:
+        return ToolCall(call.id or "", "custom", custom=CustomInput(call.arguments, call.name))
+    return ToolCall(call.id or "", "function", CalledFunction(call.arguments, call.name))
+
+
 def _call_delta(call: CallPart) -> ToolCallDelta:
+    if call.custom:
+        kind, custom = "custom", CustomInput(call.arguments, call.name)
+        return ToolCallDelta(call.index, None, custom, call.id, None if call.id is None else kind)
     function = CalledFunction(call.arguments, call.name)
-    return ToolCallDelta(call.index, function, call.id, None if call.id is None else "function")
+    return ToolCallDelta(call.index, function, None, call.id, None if call.id is None else "function")

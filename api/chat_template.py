@@ -6,7 +6,9 @@ run in Jinja's immutable sandbox and see plain JSON data only. A template is nev
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -15,12 +17,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from personae.api.schema import AssistantMessage, Content, Message, RefusalPart, TextPart
+from personae.api.schema import AssistantMessage, Content, Message, RefusalPart, TextPart, ToolCall
 from personae.errors import ModelLoadError, RequestError, UnsupportedParameter
+from personae.grammar.tools.custom import CUSTOM_INPUT
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send an earlier answer's reasoning; templates read the first or the second."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+SECONDS = 10.0
+CHARACTERS = 2**24
 _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
 
@@ -28,11 +33,21 @@ _MARK = "PERSONAE_CONTINUES_HERE "
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
-    Raises ModelLoadError when the template is not valid Jinja.
+    What it writes is bounded by `seconds` and `characters`, between any two pieces of its output. Raises
+    ModelLoadError when the template is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        seconds: float = SECONDS,
+        characters: int = CHARACTERS,
+    ) -> None:
         self.source = source
+        self._seconds = seconds
+        self._characters = characters
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -78,7 +93,7 @@ class ChatTemplate:
                     message["role"] = "system"
         final = self._mark_final(chat) if continue_final_message else None
         try:
-            prompt = self._template.render(
+            prompt = self._write(
                 messages=chat,
                 tools=tools,
                 documents=None,
@@ -91,6 +106,19 @@ class ChatTemplate:
                 f"The chat template refuses these messages: {error}", param="messages"
             ) from error
         return prompt if final is None else _cut(prompt, final)
+
+    def _write(self, **variables: Any) -> str:
+        """What the template writes. Raises TemplateError when it is too much, or takes too long."""
+        end = time.perf_counter() + self._seconds
+        pieces, length = [], 0
+        for piece in self._template.generate(**variables):
+            pieces.append(piece)
+            length += len(piece)
+            if length > self._characters:
+                raise TemplateError(f"the prompt has more than {self._characters} characters")
+            if time.perf_counter() > end:
+                raise TemplateError("it takes too long")
+        return "".join(pieces)
 
     @staticmethod
     def _mark_final(chat: list[dict[str, Any]]) -> str:
@@ -131,8 +159,7 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
         plain["thinking"] = message.thinking if message.thinking is not None else reasoning[0]
     if message.tool_calls:
         plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}].function")
-            for index, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
         ]
     elif "content" not in plain:
         raise RequestError(f"`{where}.content` is required.", param=f"{where}.content")
@@ -157,17 +184,22 @@ def _text(content: Content, where: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"`{where}.arguments` must be a JSON object as text.", param=f"{where}.arguments")
-    plain: dict[str, Any] = {
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    """A call as templates know it: always of a function. A custom tool's takes its input."""
+    arguments: Any = None
+    if call.type == "custom" and call.custom is not None:
+        name, arguments = call.custom.name, {CUSTOM_INPUT: call.custom.input}
+    elif call.type == "function" and call.function is not None:
+        name = call.function.name
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(call.function.arguments or "{}")
+        if not isinstance(arguments, dict):
+            param = f"{where}.function.arguments"
+            raise RequestError(f"`{param}` must be a JSON object as text.", param=param)
+    else:
+        param = f"{where}.{call.type}"
+        raise RequestError(f"`{param}` is required.", param=param, code="missing_required_parameter")
+    plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return plain if call.id is None else {"id": call.id} | plain
 
 

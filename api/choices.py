@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from personae.api.answers import Validation
 from personae.api.reading import PlainReading, Reading, ShapedReading, TextStyle, Words
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
@@ -24,7 +25,7 @@ class Part:
 
     `tokens` are the emitted ids, the stopping one included; `stop_reason` is the stop string or stop token id
     that ended the choice, None for EOS. `entries` has one entry per token if logprobs were asked for, an
-    echoed prompt's tokens before the others.
+    echoed prompt's tokens before the others. `validation` comes with the last part, if anything was checked.
     """
 
     index: int
@@ -35,6 +36,8 @@ class Part:
     finish: str | None = None
     stop_reason: str | int | None = None
     cached: int = 0
+    queued: float | None = None
+    validation: Validation | None = None
 
     def add(self, later: "Part") -> None:
         """Take in what came after this part."""
@@ -45,6 +48,18 @@ class Part:
         self.finish = later.finish
         self.stop_reason = later.stop_reason
         self.cached += later.cached
+        self.queued = later.queued if self.queued is None else self.queued
+        self.validation = later.validation
+
+
+class Check(Protocol):
+    """Judges a finished answer."""
+
+    def take(self, words: Words) -> None:
+        """What the answer gained."""
+
+    def outcome(self) -> Validation | None:
+        """The judgement; None if there was nothing to judge."""
 
 
 class Choice:
@@ -52,7 +67,7 @@ class Choice:
 
     `prompt` is what the answer continues; with `echoed` its tokens have entries too. Without `answers`
     (an echo of `max_tokens` 0) the one token that the engine had to make is dropped. With a `shape` the
-    answer is taken apart; `special` maps the names of special tokens to ids.
+    answer is taken apart; `special` maps the names of special tokens to ids. `check` is told all of it.
     """
 
     def __init__(
@@ -68,6 +83,7 @@ class Choice:
         answers: bool = True,
         shape: AnswerShape | None = None,
         special: Mapping[str, int] | None = None,
+        check: Check | None = None,
     ) -> None:
         self.index = index
         self.ended = False
@@ -75,6 +91,7 @@ class Choice:
         self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
         self._answers = answers
+        self._check = check if answers else None
         self._include_stop = style.include_stop
         self._eos = tokenizer.eos_ids
         self._reading: Reading
@@ -94,8 +111,7 @@ class Choice:
 
     def take(self, delta: Delta) -> Part:
         """What `delta` adds. With the last part `ended` is set; a stop string may bring it early."""
-        part = Part(self.index, Words(self._opening), cached=delta.cached or 0)
-        self._opening = ""
+        part = Part(self.index, cached=delta.cached or 0, queued=delta.queued)
         part.prompt_logprobs += delta.prompt_logprobs
         for logprobs in delta.prompt_logprobs if self._prompt else ():
             token = self._prompt[self._prompt_seen]
@@ -115,6 +131,10 @@ class Choice:
                 part.stop_reason = None if delta.stop_token in self._eos else delta.stop_token
             else:
                 part.finish = "length"
+        if self._check is not None:
+            self._check.take(part.words)
+            part.validation = self._check.outcome() if self.ended else None
+        part.words.text, self._opening = self._opening + part.words.text, ""
         return part
 
     def _take_tokens(self, delta: Delta, part: Part) -> None:

@@ -1,8 +1,10 @@
-"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`.
+"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`, and the evals' `eval`
+and `bench`.
 
 What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,9 @@ import typer
 
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.logs import LogFormat
 from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
+from personae.api.simulate import app as simulate_app
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import EngineLost, LoadError
 
@@ -27,6 +31,11 @@ app = typer.Typer(
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
 app.add_typer(adapters_app, name="adapters")
+app.add_typer(simulate_app, name="simulate")
+
+# Commands of what stands beside this floor, by name: imports go down only.
+for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals.bench.cli")):
+    app.add_typer(import_module(_module).app, name=_name)
 
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3
@@ -70,6 +79,16 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that answers have to finish once the server is to stop.")
     ] = 30.0,
+    request_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that any request may take, waiting included.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How stderr is written: for people, or one JSON object a line.")
+    ] = "text",
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="An OpenTelemetry collector, as http://localhost:4318/v1/traces."),
+    ] = None,
     hang_timeout: Annotated[
         float, typer.Option(min=2, help="Seconds in one step after which the engine is started again.")
     ] = 60.0,
@@ -99,6 +118,12 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="How the model writes reasoning; else found from its template."),
     ] = None,
+    batch_concurrency: Annotated[
+        int, typer.Option(min=1, help="Sequences of batches that may be computed at the same time.")
+    ] = 64,
+    background_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that batches may have of a step beside other requests.")
+    ] = None,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -117,8 +142,13 @@ def serve(
         max_restarts=max_restarts,
         hang_timeout=hang_timeout,
         drain_timeout=drain_timeout,
+        request_timeout=request_timeout,
+        log_format=log_format,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         tool_format=tool_format,
         reasoning_format=reasoning_format,
+        batch_concurrency=batch_concurrency,
+        background_tokens=background_tokens,
     )
     access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run

@@ -8,14 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.answers import Completion, TextChoice, Usage
+from personae.api.bound import bound_of
+from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.logprobs import prompt_logprobs, text_logprobs
+from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
-    grammar_spec,
     logprob_count,
     sampling_params,
     text_style,
@@ -37,6 +40,14 @@ class _Prompt:
     name: str
 
 
+@operation(
+    "POST",
+    "/v1/completions",
+    body=CompletionRequest,
+    answers={200: (Completion, events(Completion))},
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
+)
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
     door = door_of(request)
@@ -51,14 +62,14 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     """Check everything and encode; the job is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
-    model = door.model(body.model)
+    model = door.chosen(body)
     wants_usage(body)
     texts = _texts(body.prompt)
     count = choices_of(body.n, settings, len(texts))
     if body.best_of not in (None, count):
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
     style = text_style(body, settings)
-    grammar = grammar_spec(body.response_format)
+    bound = bound_of(body)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
     of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
     if of_prompt is not None and body.stream:
@@ -68,7 +79,8 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
     prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
-    job = Job.begin(door, "cmpl", model)
+    bound_by = None if bound is None else bound.param
+    job = Job.begin(door, "cmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
@@ -89,10 +101,11 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
                 echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
+                check=None if bound is None else AnswerCheck.of(bound.checked),
             )
             for index in range(count)
         ]
-        job.add(prompt.tokens, params, grammar, choices)
+        job.add(prompt.tokens, params, None if bound is None else bound.spec, choices)
     return job, Form(job, body, prompts, count)
 
 
@@ -189,6 +202,7 @@ class Form:
             logprobs=text_logprobs(part.entries, self._tokenizer) if asked else None,
             finish_reason=part.finish,
             stop_reason=part.stop_reason,
+            personae=extension(part),
         )
         if self._body.return_token_ids:
             choice.token_ids = part.tokens

@@ -3,7 +3,7 @@
 import uuid
 
 import anyio
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from personae.api.errors import error_response
 from personae.errors import Overloaded
@@ -29,9 +29,17 @@ class Drain:
             response.headers["x-request-id"] = uuid.uuid4().hex
             await response(scope, receive, send)
             return
+
+        async def send_last(message: Message) -> None:
+            """While it drains an answer is its connection's last, so that no other request comes on it."""
+            if message["type"] == "http.response.start" and self.draining:
+                others = (pair for pair in message.get("headers", ()) if pair[0] != b"connection")
+                message["headers"] = [*others, (b"connection", b"close")]
+            await send(message)
+
         self._active += 1
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_last)
         finally:
             self._active -= 1
             if not self._active:

@@ -49,6 +49,8 @@ def error_response(error: PersonaeError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
+    if error.retry is False:
+        headers["x-should-retry"] = "false"  # OpenAI's clients would ask again after any 5xx
     if error.status in _CLOSES:
         headers["connection"] = "close"
     if error.status == Unauthorized.status:

@@ -10,6 +10,7 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import ReasoningFormat
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
+from personae.grammar.response_template import imported_reasoning, imported_tools
 from personae.grammar.tools.format import ToolFormat
 from personae.grammar.tools.registry import find_tool_format, tool_format
 
@@ -32,7 +33,7 @@ class Family:
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
         """The family of a tokenizer's model. `tools` and `reasoning` name formats, "none" for none; without
-        a name the format is found from the templates.
+        a name the format is found from the chat templates, or made from the response template.
 
         Raises ModelLoadError for a name that is no format's, or a template that is not valid Jinja.
         """
@@ -43,11 +44,12 @@ class Family:
             if name in sources
         }
         text = "\n".join(sources.values())
+        answers = tokenizer.response_template
         return cls(
             templates.get("default"),
             templates.get("tool_use"),
-            _chosen(tools, tool_format, find_tool_format(text)),
-            _chosen(reasoning, reasoning_format, find_reasoning_format(text)),
+            _chosen(tools, tool_format, find_tool_format(text) or imported_tools(answers)),
+            _chosen(reasoning, reasoning_format, find_reasoning_format(text) or imported_reasoning(answers)),
             {tokenizer.token_bytes(id).decode(): id for id in tokenizer.special_ids},
         )
 

@@ -1,45 +1,67 @@
 """From a checked request to the engine and back: what chat completions and completions have in common."""
 
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
 from personae.actors.client import EngineClient, ModelCard
+from personae.api import logs
+from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.choices import Choice, Part
+from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import Message
+from personae.api.schema import Message, SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
+from personae.api.tracing import UNTRACED, Tracing
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import Cancelled, GrammarError, NotFound, Overloaded, RequestError, RequestFailed
+from personae.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    GrammarError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    RequestFailed,
+)
+from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
+from personae.lora.activation import activation_start
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import Registry
+    from personae.api.batches.desk import Batches
 
 T = TypeVar("T")
 Sink = Callable[[Part], None]
 
+MAX_PRIORITY = 16
 _LONG_TEXT = 16_384
-"""Texts of more characters than this are encoded off the event loop: they take longer than a thread hop."""
+"""What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
     """What every route needs: the app's parts, and who asks.
 
-    `registry` has the adapters that came while the server runs; None if there is no place for them.
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others. `arrived` is when the request
+    came, None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock.
     """
 
     client: EngineClient
@@ -47,8 +69,13 @@ class Door:
     metrics: Metrics
     family: Family
     meter: Meter
+    tracing: Tracing = UNTRACED
     registry: "Registry | None" = None
+    batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    arrived: float | None = None
+    patience: float = math.inf
+    background: bool = False
 
     @property
     def base(self) -> str:
@@ -62,7 +89,16 @@ class Door:
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
-    def model(self, name: str) -> ModelCard:
+    def chosen(self, body: SamplingFields) -> ModelCard:
+        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        card = self.model(body.model)
+        if not body.adapters:
+            return card
+        entries = enumerate(body.adapters)
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        return combined(card, parts, self.settings.max_rank)
+
+    def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
         card = self.client.models(self.caller.tenant).get(name)
         if card is None and self.registry is not None:
@@ -71,8 +107,17 @@ class Door:
                 self.caller.until_done.enter_context(self.registry.hold(record.sha256))
                 card = record.card()
         if card is None:
-            raise NotFound(f"The model `{name[:100]}` does not exist.", param="model", code="model_not_found")
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param=param, code="model_not_found")
         return card
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a request ends at the latest, by its own `timeout`, its header and the server's limit.
+
+        Raises RequestError for a timeout that is none.
+        """
+        arrived = anyio.current_time() if self.arrived is None else self.arrived
+        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
+        return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`."""
@@ -81,29 +126,46 @@ class Door:
             return encode(text, add_special_tokens)
         return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
         """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
-        return self.family.render(messages, **options)
+        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
+        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
+            return render()
+        return await anyio.to_thread.run_sync(render)
 
 
 def door_of(request: Request) -> Door:
     """The app's door, as this request's caller finds it."""
     door: Door = request.app.state.door
-    return replace(door, caller=caller_of(request))
+    arrived, patience = arrival(request), header_deadline(request)
+    return replace(door, caller=caller_of(request), arrived=arrived, patience=patience)
 
 
 @dataclass(slots=True)
 class Job:
-    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id."""
+    """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id.
+
+    `bound_by` is the field that bound its answers, for the errors of its grammar.
+    """
 
     id: str
     model: ModelCard
     door: Door
     arrived: float
+    bound_by: str | None = None
+    deadline: float = math.inf
+    priority: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
     logs: list[SequenceLog] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -112,9 +174,26 @@ class Job:
     completion_tokens: int = 0
 
     @classmethod
-    def begin(cls, door: Door, prefix: str, model: ModelCard) -> "Job":
-        """A job without sequences; its id begins with `prefix`."""
-        return cls(f"{prefix}-{uuid.uuid4().hex}", model, door, time.perf_counter())
+    def begin(
+        cls,
+        door: Door,
+        prefix: str,
+        model: ModelCard,
+        *,
+        bound_by: str | None = None,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> "Job":
+        """A job without sequences; its id begins with `prefix`. `timeout` (in seconds) and `priority` are the
+        body's. Raises RequestError for a priority that is out of range."""
+        if abs(priority or 0) > MAX_PRIORITY:
+            raise RequestError(
+                f"`priority` is a number from -{MAX_PRIORITY} to {MAX_PRIORITY}; the lower, the earlier.",
+                param="priority",
+                code="out_of_range",
+            )
+        id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
+        return cls(id, model, door, began, bound_by, door.deadline(timeout), priority or 0)
 
     def add(
         self,
@@ -125,8 +204,21 @@ class Job:
     ) -> None:
         """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
         client = self.door.client
+        most = self.door.settings.max_grammar_bytes
+        if grammar is not None and len(grammar.source) > most:
+            raise RequestError(
+                f"What binds the answer has more than {most} characters; make it simpler.",
+                param=self.bound_by,
+                code="grammar_too_large",
+            )
+        if grammar is not None:
+            self.door.meter.schema(self.door.caller.identity, grammar.source)
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
+        adapter, start = self.model.adapter, 0
+        if self.model.invocation:
+            found = activation_start(tokens, self.model.invocation)
+            adapter, start = (None, 0) if found is None else (adapter, found)
         self.prompt_tokens += len(tokens)
         first: str | None = None
         for index, choice in enumerate(choices):
@@ -136,11 +228,15 @@ class Job:
                 prompt_length=len(tokens),
                 params=sibling(params, index),
                 eos=eos,
-                adapter=self.model.adapter,
+                adapter=adapter,
                 grammar=grammar,
                 tenant=tenant,
                 salt=salt,
                 after=first,
+                background=self.door.background,
+                adapter_start=start,
+                priority=self.priority,
+                weight=self.door.caller.identity.limits.weight or 1.0,
             )
             first = first or log.id
             self.logs.append(log)
@@ -149,26 +245,36 @@ class Job:
     async def run(self, sink: Sink) -> None:
         """Hand every part to `sink` as it comes, until all choices have ended.
 
-        Raises RateLimited, what the engine refuses with, and RequestFailed if a sequence could not be
-        finished. However this ends, the engine has let go of the request when it does.
+        Raises RateLimited, what the engine refuses with, DeadlineExceeded, and RequestFailed if a sequence
+        could not be finished. However this ends, the engine has let go of the request when it does.
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-        meter.prompt(who, self.prompt_tokens)
+        meter.prompt(who, self.prompt_tokens, spare=self.door.background)
         label = metrics.label(self.model.name)
-        clocks = {log.id: SequenceClock(metrics, label, self.arrived) for log in self.logs}
+        clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
+        logs.note(model=self.model.name, answer=self.id)
+        with self.door.tracing.generation(self, clocks):
+            await self._timed(clocks, sink)
+
+    async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
+        """Follow until the end or the deadline; the clocks are told how it ended."""
         reason = "error"
         try:
-            await self._follow(clocks, sink)
+            with anyio.CancelScope(deadline=self.deadline) as patience:
+                await self._follow(clocks, sink)
+            if patience.cancelled_caught:
+                reason = "abort"
+                raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
             clocks.clear()  # it never began
-            if isinstance(refusal, GrammarError):
-                refusal.param = refusal.param or "response_format"
+            if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
+                refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"
             raise
         finally:
-            meter.answer(who, self.completion_tokens)
+            self.door.meter.answer(self.door.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 

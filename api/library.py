@@ -5,7 +5,8 @@
         print(answer.choices[0].message.content)
 
 The fields, their ranges and the errors are those of docs/api.md; an error is raised as the class of
-`personae.errors` that the server would have sent.
+`personae.errors` that the server would have sent. `response_format` may also be a Python type: a pydantic
+model, a dataclass, a TypedDict, a Literal, an Enum, or a term of `outlines.types` (python_types.py).
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from personae.actors.client import EngineStats
 from personae.api.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.app import make_door
 from personae.api.chat import Form as ChatForm
@@ -26,6 +28,7 @@ from personae.api.decode import decode
 from personae.api.generation import Door, Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
+from personae.api.python_types import with_types
 from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import serve_settings
 from personae.api.stream import Chunks
@@ -41,6 +44,10 @@ class Engine:
     def models(self) -> tuple[str, ...]:
         """The names that `model` may be, the base first."""
         return tuple(card.name for card in self._door.models())
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and its counters: what `/metrics` shows."""
+        return self._door.client.stats()
 
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
         """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless
@@ -73,7 +80,7 @@ class Engine:
 
     def _body(self, fields: dict[str, Any], type: type[Any]) -> Any:
         # Through JSON, so that a field means here exactly what it means on the wire.
-        body = msgspec.json.encode({"model": self.models[0], **fields})
+        body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
         return decode(body, type, self._door.settings.max_json_depth)
 
 

@@ -49,6 +49,7 @@ async def open_engine(
         adapter_store=adapter_store,
         served_model_name=name,
         secret=secret,
+        background_tokens=options.background_tokens,
     )
     if not options.one_process:
         async with open_company(
@@ -59,9 +60,9 @@ async def open_engine(
         ) as company:
             client = company.client
             facts = (company.defaults, company.max_adapters, company.bounds)
-            yield Opened(client, *facts, client.lost, client.end_all)
+            yield Opened(client, *facts, client.lost, client.end_all, client.describe)
         return
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_stage(assembly.script, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
-        yield Opened(client, *facts, client.lost, client.end_all)
+        yield Opened(client, *facts, client.lost, client.end_all, client.describe)

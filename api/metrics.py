@@ -5,15 +5,14 @@ here; our own begin with `personae:`. What the engine counts is read from it at 
 """
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from personae.actors.client import EngineClient, EngineStats
+from personae.actors.client import EngineClient
+from personae.api.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.choices import Part
+from personae.api.engine_metrics import EngineCollector
 
 _FIRST_TOKEN = (
     0.001,
@@ -57,17 +56,25 @@ _PER_TOKEN = (
     10,
 )
 _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
 _LABELS = ("model_name",)
 _MAX_NAMES = 256  # label values that live as long as the process
 
 
 class Metrics:
-    """All metrics of one app, in a registry of its own."""
+    """All metrics of one app, in a registry of its own. `adapters` are those that were registered."""
 
-    def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        model_name: str,
+        max_adapters: int | None,
+        adapters: RegisteredAdapters | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._names = {model_name}
-        self.registry.register(_EngineCollector(client, model_name, max_adapters))
+        self.registry.register(EngineCollector(client, model_name))
+        self.registry.register(AdapterCollector(client, self.label, max_adapters, adapters))
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
         )
@@ -89,6 +96,20 @@ class Metrics:
         self.request = self._histogram(
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its sequence's end.", _REQUEST
         )
+        self.queue = self._histogram(
+            "vllm:request_queue_time_seconds", "From a sequence's admission to its first step.", _REQUEST
+        )
+        self.prefill = self._histogram(
+            "vllm:request_prefill_time_seconds", "From a sequence's first step to its first token.", _REQUEST
+        )
+        self.decode = self._histogram(
+            "vllm:request_decode_time_seconds", "From a sequence's first token to its last.", _REQUEST
+        )
+        self.inference = self._histogram(
+            "vllm:request_inference_time_seconds", "From a sequence's first step to its last token.", _REQUEST
+        )
+        self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Tokens of prompts.", _TOKENS)
+        self.answer_length = self._histogram("vllm:request_generation_tokens", "Tokens of answers.", _TOKENS)
         self.http = self._counter(
             "personae:http_requests", "Answers, by route and status.", "method", "route", "status"
         )
@@ -112,20 +133,29 @@ class Metrics:
 
 @dataclass(slots=True)
 class SequenceClock:
-    """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`."""
+    """Times one sequence and counts its tokens. `arrived` is its request's start by `time.perf_counter`.
+
+    `began`, `first` and `last` are when it came to its first step (as far as the engine says), its first
+    token and its last; `reason` is why it ended, None until then.
+    """
 
     metrics: Metrics
     model: str
     arrived: float
+    prompt: int
+    began: float | None = None
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
-    ended: bool = field(default=False)
+    reason: str | None = None
 
     def saw(self, part: Part) -> None:
         """Take note of a part as it comes from the engine."""
         now = time.perf_counter()
         metrics, model = self.metrics, self.model
+        if part.queued is not None:
+            metrics.queue.labels(model).observe(part.queued)
+            self.began = min(self.arrived + part.queued, now)
         if part.tokens:
             if self.tokens == 0:
                 self.first = now
@@ -140,67 +170,18 @@ class SequenceClock:
 
     def end(self, reason: str) -> None:
         """The sequence is over: "stop", "length", "abort" or "error". Only the first call counts."""
-        if self.ended:
+        if self.reason is not None:
             return
-        self.ended = True
+        self.reason = reason
         metrics, model = self.metrics, self.model
         metrics.success.labels(model, reason).inc()
         metrics.request.labels(model).observe(time.perf_counter() - self.arrived)
+        metrics.prompt_length.labels(model).observe(self.prompt)
+        metrics.answer_length.labels(model).observe(self.tokens)
+        if self.tokens:
+            metrics.decode.labels(model).observe(self.last - self.first)
+            if self.began is not None:
+                metrics.prefill.labels(model).observe(self.first - self.began)
+                metrics.inference.labels(model).observe(self.last - self.began)
         if self.tokens > 1:
             metrics.per_token.labels(model).observe((self.last - self.first) / (self.tokens - 1))
-
-
-class _EngineCollector(Collector):
-    """Turns a snapshot of the engine into metrics, at each scrape."""
-
-    def __init__(self, client: EngineClient, model_name: str, max_adapters: int | None) -> None:
-        self._client = client
-        self._model_name = model_name
-        self._max_adapters = max_adapters
-
-    def collect(self) -> Iterator[Metric]:
-        stats = self._client.stats()
-        used = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
-        for name, text, value in (
-            ("vllm:num_requests_running", "Sequences in the running batch.", stats.running),
-            ("vllm:num_requests_waiting", "Sequences waiting to run.", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", used),
-            ("personae:kv_pages", "KV pages there are.", stats.pages_total),
-            ("personae:adapters_resident", "Adapters in memory.", stats.adapters_resident),
-        ):
-            yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
-        for name, text, value in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits),
-            ("vllm:num_preemptions", "Sequences put off for want of pages.", stats.preemptions),
-            ("personae:back_restarts", "Times that the engine died and was started again.", stats.restarts),
-            ("personae:steps", "Steps run.", stats.steps),
-            ("personae:step_seconds", "Time in steps.", stats.step_seconds),
-            (
-                "personae:host_gap_seconds",
-                "Time between steps in which the device was idle.",
-                stats.host_gap_seconds,
-            ),
-        ):
-            yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
-        yield self._adapters(stats)
-        depths = GaugeMetricFamily("personae:mailbox_depth", "Messages waiting, by actor.", labels=("actor",))
-        for actor, depth in stats.mailboxes.items():
-            depths.add_metric((actor,), depth)
-        yield depths
-
-    def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric((self._model_name,), value)
-        return family
-
-    def _adapters(self, stats: EngineStats) -> Metric:
-        info = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "Adapters that run and wait; the value is the Unix time of the scrape.",
-            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-        )
-        most = "" if self._max_adapters is None else str(self._max_adapters)
-        info.add_metric(
-            (most, ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)), time.time()
-        )
-        return info

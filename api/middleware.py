@@ -1,12 +1,14 @@
 """The gate before every route: request ids, limits on headers and body, an answer to what nobody caught."""
 
 import re
+import time
 import uuid
 from typing import NoReturn
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from personae.api import logs
 from personae.api.errors import error_response, visible
 from personae.api.metrics import Metrics
 from personae.api.settings import ApiSettings
@@ -14,7 +16,8 @@ from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
 
 _FORM_BYTES = 2**21  # what an upload may have around its tensors
 _CLOSE = (b"connection", b"close")
-_UPLOADS = {("POST", "/v1/adapters")}
+_UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
+"""Routes that take files, and the setting that limits these."""
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -33,12 +36,12 @@ class Gate:
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        scope.setdefault("state", {})["request_id"] = request_id
-        upload = (scope["method"], scope["path"]) in _UPLOADS
-        settings = self._settings
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=anyio.current_time())
+        settings, begun = self._settings, time.perf_counter()
+        upload = _UPLOADS.get((scope["method"], scope["path"]))
         body = _Body(
             receive,
-            settings.max_upload_bytes + _FORM_BYTES if upload else settings.max_body_bytes,
+            getattr(settings, upload) + _FORM_BYTES if upload else settings.max_body_bytes,
             settings.upload_seconds if upload else settings.body_seconds,
             complete=scope["method"] != "POST",
         )
@@ -53,18 +56,20 @@ class Gate:
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
 
-        try:
-            self._check(scope)
-            body.check(headers.get(b"content-length", b"0"))
-            await self._app(scope, body.receive, send_with_id)
-        except Exception as error:
-            shown = visible(error, request_id)
-            if status:
-                raise _Broken(shown.message) from None
-            await error_response(shown)(scope, receive, send_with_id)
-        finally:
-            route = getattr(scope.get("route"), "path", "unknown")
-            self._metrics.http.labels(scope["method"], route, str(status or 499)).inc()
+        with logs.request(request_id):
+            try:
+                self._check(scope)
+                body.check(headers.get(b"content-length", b"0"))
+                await self._app(scope, body.receive, send_with_id)
+            except Exception as error:
+                shown = visible(error, request_id)
+                if status:
+                    raise _Broken(shown.message) from None
+                await error_response(shown)(scope, receive, send_with_id)
+            finally:
+                route = getattr(scope.get("route"), "path", "unknown")
+                self._metrics.http.labels(scope["method"], route, str(status or 499)).inc()
+                logs.answered(scope["method"], route, status or 499, time.perf_counter() - begun)
 
     def _check(self, scope: Scope) -> None:
         settings = self._settings

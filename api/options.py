@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import msgspec
 
+from personae.api.logs import LogFormat
 from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class ServeOptions(msgspec.Struct, frozen=True):
     sequences. `seed` is that of requests that give none. Unless it is in `one_process`, the engine is
     started again when it dies, `max_restarts` times within a minute, or when a step takes more than
     `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
-    `tool_format` and `reasoning_format` are names of formats, or "none".
+    `request_timeout` is the most seconds that any request may take.
+    `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
+    `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
+    sequences in the engine, and beside other requests `background_tokens` of a step.
     """
 
     model: Path | None = None
@@ -49,8 +53,13 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_restarts: int = 5
     hang_timeout: float = 60.0
     drain_timeout: float = 30.0
+    request_timeout: float | None = None
+    log_format: LogFormat = "text"
+    otlp_traces_endpoint: str | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
+    batch_concurrency: int = 64
+    background_tokens: int | None = None
 
 
 async def _never() -> None:
@@ -59,6 +68,10 @@ async def _never() -> None:
 
 def _ignore(error: PersonaeError) -> None:
     pass
+
+
+def _nothing() -> str:
+    return ""
 
 
 class AccessOptions(msgspec.Struct, frozen=True):
@@ -79,7 +92,7 @@ class Opened:
 
     `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
     nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
-    error, and refuses new ones with it.
+    error, and refuses new ones with it. `describe` says what every actor is doing.
     """
 
     client: "EngineClient"
@@ -88,6 +101,7 @@ class Opened:
     bounds: "AdapterBounds | None" = None
     lost: Callable[[], Awaitable[None]] = _never
     end_all: Callable[[PersonaeError], None] = _ignore
+    describe: Callable[[], str] = _nothing
 
 
 def parse_size(text: str) -> int:

@@ -6,18 +6,16 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from personae.api.reading import TextStyle
-from personae.api.schema import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, SamplingFields
+from personae.api.schema import SamplingFields
 from personae.api.settings import ApiSettings
 from personae.engine.params import SamplingParams
-from personae.errors import ContextLengthExceeded, GrammarError, RequestError
-from personae.grammar.spec import GrammarSpec
+from personae.errors import ContextLengthExceeded, RequestError
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 _MAX_STOP_LENGTH = 1024
 _MAX_LIST = 1024
-_NAME_LENGTH = 64
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by them would overflow."""
 _MASK64 = 2**64 - 1
@@ -146,22 +144,6 @@ def _stop_strings(stop: str | list[str] | None, settings: ApiSettings) -> tuple[
 def logprob_count(name: str, asked: int | None, settings: ApiSettings) -> int | None:
     """A number of alternatives, checked. Raises RequestError."""
     return None if asked is None else int(_between(name, asked, 0, settings.max_logprobs))
-
-
-def grammar_spec(format: ResponseFormat | None) -> GrammarSpec | None:
-    """What binds the answer. Raises RequestError or GrammarError when the format itself is malformed."""
-    if isinstance(format, JsonObjectFormat):
-        return GrammarSpec("json_object")
-    if not isinstance(format, JsonSchemaFormat):
-        return None
-    asked = format.json_schema
-    if not 0 < len(asked.name) <= _NAME_LENGTH:
-        name = "response_format.json_schema.name"
-        raise RequestError(f"`{name}` must have 1 to {_NAME_LENGTH} characters.", param=name)
-    if asked.schema is False:
-        raise GrammarError("The schema `false` allows no answer.", param="response_format.json_schema.schema")
-    source = msgspec.json.encode({} if asked.schema is True else asked.schema).decode()
-    return GrammarSpec("json_schema", source, strict=asked.strict is not False)
 
 
 def _pick(asked: T | None, default: T | None, otherwise: T) -> T:

@@ -2,13 +2,15 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Protocol
 
 from personae.engine.stops import StopFinder
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
-from personae.grammar.structure.parser import Said
+from personae.grammar.structure.parser import CallPiece, Said
+from personae.grammar.tools.custom import InputReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,16 @@ class TextStyle:
 
 @dataclass(slots=True)
 class CallPart:
-    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments."""
+    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments.
+
+    `custom`: the tool is one of text, and `arguments` its input.
+    """
 
     index: int
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    custom: bool = False
 
 
 @dataclass(slots=True)
@@ -37,6 +43,10 @@ class Words:
     text: str = ""
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
+
+    def copy(self) -> "Words":
+        """The same, to be added to."""
+        return Words(self.text, self.reasoning, [replace(call) for call in self.calls])
 
     def add(self, later: "Words") -> None:
         """Take in what was said after this."""
@@ -109,7 +119,10 @@ class ShapedReading:
         self._text = Detokenizer(tokenizer, skip_special_tokens=style.skip_special_tokens, after=prompt)
         self._parser = shape.parser(special, shown=not style.skip_special_tokens)
         self._stop = StopFinder(style.stop, style.include_stop)
-        self._id_length = shape.tools.id_length if shape.tools else None
+        self._id = shape.tools.id if shape.tools else ""
+        self._ids: set[str] = set()
+        self._custom = {function.name for function in shape.functions if function.custom}
+        self._inputs: dict[int, InputReader] = {}
 
     @property
     def stopped(self) -> str | None:
@@ -143,10 +156,21 @@ class ShapedReading:
         if said.calls and self.stopped is None:
             words.text += self._stop.flush()
             for piece in said.calls:
-                id = None if piece.name is None else self._new_id()
-                words.calls.append(CallPart(piece.index, id, piece.name, piece.arguments))
+                words.calls.append(self._part(piece))
         return words
 
-    def _new_id(self) -> str:
-        random = uuid.uuid4().hex
-        return f"call_{random[:24]}" if self._id_length is None else random[: self._id_length]
+    def _part(self, piece: CallPiece) -> CallPart:
+        if piece.name in self._custom:
+            self._inputs[piece.index] = InputReader()
+        reader = self._inputs.get(piece.index)
+        arguments = piece.arguments if reader is None else reader.push(piece.arguments)
+        id = None if piece.name is None else self._new_id(piece.name, piece.number)
+        return CallPart(piece.index, id, piece.name, arguments, reader is not None)
+
+    def _new_id(self, name: str, number: str) -> str:
+        """An id that no other call of the answer has, whatever number the model has given it."""
+        candidates = chain([number], map(str, count()))
+        ids = (self._id.format(random=uuid.uuid4().hex, name=name, number=one) for one in candidates)
+        id = next(id for id in ids if id not in self._ids)
+        self._ids.add(id)
+        return id

@@ -2,16 +2,16 @@
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import personae
 from personae.actors.client import ModelCard
-from personae.api.answers import Model, ModelList, Text, Tokens
+from personae.api.answers import Model, ModelList, Status, Text, Tokens, Version
 from personae.api.decode import read_json
 from personae.api.generation import Door, door_of
+from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.schema import DetokenizeRequest, TokenizeRequest
-from personae.api.tenants.access import admin_only
 from personae.api.tools import functions_of, shown_tools
 from personae.errors import Overloaded, RequestError
 
@@ -22,45 +22,51 @@ def _model(card: ModelCard, door: Door) -> Model:
     )
 
 
+@operation("GET", "/v1/models", answers={200: ModelList})
 async def list_models(request: Request) -> Response:
-    """`GET /v1/models`: the base first, then the adapters."""
+    """List the base, then the adapters."""
     door = door_of(request)
     return json_response(ModelList([_model(card, door) for card in door.models()]))
 
 
+@operation("GET", "/v1/models/{id:path}", answers={200: Model}, refuses=(404,))
 async def get_model(request: Request) -> Response:
-    """`GET /v1/models/{id}`."""
+    """Show the base or an adapter."""
     door = door_of(request)
     return json_response(_model(door.model(request.path_params["id"]), door))
 
 
+@operation("GET", "/health", answers={200: Status})
 async def health(request: Request) -> Response:
-    """`GET /health`: the process is alive."""
-    return JSONResponse({"status": "ok"})
+    """Say that the process is alive."""
+    return json_response(Status("ok"))
 
 
+@operation("GET", "/ready", answers={200: Status})
 async def ready(request: Request) -> Response:
-    """`GET /ready`: requests would be served now; 503 until then."""
+    """Say whether requests would be served now; 503 until then."""
     door = door_of(request)
     if not door.client.stats().ready:
         raise Overloaded("The engine is not ready.", code="not_ready")
-    return JSONResponse({"status": "ready"})
+    return json_response(Status("ready"))
 
 
+@operation("GET", "/version", answers={200: Version})
 async def version(request: Request) -> Response:
-    """`GET /version`."""
-    return JSONResponse({"version": personae.__version__})
+    """Tell the server's version."""
+    return json_response(Version(personae.__version__))
 
 
-@admin_only
+@operation("GET", "/metrics", answers={200: Content("text/plain")}, admin=True)
 async def metrics(request: Request) -> Response:
-    """`GET /metrics`, in Prometheus's text format; for admins, since it names every tenant's adapters."""
+    """Show the metrics in Prometheus's text format; for admins, since they name every tenant's adapters."""
     door = door_of(request)
     return Response(door.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
+@operation("POST", "/tokenize", body=TokenizeRequest, answers={200: Tokens}, refuses=(404,))
 async def tokenize(request: Request) -> Response:
-    """`POST /tokenize`: the ids that a prompt or a conversation has; nothing is generated."""
+    """Show the ids that a prompt or a conversation has; nothing is generated."""
     door = door_of(request)
     body = await read_json(request, TokenizeRequest, door.settings.max_json_depth)
     if body.model is not None:
@@ -69,7 +75,7 @@ async def tokenize(request: Request) -> Response:
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is not None:
         functions_of(body.tools)
-        text = door.render_chat(
+        text = await door.render_chat(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
@@ -87,8 +93,9 @@ async def tokenize(request: Request) -> Response:
     return json_response(Tokens(len(ids), door.client.max_model_len, ids, strings))
 
 
+@operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))
 async def detokenize(request: Request) -> Response:
-    """`POST /detokenize`: the text of token ids, special tokens included."""
+    """Show the text of token ids, special tokens included."""
     door = door_of(request)
     body = await read_json(request, DetokenizeRequest, door.settings.max_json_depth)
     if body.model is not None:

@@ -49,14 +49,58 @@ class JsonSchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forb
     json_schema: JsonSchema
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+class StructuralTagFormat(msgspec.Struct, tag="structural_tag", tag_field="type", forbid_unknown_fields=True):
+    """`response_format`: text with bound parts, in xgrammar's newer form (`format`) or its older one."""
+
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's way to bind an answer: one of `kinds`. A schema may be JSON text, a grammar is GBNF or Lark."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+    unserved: ClassVar[Mapping[str, Any]] = {
+        "whitespace_pattern": None,
+        "disable_any_whitespace": False,
+        "disable_additional_properties": False,
+    }
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    # Not served: `unserved` says what asks for nothing.
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
+_BINDING = ("response_format", "structured_outputs", "guided_json")
+_UNSERVED_GUIDED: Mapping[str, tuple[Any, ...]] = {
+    "guided_decoding_backend": ("auto",),
+    "guided_whitespace_pattern": (),
+}
+
+
+class WeightedAdapter(msgspec.Struct, forbid_unknown_fields=True):
+    """One of several adapters that answer together."""
+
+    name: str
+    weight: float = 1.0
 
 
 class SamplingFields(Body, kw_only=True):
     """What chat completions and completions have in common; None means that the default holds."""
 
-    free_form: ClassVar[tuple[str, ...]] = ("response_format",)
-    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    free_form: ClassVar[tuple[str, ...]] = _BINDING
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSERVED_GUIDED
 
     model: str
     stream: bool | None = None
@@ -73,6 +117,7 @@ class SamplingFields(Body, kw_only=True):
     response_format: ResponseFormat | None = None
     user: str | None = None
     # What vLLM adds.
+    structured_outputs: StructuredOutputs | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -85,12 +130,25 @@ class SamplingFields(Body, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
+    # Our own.
+    adapters: list[WeightedAdapter] | None = None
+    # vLLM's: the lower, the earlier.
+    priority: int | None = None
+    # Ours: seconds from the request's arrival.
+    timeout: float | None = None
+    # What vLLM had before `structured_outputs`.
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """`POST /v1/completions`. A prompt is text, token ids, or a list of either."""
 
-    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_UNSERVED_GUIDED, "suffix": ("",)}
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -137,12 +195,20 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     arguments: str
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call in an assistant message of the history."""
+class CustomCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a custom tool that the model made earlier."""
 
-    function: FunctionCall
+    name: str
+    input: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool call in an assistant message of the history: of a function, or of a custom tool."""
+
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     index: int | None = None
 
 
@@ -208,8 +274,35 @@ class Tool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fiel
     function: FunctionTool
 
 
-class CustomTool(msgspec.Struct, tag="custom", tag_field="type"):
-    """A tool that takes text; not served, here to be refused by name."""
+class FreeInput(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """A custom tool's input: any text."""
+
+
+class GrammarSource(msgspec.Struct, forbid_unknown_fields=True):
+    """A grammar, or a regular expression that matches all of the text."""
+
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class BoundInput(msgspec.Struct, tag="grammar", tag_field="type", forbid_unknown_fields=True):
+    """A custom tool's input: text of a grammar."""
+
+    grammar: GrammarSource
+
+
+class CustomSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool that takes text."""
+
+    name: str
+    description: str | None = None
+    format: FreeInput | BoundInput | None = None
+
+
+class CustomTool(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """A tool."""
+
+    custom: CustomSpec
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
@@ -224,11 +317,17 @@ class NamedTool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown
     function: FunctionName
 
 
+class NamedCustomTool(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: this custom tool has to be called."""
+
+    custom: FunctionName
+
+
 class ToolSelection(msgspec.Struct, forbid_unknown_fields=True):
     """Some of the tools, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: list[NamedTool | NamedCustomTool]
 
 
 class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
@@ -237,18 +336,15 @@ class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid
     allowed_tools: ToolSelection
 
 
-class CustomToolChoice(msgspec.Struct, tag="custom", tag_field="type"):
-    """As `tool_choice`: a custom tool; not served, here to be refused by name."""
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools | CustomToolChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
 
 
 class ChatRequest(SamplingFields, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    free_form: ClassVar[tuple[str, ...]] = ("response_format", "chat_template_kwargs", "tools")
+    free_form: ClassVar[tuple[str, ...]] = (*_BINDING, "chat_template_kwargs", "tools")
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_UNSERVED_GUIDED,
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),

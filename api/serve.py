@@ -1,24 +1,27 @@
 """`personae serve`, after its options are read: open the engine, serve it, close it."""
 
 import ipaddress
-import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 
 import anyio
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from starlette.types import ASGIApp
 
+from personae.api import logs
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
+from personae.api.batches.desk import Batches
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.server import Server, bind, url
 from personae.api.settings import serve_settings
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.api.tracing import UNTRACED, Tracing
 from personae.errors import EngineLost, LoadError
 
 LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its engine
@@ -28,9 +31,7 @@ def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> N
     """Serve until told to stop. Raises LoadError when the address, the model or an adapter is refused, or
     when others than this machine could use a server that asks nobody for a key; EngineLost when the engine
     fails for good."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logs.configure(options.log_format)
     with bind(host, port) as listener, serving(access.data_dir) as data:
         tenants = TenantStore(data)
         local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
@@ -78,9 +79,10 @@ async def _serve(
 
     progress.start()
     try:
-        async with open_engine(
-            options, on_progress, adapter_store=data.adapters, secret=data.secret
-        ) as opened:
+        async with (
+            _traced(options.otlp_traces_endpoint) as (tracing, traced),
+            open_engine(options, on_progress, adapter_store=data.adapters, secret=data.secret) as opened,
+        ):
             progress.stop()
             client = opened.client
             models = client.models(DEFAULT_TENANT)
@@ -90,18 +92,45 @@ async def _serve(
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened, access)
-            with _registry(opened, data) as registry:
-                app = create_app(client, settings, tenants=tenants, registry=registry)
+            lasting = access.data_dir is not None
+            with (
+                _registry(opened, data) as registry,
+                closing(Batches(data, tenants, lasting=lasting)) as batches,
+            ):
+                app = create_app(
+                    client,
+                    settings,
+                    tenants=tenants,
+                    registry=registry,
+                    batches=batches,
+                    tracing=tracing,
+                )
                 server = Server(
-                    app,
+                    traced(app),
                     settings,
                     drain_seconds=options.drain_timeout,
                     on_ready=on_ready,
                     end_all=opened.end_all,
+                    describe=opened.describe,
                 )
-                await serve_until_lost(server, listener, opened)
+                async with batches.running(app.state.door):
+                    await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()
+
+
+@asynccontextmanager
+async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable[[ASGIApp], ASGIApp]]]:
+    """The tracing for an endpoint, and what wraps the app for it. Raises LoadError if it is not installed."""
+    if endpoint is None:
+        yield UNTRACED, lambda app: app
+        return
+    try:
+        from personae.api.otel import Traced, exporting
+    except ImportError as error:
+        raise LoadError(f"--otlp-traces-endpoint needs `pip install personae[otel]`: {error}.") from None
+    with exporting(endpoint) as tracing:
+        yield tracing, lambda app: Traced(app, tracing=tracing)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -53,8 +54,9 @@ class Server(uvicorn.Server):
     """uvicorn's server; calls `on_ready` once it listens; on SIGINT or SIGTERM finishes what runs and stops.
 
     While it drains it is not ready and refuses requests; what has not finished in `drain_seconds` is ended
-    with an error by `end_all`. A second signal stops at once. Signals are not raised again after the server
-    has stopped, so that the engine around it is closed in order.
+    with an error by `end_all`. A second signal stops at once. On SIGUSR1 it prints what `describe` says.
+    Signals are not raised again after the server has stopped, so that the engine around it is closed in
+    order.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class Server(uvicorn.Server):
         drain_seconds: float = 30,
         on_ready: Callable[[], None] = lambda: None,
         end_all: Callable[[PersonaeError], None] = lambda error: None,
+        describe: Callable[[], str] = str,
     ) -> None:
         self._drain = Drain(app)
         self._drain_seconds = drain_seconds
         self._end_all = end_all
+        self._describe = describe
         self._finishing: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
@@ -93,12 +97,16 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take SIGINT and SIGTERM while serving, where signals can be taken: in the main thread."""
+        """Take SIGINT, SIGTERM and SIGUSR1 while serving, where signals can be taken: in the main thread."""
         loop = asyncio.get_running_loop()
         taken = []
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in (
+            (signal.SIGINT, self.stop),
+            (signal.SIGTERM, self.stop),
+            (signal.SIGUSR1, self._show),
+        ):
             try:
-                loop.add_signal_handler(number, self.stop)
+                loop.add_signal_handler(number, handler)
             except (ValueError, RuntimeError, NotImplementedError):
                 break
             taken.append(number)
@@ -107,6 +115,10 @@ class Server(uvicorn.Server):
         finally:
             for number in taken:
                 loop.remove_signal_handler(number)
+
+    def _show(self) -> None:
+        """Print what every actor is doing."""
+        print(self._describe(), file=sys.stderr, flush=True)  # noqa: T201  the answer to the signal
 
     def stop(self, *_: Any) -> None:
         """Finish what runs and stop; when called again, stop at once."""

@@ -14,14 +14,18 @@ class ApiSettings(msgspec.Struct, frozen=True):
     `defaults` are the model's own sampling parameters, for requests that give none. `seed` is that of
     requests that give none; None draws one for each. `max_n` bounds `n`, `max_sequences` bounds prompts
     times `n` of one request, `max_logprobs` bounds every kind of logprobs. `max_json_depth` bounds the
-    nesting of free-form JSON (schemas, template arguments). A request's head and body must arrive within
-    `header_seconds` and `body_seconds`; a client that leaves its answer unread, more than the connection's
-    buffers hold, is dropped after `stall_seconds`. An upload of an adapter has limits of its own,
-    `max_upload_bytes` and `upload_seconds`. `adapter_roots` are the folders below which admins may load
-    adapters by path. `insecure` asks for no keys even if there are any. `max_adapters`, if known, is how
-    many adapters the engine can hold in memory at once; `/metrics` shows it. `tool_format` and
-    `reasoning_format` name how the model writes calls and reasoning, "none" for not at all; None finds it
-    from the chat template.
+    nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer. A
+    request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
+    answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
+    `request_seconds` is the longest that a request may take, its own timeout may be shorter; None is without
+    a limit. An upload of an adapter has limits of its own, `max_upload_bytes` and `upload_seconds`; a file
+    for batches `max_file_bytes`. A batch has at most `max_batch_lines` requests, a tenant at most
+    `max_open_batches` batches that are not done, and all batches together `batch_concurrency` sequences in
+    the engine. `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks
+    for no keys even if there are any. `max_adapters`, if known, is how many adapters the engine can hold in
+    memory at once; `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
+    `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
+    all; None finds it from the chat template.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -32,17 +36,24 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_stop: int = 16
     max_messages: int = 4096
     max_json_depth: int = 64
+    max_grammar_bytes: int = 2**20
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 32 * 2**10
     max_headers: int = 100
     header_seconds: float = 15.0
     body_seconds: float = 30.0
     stall_seconds: float = 60.0
+    request_seconds: float | None = None
     max_upload_bytes: int = 2**30
+    max_file_bytes: int = 200 * 2**20
+    max_batch_lines: int = 50_000
+    max_open_batches: int = 100
+    batch_concurrency: int = 64
     upload_seconds: float = 600.0
     adapter_roots: tuple[Path, ...] = ()
     insecure: bool = False
     max_adapters: int | None = None
+    max_rank: int | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
 
@@ -53,7 +64,10 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
     return ApiSettings(
         defaults=opened.defaults,
         max_adapters=opened.max_adapters,
+        batch_concurrency=options.batch_concurrency,
+        max_rank=None if opened.bounds is None else opened.bounds.max_rank,
         seed=options.seed,
+        request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,
         tool_format=options.tool_format,

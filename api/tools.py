@@ -6,22 +6,24 @@ from typing import Any
 
 import msgspec
 
+from personae.api.bound import Bound
 from personae.api.family import Family
-from personae.api.params import grammar_spec
 from personae.api.schema import (
+    AllowedTools,
+    BoundInput,
     ChatRequest,
     CustomTool,
-    CustomToolChoice,
-    JsonSchemaFormat,
+    NamedCustomTool,
     NamedTool,
     Tool,
 )
-from personae.errors import RequestError, UnsupportedParameter
+from personae.errors import RequestError
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape, ToolUse
-from personae.grammar.structure.elements import Json
-from personae.grammar.tools.format import Function
+from personae.grammar.structure.elements import Lark, Regex
+from personae.grammar.tools.custom import custom_function, input_schema
+from personae.grammar.tools.function import Function
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST = 128
@@ -34,37 +36,59 @@ def functions_of(tools: Sequence[Tool | CustomTool] | None) -> tuple[Function, .
         raise RequestError(f"`tools` may have at most {_MOST}.", param="tools")
     functions: dict[str, Function] = {}
     for index, tool in enumerate(tools or ()):
-        if isinstance(tool, CustomTool):
-            raise UnsupportedParameter(
-                f"`tools[{index}]` is a custom tool; only functions are served.", param=f"tools[{index}].type"
-            )
-        name, where = tool.function.name, f"tools[{index}].function"
+        custom = isinstance(tool, CustomTool)
+        name = tool.custom.name if isinstance(tool, CustomTool) else tool.function.name
+        where = f"tools[{index}].{'custom' if custom else 'function'}"
         if not _NAME.fullmatch(name):
             raise RequestError(
                 f"`{where}.name` must have 1 to 64 letters, digits, `_`, `.` and `-`.", param=f"{where}.name"
             )
         if name in functions:
             raise RequestError(f"`{where}.name`: there are two tools of that name.", param=f"{where}.name")
-        functions[name] = Function(
-            name, _object(tool.function.parameters), bool(tool.function.strict), f"{where}.parameters"
-        )
+        if isinstance(tool, CustomTool):
+            param = f"{where}.format.grammar.definition"
+            functions[name] = custom_function(name, _input(tool, param), param)
+        else:
+            schema = _object(tool.function.parameters)
+            functions[name] = Function(name, schema, bool(tool.function.strict), f"{where}.parameters")
     return tuple(functions.values())
 
 
+def _input(tool: CustomTool, param: str) -> Regex | Lark | None:
+    """What binds a custom tool's input."""
+    if not isinstance(tool.custom.format, BoundInput):
+        return None
+    grammar = tool.custom.format.grammar
+    if grammar.syntax == "regex":
+        return Regex(grammar.definition, param)
+    return Lark(grammar.definition, param)
+
+
 def shown_tools(tools: Sequence[Tool | CustomTool] | None) -> list[dict[str, Any]] | None:
-    """The tools as chat templates know them: whether one is strict is between the caller and the grammar."""
+    """The tools as chat templates know them: functions. Whether one is strict is between the caller and the
+    grammar."""
     shown = []
     for tool in tools or ():
-        assert isinstance(tool, Tool), "functions_of has refused others"
-        function = msgspec.to_builtins(tool.function)
-        del function["strict"]
+        if isinstance(tool, CustomTool):
+            value: dict[str, Any] = {"type": "string"}
+            if isinstance(tool.custom.format, BoundInput):
+                grammar = tool.custom.format.grammar
+                value["description"] = f"Text of this {grammar.syntax} grammar: {grammar.definition}"
+            function: dict[str, Any] = {
+                "name": tool.custom.name,
+                "description": tool.custom.description,
+                "parameters": input_schema(value),
+            }
+        else:
+            function = msgspec.to_builtins(tool.function)
+            del function["strict"]
         known = {name: value for name, value in function.items() if value is not None}
         shown.append({"type": "function", "function": known})
     return shown or None
 
 
-def answer_shape(body: ChatRequest, family: Family, prompt: str) -> AnswerShape | None:
-    """What the answer to `prompt` consists of; None if all of it is text, or JSON alone.
+def answer_shape(body: ChatRequest, family: Family, prompt: str, bound: Bound | None) -> AnswerShape | None:
+    """What the answer to `prompt` consists of; None if all of it is text, `bound` or not.
 
     Raises RequestError when the tools, or the choice among them, make no sense.
     """
@@ -79,12 +103,11 @@ def answer_shape(body: ChatRequest, family: Family, prompt: str) -> AnswerShape 
             "The format in which this model calls tools is not known; the server's `--tool-format` names it.",
             param="tools",
         )
-    json = _json(body)
-    if json is not None and use == "auto" and family.tools is not None and not family.tools.anywhere:
+    if bound is not None and use == "auto" and family.tools is not None and not family.tools.anywhere:
         raise RequestError(
-            "`response_format` and `tools` cannot be told apart in this model's answers; set `tool_choice` "
+            "Calls cannot be told apart from other bound answers of this model; set `tool_choice` "
             'to "none" or "required".',
-            param="response_format",
+            param=bound.param,
         )
     return AnswerShape(
         reasoning=reasoning,
@@ -93,31 +116,34 @@ def answer_shape(body: ChatRequest, family: Family, prompt: str) -> AnswerShape 
         functions=functions,
         use=use,
         parallel=body.parallel_tool_calls is not False,
-        json=json,
+        content=None if bound is None else bound.element(),
     )
 
 
-def grammar_of(body: ChatRequest, shape: AnswerShape | None) -> GrammarSpec | None:
+def grammar_of(bound: Bound | None, shape: AnswerShape | None) -> GrammarSpec | None:
     """What binds the answer."""
-    plain = grammar_spec(body.response_format)
     if shape is None or (shape.thinks is Thinks.NO and shape.tools is None):
-        return plain
+        return None if bound is None else bound.spec
     return shape.spec()
+
+
+def loose_functions(shape: AnswerShape | None) -> dict[str, dict[str, Any]]:
+    """The schemas, by name, that the arguments of calls have to be checked against at the end."""
+    functions = shape.functions if shape is not None and shape.use != "none" else ()
+    return {function.name: function.parameters for function in functions if not function.strict}
 
 
 def _choice(body: ChatRequest, functions: tuple[Function, ...]) -> tuple[tuple[Function, ...], ToolUse]:
     """The functions that may be called, and whether one has to be."""
     choice = body.tool_choice
-    if isinstance(choice, CustomToolChoice):
-        raise UnsupportedParameter("`tool_choice`: custom tools are not served.", param="tool_choice.type")
     if choice is None or isinstance(choice, str):
         if choice == "required" and not functions:
             raise RequestError('`tool_choice` "required" needs `tools`.', param="tool_choice")
         return functions, choice or "auto" if functions else "none"
-    if isinstance(choice, NamedTool):
-        return (_named(choice, functions, "tool_choice.function.name"),), "required"
+    if not isinstance(choice, AllowedTools):
+        return (_named(choice, functions, "tool_choice"),), "required"
     selected = [
-        _named(tool, functions, f"tool_choice.allowed_tools.tools[{index}].function.name")
+        _named(tool, functions, f"tool_choice.allowed_tools.tools[{index}]")
         for index, tool in enumerate(choice.allowed_tools.tools)
     ]
     if not selected:
@@ -127,10 +153,13 @@ def _choice(body: ChatRequest, functions: tuple[Function, ...]) -> tuple[tuple[F
     return tuple({function.name: function for function in selected}.values()), choice.allowed_tools.mode
 
 
-def _named(tool: NamedTool, functions: Sequence[Function], where: str) -> Function:
+def _named(tool: NamedTool | NamedCustomTool, functions: Sequence[Function], where: str) -> Function:
+    custom = isinstance(tool, NamedCustomTool)
+    name = tool.custom.name if isinstance(tool, NamedCustomTool) else tool.function.name
     for function in functions:
-        if function.name == tool.function.name:
+        if function.name == name and function.custom == custom:
             return function
+    where += ".custom.name" if custom else ".function.name"
     raise RequestError(f"`{where}` is not the name of one of the `tools`.", param=where)
 
 
@@ -143,14 +172,3 @@ def _object(parameters: dict[str, Any] | None) -> dict[str, Any]:
     if parameters.keys().isdisjoint({"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"}):
         return {"type": "object", **parameters}
     return {"allOf": [parameters, {"type": "object"}]}
-
-
-def _json(body: ChatRequest) -> Json | None:
-    """What `response_format` asks for, as an element."""
-    spec = grammar_spec(body.response_format)
-    if spec is None:
-        return None
-    if isinstance(body.response_format, JsonSchemaFormat):
-        schema = body.response_format.json_schema.schema
-        return Json(schema, spec.strict, "response_format.json_schema.schema")
-    return Json({"type": "object"}, True, "response_format")

@@ -1,17 +1,24 @@
 """Who goes next among those who wait.
 
 The scheduler keeps one queue per key, a key being (tenant, adapter), in order of arrival. A policy ranks
-the keys and nothing else; within a key, order of arrival holds.
+the keys and nothing else; within a key, priority and order of arrival hold.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-Key = tuple[str, str | None]
-"""Tenant, and adapter digest (None: the base model)."""
+
+class Key(NamedTuple):
+    """Tenant, adapter digest (None: the base model), whether its sequences give way to others, and the
+    tenant's weight: with twice the weight it gets twice the service."""
+
+    tenant: str
+    adapter: str | None
+    background: bool = False
+    weight: float = 1.0
 
 
 class FairnessPolicy(Protocol):
@@ -31,6 +38,9 @@ class FairnessPolicy(Protocol):
 
     def forget(self, key: Key) -> None:
         """No sequence of `key` is left, waiting or running."""
+
+    def gap(self) -> float:
+        """Between the most and the least served of the keys that wait, in weighted tokens."""
 
 
 class FirstComeFirstServed:
@@ -61,6 +71,10 @@ class FirstComeFirstServed:
     def forget(self, key: Key) -> None:
         """Nothing is remembered of a key that does not wait."""
 
+    def gap(self) -> float:
+        """Nobody counts."""
+        return 0.0
+
 
 class VirtualTokenCounters:
     """The least served key goes next: VTC of Sheng et al., "Fairness in Serving Large Language Models",
@@ -82,7 +96,7 @@ class VirtualTokenCounters:
         self,
         input_weight: float = 1.0,
         output_weight: float = 2.0,
-        weight: Callable[[Key], float] = lambda key: 1.0,
+        weight: Callable[[Key], float] = lambda key: key.weight,
     ) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight
@@ -143,6 +157,11 @@ class VirtualTokenCounters:
         self._gone.add(key)
         heappush(self._gone_heap, (self._counters[key], next(self._ties), key))
         self._raise_floor(self._floor)
+
+    def gap(self) -> float:
+        """See FairnessPolicy."""
+        waiting = [self._counters[key] for key in self._heads]
+        return max(waiting) - min(waiting) if waiting else 0.0
 
     def counters(self) -> dict[Key, float]:
         """The counters now, for metrics and tests."""

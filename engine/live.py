@@ -6,7 +6,7 @@ import msgspec
 
 from personae.engine.fairness import Key
 from personae.engine.plan import MemoryLayout
-from personae.engine.prefix import Lease, root_key
+from personae.engine.prefix import Lease, Token, root_key
 from personae.engine.sequence import SequenceLog
 
 
@@ -20,6 +20,14 @@ class Place(Enum):
     ENDED = auto()
 
 
+PRIORITY_STEP = 64  # later arrivals by which a step of priority is overtaken, so that it is not for ever
+
+
+def turn(log: SequenceLog, order: int) -> int:
+    """Where a sequence stands among those of its key, that which arrived as number `order`."""
+    return order + PRIORITY_STEP * log.priority
+
+
 class LiveSequence:
     """Plain data; the scheduler moves it.
 
@@ -30,11 +38,13 @@ class LiveSequence:
 
     __slots__ = (
         "admitted",
+        "background",
         "cached",
         "capacity",
         "charged",
         "computed",
         "followers",
+        "gave_way",
         "id",
         "key",
         "known",
@@ -49,20 +59,24 @@ class LiveSequence:
         "prompt_logprobs_sent",
         "publish_at",
         "root",
+        "settled",
         "slot",
         "stop_after",
         "stops",
         "tokens",
         "told",
+        "turn",
     )
 
     def __init__(self, log: SequenceLog, order: int, layout: MemoryLayout) -> None:
         params = log.params
         self.log = log
         self.id = log.id
-        self.key: Key = (log.tenant, log.adapter)
-        self.root = root_key(log.salt, log.adapter)
+        self.key = Key(log.tenant, log.adapter, log.background, log.weight)
+        self.background = log.background
+        self.root = root_key(log.salt, None if log.adapter_start else log.adapter)
         self.order = order
+        self.turn = turn(log, order)
         self.place = Place.WAITING
         self.tokens = list(log.tokens)
         self.followers: list[LiveSequence] = []
@@ -72,6 +86,8 @@ class LiveSequence:
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens
 
+        self.gave_way = False  # its seat went to a tenant that had less than its share
+        self.settled = False  # admitted although others wait: not for them to displace
         self.charged = False  # its input counts once, however often it is preempted
         self.told = False  # its first delta is out
         self.cached = 0
@@ -88,9 +104,26 @@ class LiveSequence:
         self.publish_at = 0
 
     @property
+    def rank(self) -> tuple[bool, int]:
+        """Among those that run: background behind all others, then in order of admission."""
+        return self.background, self.admitted
+
+    @property
     def reads_cache(self) -> bool:
         """Prompt logprobs need the logits of every position, so nothing may be skipped."""
         return self.log.params.prompt_logprobs is None
+
+    def cache_key(self, tokens: tuple[int, ...], start: int) -> tuple[Token, ...]:
+        """The log's `tokens` from position `start` on as the prefix cache knows them.
+
+        Where the adapter becomes active the token carries its digest: what comes before is the base's, and
+        shared with it; from there on the path is the adapter's own.
+        """
+        log = self.log
+        at = log.adapter_start - start
+        if not log.adapter_start or log.adapter is None or not 0 <= at < len(tokens):
+            return tokens
+        return (*tokens[:at], (log.adapter, tokens[at]), *tokens[at + 1 :])
 
     def current_log(self) -> SequenceLog:
         """The log with all tokens emitted so far."""

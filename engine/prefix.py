@@ -2,7 +2,8 @@
 
 A trie of full pages. A root stands for a tagged tuple of tenant salt and adapter digest, an edge for the
 `page_size` tokens of one page, compared token by token, never by hash alone. So one tenant cannot hit
-another's pages, nor one adapter another's, by construction.
+another's pages, nor one adapter another's, by construction. An adapter that is active only from some token
+on (activated LoRA) begins at the base's root, and the token where it becomes active carries its digest.
 
 A running sequence holds a `Lease`: the path of nodes that its own full pages correspond to. A node that is
 leased has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child always
@@ -21,6 +22,8 @@ from typing import NamedTuple
 from personae.engine.pages import PagePool
 
 RootKey = tuple[str, bytes] | tuple[str, bytes, str]
+Token = int | tuple[str, int]
+"""A token id; with an adapter's digest where that adapter becomes active (see `LiveSequence.cache_key`)."""
 _SCAN = 16  # children looked at for a hit inside a page, youngest first
 
 
@@ -35,7 +38,7 @@ class Branch:
     __slots__ = ("children", "leases")
 
     def __init__(self) -> None:
-        self.children: dict[tuple[int, ...], Node] = {}
+        self.children: dict[tuple[Token, ...], Node] = {}
         self.leases = 0
 
 
@@ -54,7 +57,7 @@ class Node(Branch):
 
     __slots__ = ("chunk", "page", "parent")
 
-    def __init__(self, chunk: tuple[int, ...], page: int, parent: Branch) -> None:
+    def __init__(self, chunk: tuple[Token, ...], page: int, parent: Branch) -> None:
         super().__init__()
         self.chunk = chunk
         self.page = page
@@ -111,7 +114,7 @@ class PrefixCache:
             self._drop(node)
         return self._pool.allocate(count)
 
-    def match(self, key: RootKey, tokens: tuple[int, ...]) -> Hit:
+    def match(self, key: RootKey, tokens: tuple[Token, ...]) -> Hit:
         """The longest computed prefix of `tokens`, one token short of all: that one's logits are needed."""
         root = self._roots.get(key)
         if root is None:
@@ -155,7 +158,7 @@ class PrefixCache:
         if not node.leases:
             self._unleased[node] = None
 
-    def publish(self, lease: Lease, chunk: tuple[int, ...], page: int) -> None:
+    def publish(self, lease: Lease, chunk: tuple[Token, ...], page: int) -> None:
         """The lease's next page is full and computed: others may find it.
 
         Where another sequence has published the same tokens first, its node stays and this page stays
@@ -224,7 +227,7 @@ class PrefixCache:
         self._pool.check_integrity([*pages, *(node.page for node in cached)])
 
     def _match_inside(
-        self, here: Branch, tokens: tuple[int, ...], start: int, limit: int
+        self, here: Branch, tokens: tuple[Token, ...], start: int, limit: int
     ) -> tuple[Node | None, int]:
         """The child that agrees longest with the tokens from `start` to `limit`, and how far."""
         wanted = tokens[start : min(start + self._page_size, limit)]
@@ -259,7 +262,7 @@ class PrefixCache:
                 open_branches.append(node)
 
 
-def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def _common(a: tuple[Token, ...], b: tuple[Token, ...]) -> int:
     """How many leading tokens agree."""
     count = 0
     for x, y in zip(a, b, strict=False):

@@ -7,6 +7,7 @@ from personae.engine.live import LiveSequence, Place
 from personae.engine.plan import MemoryLayout
 from personae.engine.running import RunningTable
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.shares import Shares
 from personae.engine.waiting import WaitingRoom
 
 
@@ -21,6 +22,8 @@ class Roster:
         "_arrivals",
         "_layout",
         "_policy",
+        "_shares",
+        "_sharing",
         "news",
         "preemptions",
         "prefix_hits",
@@ -31,11 +34,13 @@ class Roster:
         "waiting",
     )
 
-    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy) -> None:
+    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, *, sharing: bool = False) -> None:
         self._layout = layout
         self._policy = policy
         self._alive: Counter[Key] = Counter()
         self._arrivals = 0
+        self._shares = Shares(layout.max_seqs)
+        self._sharing = sharing
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -54,21 +59,40 @@ class Roster:
         self._arrivals += 1
         self.sequences[log.id] = sequence
         self._alive[sequence.key] += 1
+        self._shares.enter(sequence.key)
         if leader is not None and leader.computed < leader.log.prompt_length:
             sequence.place = Place.FOLLOWING
             leader.followers.append(sequence)
         else:
             self._wait(sequence)
 
-    def admit(self) -> LiveSequence | None:
+    @property
+    def foreground(self) -> bool:
+        """Whether any but background sequences run or wait."""
+        return self.waiting.foreground > 0 or len(self.running) > self.running.background
+
+    def admit(self, *, background: bool) -> LiveSequence | None:
         """Seat whose turn it is; None when nobody waits or there is no seat.
 
         Nobody is passed over: a long prompt that does not fit yet holds back those behind it, not the
-        reverse. Input is charged once, at the first admission, without what the prefix cache had.
+        reverse; and who was preempted for want of memory is not overtaken by its like on its way back.
+        Without `background` there is no room for such, unless one was passed over for too long. Input is
+        charged once, at the first admission, without what the prefix cache had.
         """
         sequence = self.waiting.peek()
-        if sequence is None or not self.running.seat(sequence):
+        if sequence is None:
             return None
+        if self.returning and (
+            sequence.background or not all(s.background or s.gave_way for s in self.returning)
+        ):
+            return None
+        if sequence.background and not (background or self.waiting.foreground):
+            return None
+        if not self.running.seat(sequence):
+            return None
+        sequence.settled = sequence.background and self.waiting.foreground > 0
+        sequence.gave_way = False
+        self._shares.sit(sequence.key)
         self.waiting.remove(sequence)
         if not sequence.charged:
             sequence.charged = True
@@ -78,9 +102,31 @@ class Roster:
                 self.prefix_hits += sequence.computed
         return sequence
 
+    def give_way(self, last_step: int | None) -> None:
+        """Take seats from background sequences for the others that wait, if it is their turn."""
+        head = self.waiting.peek()
+        if head is None or head.background:
+            return
+        while not self.running.has_seat(head, self.waiting.foreground - 1):
+            victim = self.running.displaceable()
+            if victim is None:
+                return
+            self.preempt(victim, last_step)
+
+    def share_out(self, last_step: int | None) -> None:
+        """If there is no seat for whose turn it is, one may come from who has more than its share."""
+        head = self.waiting.peek()
+        if not self._sharing or head is None or head.background or self.running.has_slot:
+            return
+        giver = self._shares.giver_for(head.key.tenant)
+        if giver is not None and (victim := self.running.last_of(giver)) is not None:
+            victim.gave_way = True
+            self.preempt(victim, last_step)
+
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
         """From its slot back to the head of its queue, once `last_step`, if any, has been committed."""
         self.preemptions += 1
+        self._shares.stand(sequence.key)
         self.running.vacate(sequence, keep=True)
         if last_step is None:
             self._wait(sequence)
@@ -104,6 +150,7 @@ class Roster:
         """The one way out. Without `keep`, what it computed is not left in the prefix cache."""
         match sequence.place:
             case Place.RUNNING:
+                self._shares.stand(sequence.key)
                 self.running.vacate(sequence, keep=keep)
             case Place.WAITING:
                 self.waiting.remove(sequence)
@@ -118,6 +165,7 @@ class Roster:
         del self.sequences[sequence.id]
         self.release_followers(sequence)
         self._alive[sequence.key] -= 1
+        self._shares.leave(sequence.key)
         if not self._alive[sequence.key]:
             del self._alive[sequence.key]
             self._policy.forget(sequence.key)
@@ -157,6 +205,10 @@ class Roster:
                 assert s.lease is None, f"sequence {s.id} holds a lease while {place.name}"
                 assert not s.planned | s.computed, f"sequence {s.id} counts pages it has dropped"
         assert self._alive == Counter(s.key for s in places), "a key outlives its sequences, or the reverse"
+        self._shares.check_integrity(
+            Counter(s.key.tenant for s in places if not s.background),
+            Counter(s.key.tenant for s in self.running if not s.background),
+        )
         self.running.check_integrity()
         pages = self.running.pages_used
         assert places or not pages, f"idle, and {pages} pages are neither free nor cached"

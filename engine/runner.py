@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from personae.engine.kv import KVCache
+from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout, Row, StepPlan
 from personae.kernels.attention import AttentionBatch
 from personae.lora.pool import LoraPool
-from personae.lora.segments import LoraBatch, work_list
+from personae.lora.segments import LoraBatch, lora_batch, segments_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Runner:
         self._page_table: NDArray[np.int32] = np.zeros((layout.max_seqs, pages_per_seq), np.int32)
         self._page_count = [0] * layout.max_seqs
         self._adapter_slot: list[int | None] = [None] * layout.max_seqs
+        self._late: dict[int, int] = {}  # slots whose adapter is not active from the start, and where it is
         self._known: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * layout.max_seqs
 
     def apply(self, plan: StepPlan) -> None:
@@ -80,6 +82,9 @@ class Runner:
             self._known[admission.slot] = np.array(log.tokens, np.int64)
             self._page_count[admission.slot] = 0
             self._adapter_slot[admission.slot] = None if log.adapter is None else self._slot(log.adapter)
+            self._late.pop(admission.slot, None)
+            if log.adapter_start:
+                self._late[admission.slot] = log.adapter_start
         if plan.copies:
             self.kv.copy_pages(plan.copies)
         for row in plan.rows:
@@ -98,8 +103,15 @@ class Runner:
         """Run the model over the plan's rows, at least one (after `apply`)."""
         packed = self.pack(plan.rows)
         hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
-        logits = self.model.logits(hidden[packed.sampled])
+        slots = [plan.rows[row].slot for row in packed.sampled_rows]
+        logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
+
+    def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
+        """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
+        if not self.adapters.extras:
+            return None
+        return self.adapters.extras.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
     def pack(self, rows: tuple[Row, ...]) -> PackedStep:
         """Lay the rows' tokens side by side, grouped by adapter, base rows last."""
@@ -129,7 +141,7 @@ class Runner:
             tokens=self._tokens(slots, starts, counts, offsets, int(ends[-1])),
             positions=self._int64(positions),
             attention=attention,
-            lora=self._lora(slots, counts),
+            lora=self._lora(slots, starts, counts),
             sampled=self._int64(ends[samples] - 1),
             sampled_rows=[order[i] for i in samples],
             offsets=offsets.tolist(),
@@ -142,11 +154,27 @@ class Runner:
         keys = [base if (slot := slots[row.slot]) is None else slot for row in rows]
         return sorted(range(len(rows)), key=keys.__getitem__)
 
-    def _lora(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> LoraBatch | None:
-        adapters = [self._adapter_slot[slot] for slot in slots.tolist()]
+    def _lora(
+        self, slots: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> LoraBatch | None:
+        rows, lengths = slots.tolist(), counts.tolist()
+        adapters = [self._adapter_slot[slot] for slot in rows]
         if not adapters or adapters[0] is None:  # base rows are last: no adapter in this step
             return None
-        return LoraBatch(self.adapters, work_list(adapters, counts.tolist(), device=self.device))
+        if self._late:
+            return lora_batch(self.adapters, *self._split(rows, adapters, starts.tolist(), lengths))
+        return lora_batch(self.adapters, adapters, lengths)
+
+    def _split(
+        self, slots: list[int], adapters: list[int | None], starts: list[int], counts: list[int]
+    ) -> tuple[list[int | None], list[int]]:
+        """Rows in two where an adapter becomes active within: the base's part, and the adapter's."""
+        parts: list[tuple[int | None, int]] = []
+        for slot, adapter, start, count in zip(slots, adapters, starts, counts, strict=True):
+            before = min(max(self._late.get(slot, 0) - start, 0), count)
+            parts += ((None, before), (adapter, count - before))
+        kept = [(adapter, count) for adapter, count in parts if count]
+        return [adapter for adapter, _ in kept], [count for _, count in kept]
 
     def _tokens(
         self,

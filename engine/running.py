@@ -10,14 +10,14 @@ from personae.engine.pages import PagePool
 from personae.engine.plan import MemoryLayout
 from personae.engine.prefix import MISS, Node, PrefixCache
 
-_by_admission = attrgetter("admitted")
+_by_rank = attrgetter("rank")
 
 
 class RunningTable:
-    """The sequences that have a slot, in two lists, both in order of admission.
+    """The sequences that have a slot, in two lists, both by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none. `releases` and `copies`
-    gather what the next plan must carry.
+    gather what the next plan must carry. `background` counts the sequences that give way.
     """
 
     __slots__ = (
@@ -28,6 +28,7 @@ class RunningTable:
         "_pool",
         "_sources",
         "_stuck",
+        "background",
         "copies",
         "decoding",
         "prefilling",
@@ -44,6 +45,7 @@ class RunningTable:
             None  # (order, room) of the sequence that was refused a seat last
         )
         self._sources: list[Node] = []
+        self.background = 0
         self.prefilling: list[LiveSequence] = []
         self.decoding: list[LiveSequence] = []
         self.releases: list[int] = []
@@ -61,9 +63,28 @@ class RunningTable:
         """Pages that running sequences hold; cached ones that nobody reads do not count."""
         return self._pool.size - self._cache.available
 
-    def last_admitted(self) -> LiveSequence:
+    def last(self) -> LiveSequence:
         """The first to go when memory is short."""
-        return max((table[-1] for table in (self.decoding, self.prefilling) if table), key=_by_admission)
+        return max((table[-1] for table in (self.decoding, self.prefilling) if table), key=_by_rank)
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether one is free."""
+        return bool(self._free_slots)
+
+    def last_of(self, tenant: str) -> LiveSequence | None:
+        """The tenant's first to go, background aside."""
+        theirs = (s for s in self if s.key.tenant == tenant and not s.background)
+        return max(theirs, key=_by_rank, default=None)
+
+    def displaceable(self) -> LiveSequence | None:
+        """The background sequence that is the first to go when others want a seat."""
+        return max((s for s in self if s.background and not s.settled), key=_by_rank, default=None)
+
+    def has_seat(self, sequence: LiveSequence, others: int) -> bool:
+        """Whether there are slots for it and `others`, and memory for it even if nothing of it is cached."""
+        pages = -(-len(sequence.tokens) // self._page_size)
+        return len(self._free_slots) > others and self._cache.can_allocate(pages + len(self))
 
     def seat(self, sequence: LiveSequence) -> bool:
         """Give it a slot and pages for its log, cached ones where there are; False when slots or memory are
@@ -78,7 +99,7 @@ class RunningTable:
             return False
         sequence.log = log = sequence.current_log()
         cache, margin = self._cache, len(self)
-        hit = cache.match(sequence.root, log.tokens) if sequence.reads_cache else MISS
+        hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
         lease = cache.lease(sequence.root, hit, copy=True)
         source, cached = hit.source, hit.length
@@ -107,7 +128,8 @@ class RunningTable:
             sequence.cached = min(cached, log.prompt_length)
         sequence.publish_at = (len(lease.nodes) + 1) * self._page_size
         self._admissions += 1
-        self.prefilling.append(sequence)
+        self.background += sequence.background
+        insort(self.prefilling, sequence, key=_by_rank)
         return True
 
     def vacate(self, sequence: LiveSequence, *, keep: bool) -> None:
@@ -118,6 +140,7 @@ class RunningTable:
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._cache.release(sequence.lease, sequence.pages, keep=keep)
+        self.background -= sequence.background
         sequence.slot = sequence.lease = None
         sequence.pages = []
         sequence.planned = sequence.computed = sequence.capacity = 0
@@ -136,7 +159,7 @@ class RunningTable:
     def begin_decoding(self, sequence: LiveSequence) -> None:
         """All of its log has been planned."""
         self.prefilling.remove(sequence)
-        insort(self.decoding, sequence, key=_by_admission)
+        insort(self.decoding, sequence, key=_by_rank)
 
     def publish(self, sequence: LiveSequence) -> None:
         """Let others find its full pages that are computed."""
@@ -144,7 +167,7 @@ class RunningTable:
         assert lease is not None
         while sequence.computed >= sequence.publish_at:
             end = sequence.publish_at
-            chunk = tuple(sequence.tokens[end - size : end])
+            chunk = sequence.cache_key(tuple(sequence.tokens[end - size : end]), end - size)
             self._cache.publish(lease, chunk, sequence.pages[len(lease.nodes)])
             sequence.publish_at = end + size
 
@@ -159,8 +182,9 @@ class RunningTable:
     def check_integrity(self) -> None:
         """Raises AssertionError that names the slot, page or sequence where the books disagree."""
         for table in (self.decoding, self.prefilling):
-            admitted = [sequence.admitted for sequence in table]
-            assert admitted == sorted(set(admitted)), f"not in order of admission: {admitted}"
+            ranks = [sequence.rank for sequence in table]
+            assert ranks == sorted(set(ranks)), f"not in order: {ranks}"
+        assert self.background == sum(s.background for s in self), "background sequences are miscounted"
         slots = Counter([*self._free_slots, *(s.slot for s in self)])
         for slot, owners in slots.items():
             assert owners == 1, f"slot {slot} is owned {owners} times"
@@ -177,7 +201,9 @@ class RunningTable:
             assert len(set(s.pages)) == len(s.pages), f"sequence {s.id} has a page twice: {s.pages}"
             published = [token for node in s.lease.nodes for token in node.chunk]
             assert len(published) <= s.computed, f"sequence {s.id} has published what is not computed"
-            assert published == s.tokens[: len(published)], f"sequence {s.id} holds pages of other tokens"
+            assert published == list(s.cache_key(tuple(s.tokens[: len(published)]), 0)), (
+                f"sequence {s.id} holds pages of other tokens"
+            )
             leases.append(s.lease)
         held = [page for sequence in self for page in sequence.pages]
         for page, holders in Counter(held).items():

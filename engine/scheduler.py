@@ -4,7 +4,8 @@ One token budget for everything. Each plan gives rows to decoding sequences firs
 prompts that have begun, in chunks, then to sequences that the fairness policy admits. A sequence gets all
 pages for its log when it is admitted, so only decode rows can find the memory full. Then the sequence
 admitted last drops its pages and waits again with its log; what it had computed stays in the prefix cache
-for as long as there is room.
+for as long as there is room. Background sequences come last everywhere and are the first to go
+(`background.py`): "admitted last" below means last by rank.
 
 Why lookahead is safe
 ---------------------
@@ -39,18 +40,19 @@ will do.
 *Preemption keeps what is in flight.* The tokens of rows in flight are right, although the pages are gone:
 they are committed as usual and join the log. Only then (RETURNING becomes WAITING) may the sequence be
 admitted again, so that the admission's log is complete and no row of an old admission is ever taken for one
-of the new. Victims have no row in the plan at hand: decode rows are planned in order of admission and the
-last admitted goes first.
+of the new. Victims have no row in the plan at hand: decode rows are planned in order of rank and the last
+by rank goes first; those that give way to others who wait go before any row is planned.
 
-*It always goes on.* The sequence admitted first is never a victim of another. It fails only when it is
-alone, needs a page, nothing can be evicted and its last token is known, so the outcome does not depend on
-the depth of lookahead. With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every
-prompt that has begun.
+*It always goes on.* A tenant that gives seats keeps its share of them, and the oldest of its sequences. The
+sequence first by rank is never a victim of another that runs. It fails only when it is alone, needs a page,
+nothing can be evicted and its last token is known, so the outcome does not depend on the depth of lookahead.
+With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every prompt that has begun.
 """
 
 from collections import deque
 from typing import NamedTuple
 
+from personae.engine.background import Allowance
 from personae.engine.fairness import FairnessPolicy
 from personae.engine.live import LiveSequence, Place
 from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
@@ -68,14 +70,46 @@ class _Flight(NamedTuple):
     chunks: _Chunks
 
 
+class _Budget:
+    """Tokens that a step still has room for; of them at most `background` for those that give way."""
+
+    __slots__ = ("background", "tokens")
+
+    def __init__(self, tokens: int, background: int) -> None:
+        self.tokens = tokens
+        self.background = background
+
+    def of(self, sequence: LiveSequence) -> int:
+        """What this sequence may have; one that has just been admitted in spite of all at least a token."""
+        if not sequence.background:
+            return self.tokens
+        return min(self.tokens, max(self.background, int(sequence.settled)))
+
+    def spend(self, sequence: LiveSequence, tokens: int) -> None:
+        """It takes so many."""
+        self.tokens -= tokens
+        if sequence.background:
+            self.background = max(self.background - tokens, 0)
+
+
 class Scheduler:
     """Takes logs, makes plans, turns results into deltas.
+
+    `background` is the tokens of a step that background sequences may have beside others; None chooses. With
+    `sharing` a tenant that holds more than its share of the seats gives some to others (`shares.py`).
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`.
     Raises ValueError when the layout cannot work.
     """
 
-    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy) -> None:
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        policy: FairnessPolicy,
+        background: int | None = None,
+        *,
+        sharing: bool = False,
+    ) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
         if layout.max_batch_tokens < layout.max_seqs:
@@ -85,8 +119,9 @@ class Scheduler:
             )
         self.layout = layout
         self._policy = policy
-        self._roster = Roster(layout, policy)
+        self._roster = Roster(layout, policy, sharing=sharing)
         self._running = self._roster.running
+        self._allowance = Allowance(layout.max_batch_tokens, background)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
 
@@ -117,23 +152,27 @@ class Scheduler:
         chunks: _Chunks = []
         admissions: list[Admission] = []
         table, roster = self._running, self._roster
-        decoding = self._plan_decodes(rows)
-        budget = self.layout.max_batch_tokens - len(rows)
+        if table.background and roster.waiting.foreground:
+            roster.give_way(self._flights[-1].step if self._flights else None)
+        if roster.waiting.foreground:
+            roster.share_out(self._flights[-1].step if self._flights else None)
+        others = roster.foreground
+        budget = _Budget(self.layout.max_batch_tokens, self._allowance.of(others))
+        decoding = self._plan_decodes(rows, budget)
         for sequence in table.prefilling.copy():
-            if not budget:
-                break
-            budget -= self._plan_chunk(sequence, budget, (), rows, chunks)
-        if not roster.returning:  # who was preempted is not overtaken on its way back
-            while budget and (admitted := roster.admit()) is not None:
-                assert admitted.slot is not None
-                admissions.append(Admission(admitted.slot, admitted.log))
-                budget -= self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
+            if budget.of(sequence):
+                self._plan_chunk(sequence, budget, (), rows, chunks)
+        while budget.tokens and (admitted := roster.admit(background=budget.background > 0)) is not None:
+            assert admitted.slot is not None
+            admissions.append(Admission(admitted.slot, admitted.log))
+            self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
         if not rows and (self._flights or not (table.releases or roster.news)):
             return None
         step = self._next_step
         plan = StepPlan(step, tuple(rows), tuple(admissions), tuple(table.releases), tuple(table.copies))
         self._flights.append(_Flight(step, decoding, chunks))
         self._next_step = step + 1
+        self._allowance.stepped(others)
         table.clear_changes()
         return plan
 
@@ -164,15 +203,20 @@ class Scheduler:
 
     # Planning
 
-    def _plan_decodes(self, rows: list[Row]) -> list[LiveSequence]:
-        """A row for each decoding sequence, oldest first."""
+    def _plan_decodes(self, rows: list[Row], budget: _Budget) -> list[LiveSequence]:
+        """A row for each decoding sequence, by rank; background ones as far as the budget goes."""
         planned: list[LiveSequence] = []
+        background = 0
         for (
             sequence
         ) in self._running.decoding:  # only ever shortened at or behind the place where the loop stands
             position = sequence.planned
             if position >= sequence.last:
                 continue  # the token that ends it is in flight
+            if sequence.background:
+                if background == budget.background:
+                    break
+                background += 1
             pages: tuple[int, ...] = ()
             if position >= sequence.capacity:
                 if not self._make_room(sequence):
@@ -182,13 +226,15 @@ class Scheduler:
             rows.append(Row(sequence.slot, position, 1, True, pages))
             planned.append(sequence)
             sequence.planned = position + 1
+        budget.tokens -= len(rows)
+        budget.background -= background
         return planned
 
     def _make_room(self, sequence: LiveSequence) -> bool:
         """See to it that a running sequence can have a page, at the cost of those admitted after it."""
         table = self._running
         while not table.can_grow():
-            victim = table.last_admitted()
+            victim = table.last()
             if len(table) > 1:
                 self._roster.preempt(victim, self._flights[-1].step if self._flights else None)
             elif sequence.planned == sequence.computed:
@@ -200,19 +246,24 @@ class Scheduler:
         return True
 
     def _plan_chunk(
-        self, sequence: LiveSequence, budget: int, pages: tuple[int, ...], rows: list[Row], chunks: _Chunks
-    ) -> int:
-        """As much of its log as the budget allows; the last chunk samples. Returns the tokens spent."""
+        self,
+        sequence: LiveSequence,
+        budget: _Budget,
+        pages: tuple[int, ...],
+        rows: list[Row],
+        chunks: _Chunks,
+    ) -> None:
+        """As much of its log as the budget allows; the last chunk samples."""
         assert sequence.slot is not None
-        count = min(budget, sequence.known - sequence.planned)
+        count = min(budget.of(sequence), sequence.known - sequence.planned)
         samples = sequence.planned + count == sequence.known
         row = Row(sequence.slot, sequence.planned, count, samples, pages)
         rows.append(row)
         chunks.append((sequence, row))
         sequence.planned += count
+        budget.spend(sequence, count)
         if samples:
             self._running.begin_decoding(sequence)
-        return count
 
     # Committing
 
@@ -300,6 +351,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Sequences that have none, for whatever reason."""
         return len(self._roster.sequences) - len(self._running)
+
+    @property
+    def fairness_gap(self) -> float:
+        """Between the most and the least served of those that wait, in weighted tokens."""
+        return self._policy.gap()
 
     @property
     def in_flight(self) -> int:

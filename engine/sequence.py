@@ -15,9 +15,12 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     """One sequence, complete: from this alone its next token follows.
 
     `tokens` holds the prompt (`prompt_length` ids) and then what has been emitted so far. `adapter` is the
-    adapter's content digest, None for the base model. `salt` keys the prefix cache per tenant; the server
+    adapter's content digest, None for the base model; tokens before `adapter_start` are the base's all the
+    same (activated LoRA). `salt` keys the prefix cache per tenant; the server
     makes it. `after` names a sequence with the same prompt (a sibling of `n` > 1): this one waits until
-    that one's prompt is computed, to share its pages.
+    that one's prompt is computed, to share its pages. A `background` sequence gives way to all others. The
+    lower its `priority`, the earlier its turn among its tenant's for the same adapter; `weight` is the
+    tenant's.
     """
 
     id: str
@@ -30,7 +33,10 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     tenant: str = "default"
     salt: bytes = b""
     after: str | None = None
-    deadline: float | None = None
+    adapter_start: int = 0
+    priority: int = 0
+    weight: float = 1.0
+    background: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -51,7 +57,8 @@ class Delta(msgspec.Struct, frozen=True):
     `finish` is None while it goes on, else "stop" (EOS or a stop token), "length" or "error"; `stop_token`
     is the id that stopped it (it is the last of `tokens`). `prompt_logprobs` has an entry for each prompt
     token computed in this step; the first prompt token's is None, nothing comes before it.
-    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache.
+    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache. `queued` (first
+    delta only; Front fills it in) is how many seconds the sequence waited before it was computed.
     """
 
     id: str
@@ -62,3 +69,4 @@ class Delta(msgspec.Struct, frozen=True):
     stop_token: int | None = None
     error: str | None = None
     cached: int | None = None
+    queued: float | None = None

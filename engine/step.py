@@ -132,6 +132,12 @@ class StepEngine:
             yield from pool.loading(adapter)
             pool.pin(adapter.digest)
 
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+        pool = self.runner.adapters
+        return len(pool.residents), pool.loads, pool.evictions
+
     def release(self, digest: str) -> None:
         """The adapter may be evicted; nothing if it is not held."""
         if self.runner.adapters.pins(digest):
@@ -155,7 +161,9 @@ class StepEngine:
                 wanted = targets[done : done + PROMPT_LOGITS_ROWS]
                 hidden = forward.hidden[first + done : first + done + len(wanted)]
                 entries += prompt_logprobs(
-                    self.runner.model.logits(hidden), torch.tensor(wanted, device=hidden.device), top
+                    self.runner.model.logits(hidden, self.runner.output_of([row.slot], [len(wanted)])),
+                    torch.tensor(wanted, device=hidden.device),
+                    top,
                 )
             found[index] = tuple(entries)
         return found

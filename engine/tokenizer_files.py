@@ -14,7 +14,10 @@ _BAD_TEMPLATE = "{}: chat_template must be a string or a list of objects with na
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the files of a model folder say about its tokenizer; `eos_ids` may repeat an id."""
+    """What the files of a model folder say about its tokenizer; `eos_ids` may repeat an id.
+
+    `response_template` is what tokenizer_config.json has under that name, whatever it is.
+    """
 
     backend: tokenizers.Tokenizer
     bos_id: int | None
@@ -23,6 +26,7 @@ class TokenizerFiles:
     special_tokens: dict[str, str]
     chat_templates: dict[str, str]
     add_bos_token: bool | None
+    response_template: Any = None
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
@@ -64,6 +68,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         special_tokens=special_tokens,
         chat_templates=_chat_templates(folder, settings.get("chat_template")),
         add_bos_token=add_bos_token,
+        response_template=settings.get("response_template"),
     )
 
 

@@ -37,6 +37,7 @@ class Tokenizer:
     `eos_ids` are generation_config's (or config's) and the tokenizer's own; `bos_id`, `pad_id` may be None.
     `special_tokens` maps the names that templates use, such as "bos_token", to the tokens' texts.
     `chat_templates` maps names to Jinja sources and `chat_template` is the one named "default", if any.
+    `response_template` is what tokenizer_config.json says of how answers are to be read, unchecked.
     `vocab_size` is one more than the highest id.
     """
 
@@ -50,6 +51,7 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
         add_bos_token: bool | None = None,
+        response_template: Any = None,
     ) -> None:
         """`add_bos_token` overrides what tokenizer.json does with the BOS token; None leaves it alone."""
         backend.no_truncation()  # some folders truncate or pad: both would change prompts silently
@@ -61,6 +63,7 @@ class Tokenizer:
         self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
         self.chat_template = self.chat_templates.get("default")
+        self.response_template = response_template
         added = backend.get_added_tokens_decoder()
         self.vocab_size: int = max([backend.get_vocab_size(with_added_tokens=True) - 1, *added]) + 1
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
@@ -91,6 +94,7 @@ class Tokenizer:
             special_tokens=files.special_tokens,
             chat_templates=files.chat_templates,
             add_bos_token=files.add_bos_token,
+            response_template=files.response_template,
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

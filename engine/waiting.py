@@ -1,4 +1,4 @@
-"""Where sequences wait for a slot: one queue per (tenant, adapter), in order of arrival."""
+"""Where sequences wait for a slot: one queue per (tenant, adapter), by priority and order of arrival."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -7,20 +7,21 @@ from operator import attrgetter
 from personae.engine.fairness import FairnessPolicy, Key
 from personae.engine.live import LiveSequence
 
-_by_order = attrgetter("order")
+_by_turn = attrgetter("turn", "order")
 
 
 class WaitingRoom:
     """Every sequence in here may be admitted at once; the policy says whose turn it is.
 
-    A preempted sequence keeps its arrival number, so it comes back to the head of its queue.
+    A preempted sequence keeps its turn, so it comes back to where it was in its queue.
     """
 
-    __slots__ = ("_policy", "_queues")
+    __slots__ = ("_policy", "_queues", "foreground")
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
         self._queues: dict[Key, list[LiveSequence]] = {}
+        self.foreground = 0  # how many that are not background
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -30,9 +31,10 @@ class WaitingRoom:
             yield from queue
 
     def push(self, sequence: LiveSequence) -> None:
-        """Queue it by its arrival number."""
+        """Queue it by its turn."""
         queue = self._queues.setdefault(sequence.key, [])
-        insort(queue, sequence, key=_by_order)
+        insort(queue, sequence, key=_by_turn)
+        self.foreground += not sequence.background
         if queue[0] is sequence:
             self._policy.offer(sequence.key, sequence.order)
 
@@ -43,9 +45,10 @@ class WaitingRoom:
     def remove(self, sequence: LiveSequence) -> None:
         """Take it out, wherever in its queue it stands."""
         queue = self._queues[sequence.key]
-        index = bisect_left(queue, sequence.order, key=_by_order)
+        index = bisect_left(queue, _by_turn(sequence), key=_by_turn)
         assert queue[index] is sequence, f"sequence {sequence.id} is not in its queue"
         del queue[index]
+        self.foreground -= not sequence.background
         if not queue:
             del self._queues[sequence.key]
             self._policy.withdraw(sequence.key)

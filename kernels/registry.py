@@ -40,6 +40,16 @@ def select(reference: Operator, device: torch.device) -> Operator:
     return cast(Operator, operators(device.type).get(reference.__name__, reference))
 
 
+def optional(name: str, device: torch.device) -> Callable[..., Any] | None:
+    """What only a backend can have and the reference does without; None where this one has it not."""
+    return None if _reference_only else operators(device.type).get(name)
+
+
+def references_only() -> bool:
+    """Whether backends are turned off at the moment."""
+    return _reference_only
+
+
 @contextmanager
 def reference_only() -> Iterator[None]:
     """Within the block every operator is the reference, on every device and thread (for tests)."""

@@ -7,11 +7,14 @@ digest cannot, so it is what requests are bound to and what the prefix cache is 
 
 import hashlib
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from personae.lora.affine import Affine
+from personae.lora.vocabulary import VocabularyChange
 
 # The linear modules of a layer that an adapter may change, by the input they share (one SGMV call each).
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -26,11 +29,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class LoraShapes:
     """What an adapter has to fit: the base's number of layers, and (in, out) of each module of a layer.
 
-    The modules are named as in GROUPS: q, k, v, o, gate, up, down.
+    The modules are named as in GROUPS: q, k, v, o, gate, up, down. vocabulary: (tokens, hidden size), None if
+    the embedding and the output matrix cannot be changed. tied: the output matrix is the embedding. copies:
+    fingerprints of the base's own "embedding" and "output", by which copies of them in a file are known.
     """
 
     layers: int
     modules: Mapping[str, tuple[int, int]]
+    vocabulary: tuple[int, int] | None = None
+    tied: bool = False
+    copies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +67,10 @@ class Adapter:
     digest: sha256 in hex of its content. pairs: by (layer, module). ranks: by module, the largest over the
     layers, which is what the adapter occupies in every layer. peak: the largest magnitude of A and of
     scaling * B, to tell whether a dtype can hold it. nbytes: of the tensors as held here.
+
+    affine: by (layer, module), what it does to outputs beside its low rank. vocabulary: what it does at the
+    embedding and the output. invocation: the tokens from whose last occurrence in the prompt on it is active
+    (activated LoRA); none: from the first token on.
     """
 
     name: str
@@ -67,10 +79,39 @@ class Adapter:
     ranks: Mapping[str, int]
     peak: float
     nbytes: int
+    affine: Mapping[tuple[int, str], Affine] = field(default_factory=dict)
+    vocabulary: tuple[VocabularyChange, ...] = ()
+    invocation: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of all modules; 0 without any."""
+        return max(self.ranks.values(), default=0)
+
+    def extra_bytes(self, shapes: LoraShapes) -> int:
+        """The device memory that it takes beside its ranks, in bytes, at most."""
+        vectors = 2 * 4 * shapes.layers * sum(shapes.modules[m][1] for m in {m for _, m in self.affine})
+        return vectors + sum(4 * t.numel() for change in self.vocabulary for _, t in change.tensors())
+
+    def traits(self) -> tuple[str, ...]:
+        """What it is beside low rank on linear modules, in words."""
+        names = {name for affine in self.affine.values() for name, _ in affine.tensors()}
+        words = {"magnitude": "DoRA", "lora_bias": "a bias on lora_B", "bias": "trained biases"}
+        found = [words[name] for name in words if name in names]
+        found += [change.kind for change in self.vocabulary]
+        return (*found, "activated LoRA") if self.invocation else tuple(found)
 
 
-def make_adapter(name: str, pairs: Mapping[tuple[int, str], LoraPair]) -> Adapter:
-    """The adapter of these pairs; its digest, ranks, peak and size are computed. The tensors must be
+def make_adapter(
+    name: str,
+    pairs: Mapping[tuple[int, str], LoraPair],
+    *,
+    affine: Mapping[tuple[int, str], Affine] | None = None,
+    vocabulary: tuple[VocabularyChange, ...] = (),
+    invocation: tuple[int, ...] = (),
+    digest: str | None = None,
+) -> Adapter:
+    """The adapter of these; its ranks, peak, size and (unless given) digest are computed. The tensors must be
     finite."""
     ranks: dict[str, int] = {}
     peak, nbytes = 0.0, 0
@@ -78,7 +119,24 @@ def make_adapter(name: str, pairs: Mapping[tuple[int, str], LoraPair]) -> Adapte
         ranks[module] = max(ranks.get(module, 0), pair.rank)
         peak = max(peak, magnitude(pair.a), magnitude(pair.b) * abs(pair.scaling))
         nbytes += pair.a.nbytes + pair.b.nbytes
-    return Adapter(name, _digest(pairs), dict(pairs), ranks, peak, nbytes)
+    adapter = Adapter(
+        name, digest or "", dict(pairs), ranks, peak, nbytes, dict(affine or {}), vocabulary, invocation
+    )
+    extras = list(_extras(adapter))
+    for label, tensor in extras:
+        nbytes += tensor.nbytes
+        if not label.endswith(" ids"):
+            peak = max(peak, magnitude(tensor))
+    return replace(adapter, peak=peak, nbytes=nbytes, digest=digest or _digest(pairs, extras, invocation))
+
+
+def _extras(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
+    for (layer, module), affine in sorted(adapter.affine.items(), key=lambda item: item[0]):
+        for name, tensor in affine.tensors():
+            yield f"{layer} {module} {name}", tensor
+    for change in sorted(adapter.vocabulary, key=lambda change: change.kind):
+        for name, tensor in change.tensors():
+            yield f"{change.kind} {name}", tensor
 
 
 def magnitude(tensor: Tensor) -> float:
@@ -86,12 +144,25 @@ def magnitude(tensor: Tensor) -> float:
     return float(tensor.abs().max())
 
 
-def _digest(pairs: Mapping[tuple[int, str], LoraPair]) -> str:
+def _digest(
+    pairs: Mapping[tuple[int, str], LoraPair],
+    extras: Iterable[tuple[str, Tensor]],
+    invocation: tuple[int, ...],
+) -> str:
     """sha256 over everything that decides what the adapter computes, and over nothing else."""
     digest = hashlib.sha256(b"personae lora 1\n")
     for (layer, module), pair in sorted(pairs.items(), key=lambda item: item[0]):
         digest.update(f"{layer} {module} ".encode() + struct.pack("<d", pair.scaling))
         for half in (pair.a, pair.b):
-            digest.update(f"{half.dtype} {list(half.shape)} ".encode())
-            digest.update(half.contiguous().view(torch.uint8).numpy().data)
+            _add(digest, half)
+    for label, tensor in extras:
+        digest.update(f"{label} ".encode())
+        _add(digest, tensor)
+    if invocation:
+        digest.update(f"invocation {invocation}".encode())
     return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", tensor: Tensor) -> None:
+    digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    digest.update(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -11,16 +11,19 @@ from pathlib import Path
 
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.mix import mixed, parts_of
 from personae.lora.peft import read_adapter
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
-    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has."""
+    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has,
+    bytes for what it has beside its ranks."""
 
     shapes: LoraShapes
     max_rank: int
     max_value: float
+    max_extra: int = 2**63
 
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could never be placed."""
@@ -31,6 +34,11 @@ class AdapterBounds:
                     "start the server with a larger --adapter-memory",
                     param="r",
                 )
+        if adapter.extra_bytes(self.shapes) > self.max_extra:
+            raise AdapterError(
+                f"{', '.join(adapter.traits())}: that takes {adapter.extra_bytes(self.shapes)} bytes beside "
+                f"the ranks, of {self.max_extra} that there are; start the server with more --adapter-memory"
+            )
         if not adapter.peak <= self.max_value:
             raise AdapterError(
                 f"the largest value, {adapter.peak:.3g} with the scaling, is out of the range of the "
@@ -61,8 +69,21 @@ class AdapterLibrary:
             self._cache.move_to_end(digest)
         return self._cache.get(digest)
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+        return len(self._cache), self._bytes
+
     def read(self, digest: str) -> Adapter:
-        """The adapter from disk. Raises AdapterError when it is not there or not what it was."""
+        """The adapter from disk. Raises AdapterError when it is not there or not what it was.
+
+        A mix is made of its parts, of which those on the host are not read again.
+        """
+        parts = parts_of(digest)
+        if parts is not None:
+            return mixed(
+                digest, [(self._cache.get(part) or self.read(part), weight) for part, weight in parts]
+            )
         folder = self._known.get(digest) or (self._folder and self._folder / digest)
         if folder is None or not folder.is_dir():
             raise AdapterError(f"adapter {digest}: it is not there any more")

@@ -1,20 +1,22 @@
 """Reads an adapter folder as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`.
 
-LoRA on any subset of q, k, v, o, gate, up and down, in any layers. Every tensor in the file is applied or the
-adapter is refused, with the tensor's name. The order is config, names and shapes, data, so that what is wrong
-costs little.
+LoRA on any subset of q, k, v, o, gate, up and down, in any layers, with DoRA's magnitudes and biases; what
+changes the embedding or the output matrix is read by `peft_vocabulary.py`. Every tensor in the file is
+applied or the adapter is refused, with the tensor's name. The order is config, names and shapes, data, so
+that what is wrong costs little.
 """
 
-import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from personae.errors import AdapterError
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, magnitude, make_adapter
+from personae.lora import peft_vocabulary
+from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.affine import Affine
 from personae.lora.peft_config import PeftConfig, read_config
-from personae.lora.safetensors_file import SafetensorsFile
+from personae.lora.safetensors_file import SafetensorsFile, refusal
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -30,20 +32,28 @@ PROJECTIONS = {
     "down": "mlp.down_proj",
 }
 MODULES = {projection: module for module, projection in PROJECTIONS.items()}
+ROLES = {
+    "lora_A.weight": "A",
+    "lora_B.weight": "B",
+    "lora_B.bias": "lora_bias",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "base_layer.bias": "bias",
+    "bias": "bias",
+}
 TENSOR_NAME = re.compile(
     rf"base_model\.model\.model\.layers\.(0|[1-9][0-9]{{0,5}})\.({'|'.join(map(re.escape, MODULES))})"
-    r"\.lora_([AB])(?:\.default)?\.weight"
+    rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {
-    "lora_magnitude_vector": "DoRA is not supported",
-    "lora_embedding_": "LoRA on embeddings is not supported",
-    ".bias": "trained biases are not supported",
-    "modules_to_save": "modules trained in full are not supported",
-    "token_adapter": "trained tokens are not supported",
-    "trainable_tokens": "trained tokens are not supported",
-    "lm_head": "the output layer cannot be changed by an adapter",
-    "embed_tokens": "the embedding cannot be changed by an adapter",
+    ".bias": "a bias of that module is not supported",
+    "modules_to_save": "of modules trained in full only embed_tokens.weight and lm_head.weight are supported",
+    "token_adapter": "trained tokens of that module are not supported",
+    "lm_head": "the output layer cannot be changed in that way",
+    "embed_tokens": "the embedding cannot be changed in that way",
 }
+
+Site = tuple[int, str]
 
 
 def read_adapter(folder: Path, shapes: LoraShapes) -> Adapter:
@@ -60,73 +70,88 @@ def read_adapter(folder: Path, shapes: LoraShapes) -> Adapter:
             param=PICKLE_FILE,
         )
     with SafetensorsFile(path) as file:
-        plan = [_plan(site, names, file, config, shapes) for site, names in _sites(file.entries, shapes)]
-        return make_adapter(folder.name, {item.site: _read(file, item) for item in plan})
+        vocabulary = peft_vocabulary.find(file.entries)
+        elsewhere = {name for roles in vocabulary.values() for name in roles.values()}
+        sites = _sites((name for name in file.entries if name not in elsewhere), shapes)
+        if not sites and not vocabulary:
+            raise AdapterError(f"{TENSORS_FILE}: there are no tensors in it")
+        plans = [_plan(site, names, file, config, shapes) for site, names in sites]
+        read = {plan.site: _read(file, plan) for plan in plans}
+        return make_adapter(
+            folder.name,
+            {site: pair for site, (pair, _) in read.items() if pair is not None},
+            affine={site: affine for site, (_, affine) in read.items() if affine is not None},
+            vocabulary=peft_vocabulary.read(file, vocabulary, config, shapes),
+            invocation=config.invocation,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class PairPlan:
-    """Two tensors that belong together and fit the config and the base; their data is not read yet."""
+class SitePlan:
+    """The tensors of one module, which fit the config and the base; their data is not read yet."""
 
-    site: tuple[int, str]
-    a: str
-    b: str
+    site: Site
+    names: Mapping[str, str]
     scaling: float
 
 
-def _sites(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, str], dict[str, str]]]:
-    """By (layer, module), the names of its halves A and B, in a fixed order; every name is placed."""
-    sites: dict[tuple[int, str], dict[str, str]] = {}
+def _sites(names: Iterable[str], shapes: LoraShapes) -> list[tuple[Site, dict[str, str]]]:
+    """By (layer, module), the names of its tensors by role, in a fixed order; every name is placed."""
+    sites: dict[Site, dict[str, str]] = {}
     for name in names:
-        match = TENSOR_NAME.fullmatch(name)
+        match = TENSOR_NAME.fullmatch(peft_vocabulary.plain(name))
         if match is None:
             known = (reason for part, reason in REASONS.items() if part in name)
-            raise _refusal(name, next(known, f"it is not a lora_A or lora_B of {', '.join(MODULES)}"))
-        layer, module, half = int(match[1]), MODULES[match[2]], match[3]
+            raise refusal(name, next(known, f"it is not a lora_A or lora_B of {', '.join(MODULES)}"))
+        layer, module, role = int(match[1]), MODULES[match[2]], ROLES[match[3]]
         if layer >= shapes.layers:
-            raise _refusal(name, f"the base has {shapes.layers} layers")
+            raise refusal(name, f"the base has {shapes.layers} layers")
         if module not in shapes.modules:
-            raise _refusal(name, f"the base has no {match[2]}")
-        halves = sites.setdefault((layer, module), {})
-        if half in halves:
-            raise _refusal(name, f"it is the same tensor as {halves[half]!r}")
-        halves[half] = name
-    if not sites:
-        raise AdapterError(f"{TENSORS_FILE}: there are no tensors in it")
+            raise refusal(name, f"the base has no {match[2]}")
+        roles = sites.setdefault((layer, module), {})
+        if role in roles:
+            raise refusal(name, f"it is the same tensor as {roles[role]!r}")
+        roles[role] = name
     return sorted(sites.items())
 
 
 def _plan(
-    site: tuple[int, str],
+    site: Site,
     names: dict[str, str],
     file: SafetensorsFile,
     config: PeftConfig,
     shapes: LoraShapes,
-) -> PairPlan:
+) -> SitePlan:
     layer, module = site
-    for half, other in ("AB", "BA"):
-        if half not in names:
-            raise _refusal(names[other], f"its lora_{half} is missing")
     path = f"model.layers.{layer}.{PROJECTIONS[module]}"
-    rank = config.rank(path)
     inputs, outputs = shapes.modules[module]
-    for half, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-        found = file.entries[names[half]].shape
-        if found != shape:
-            raise _refusal(
-                names[half],
-                f"its shape is {list(found)}; by the base and the config's rank it is {list(shape)}",
-            )
-    return PairPlan(site, names["A"], names["B"], config.scaling(path))
+    if names.keys() != {"bias"}:
+        needed = config.roles("linear")
+        first = next(name for role, name in names.items() if role != "bias")
+        for role in needed:
+            if role not in names:
+                label = f"lora_{role}" if role in "AB" else role
+                raise refusal(first, f"its {label} is missing")
+        for role in names.keys() - set(needed) - {"bias"}:
+            raise refusal(names[role], f"the config does not ask for a {role} (use_dora, lora_bias)")
+        rank = config.rank(path)
+        file.check_shape(names["A"], (rank, inputs))
+        file.check_shape(names["B"], (outputs, rank))
+    if "bias" in names and not config.biases:
+        raise refusal(names["bias"], "the config's bias is 'none'")
+    for role in names.keys() - {"A", "B"}:
+        file.check_shape(names[role], (outputs,))
+    return SitePlan(site, names, config.scaling(path))
 
 
-def _read(file: SafetensorsFile, plan: PairPlan) -> LoraPair:
-    a, b = file.read(plan.a), file.read(plan.b)
-    for name, tensor in ((plan.a, a), (plan.b, b)):
-        if not math.isfinite(magnitude(tensor)):
-            raise _refusal(name, "it has values that are not finite")
-    return LoraPair(a, b.T.contiguous(), plan.scaling)
-
-
-def _refusal(name: str, reason: str) -> AdapterError:
-    return AdapterError(f"{TENSORS_FILE}: {name!r}: {reason}", param=name)
+def _read(file: SafetensorsFile, plan: SitePlan) -> tuple[LoraPair | None, Affine | None]:
+    tensors = {role: file.read_finite(name) for role, name in plan.names.items()}
+    pair = affine = None
+    if "A" in tensors:
+        pair = LoraPair(tensors["A"], tensors["B"].T.contiguous(), plan.scaling)
+    if tensors.keys() - {"A", "B"}:
+        lora_bias = tensors.get("lora_bias")
+        if lora_bias is not None:
+            lora_bias = lora_bias.float() * plan.scaling
+        affine = Affine(tensors.get("magnitude"), lora_bias, tensors.get("bias"))
+    return pair, affine

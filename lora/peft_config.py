@@ -32,33 +32,42 @@ HARMLESS = {
     *("lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("megatron_core", "qalora_group_size"),
+    "ensure_weight_tying",  # the tensors show what is tied
 }
-READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
-NEUTRAL = {"bias": "none", "task_type": "CAUSAL_LM"}  # the values of other fields that are served
+READ = {
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+    *("use_dora", "lora_bias", "bias", "modules_to_save", "trainable_token_indices"),
+    "alora_invocation_tokens",
+}
+NEUTRAL = {"task_type": "CAUSAL_LM"}  # the values of other fields that are served
+BIASES = ("none", "lora_only", "all")
+PATHS = {  # modules beside the layers' that can be trained, and how a config may call them
+    "model.embed_tokens": ("embed_tokens", "model.embed_tokens"),
+    "lm_head": ("lm_head",),
+}
+MAX_TOKENS = 4096  # of an invocation or a list of trained tokens
 PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}  # these leave the base weights as they were
 
 REASONS = {
-    "alora_invocation_tokens": "activated LoRA is not supported",
     "arrow_config": "Arrow routing is not supported",
-    "bias": "trained biases are not supported; train with bias='none'",
     "fan_in_fan_out": "transposed (Conv1D) weights are not supported",
     "kasa_config": "KaSA changes the base weights, which many adapters share",
     "layer_replication": "replicated layers make another base model",
-    "lora_bias": "a bias on lora_B is not supported",
     "megatron_config": "Megatron's parallel layers are not supported",
-    "modules_to_save": "modules trained in full are not supported",
     "monteclora_config": "MonteCLoRA samples its weights and is not supported",
     "target_parameters": "LoRA on bare parameters (as in mixtures of experts) is not supported",
     "task_type": "only adapters for text generation (CAUSAL_LM) are served",
-    "trainable_token_indices": "trained tokens are not supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
-    "use_dora": "DoRA is not supported",
     "use_qalora": "QALoRA is not supported",
 }
 
 
 class PeftConfig:
     """The part of a LoRA config that decides what its tensors mean.
+
+    biases: whether biases of the base's modules were trained. saved: paths of modules that were trained in
+    full. trained_tokens: by module path, the ids whose
+    rows were trained. invocation: the tokens that activate the adapter (activated LoRA), none for always.
 
     Takes the decoded JSON. Raises AdapterError, with the field as `param`.
     """
@@ -79,14 +88,27 @@ class PeftConfig:
                 "this initialisation changes the base weights, which many adapters share; "
                 "convert the adapter (save_pretrained with path_initial_model_for_weight_conversion)",
             )
-        rslora = fields.get("use_rslora")
-        if rslora not in (None, True, False):
-            _refuse("use_rslora", rslora, "it must be true or false")
-        self._divisor: Callable[[float], float] = math.sqrt if rslora else float
+        self._divisor: Callable[[float], float] = math.sqrt if _flag(fields, "use_rslora") else float
         self._rank = _rank("r", fields.get("r", 8))
         self._alpha = _number("lora_alpha", fields.get("lora_alpha", 8))
         self._ranks = _patterns(fields, "rank_pattern", _rank)
         self._alphas = _patterns(fields, "alpha_pattern", _number)
+        self._dora = _flag(fields, "use_dora")
+        self._lora_bias = _flag(fields, "lora_bias")
+        bias = fields.get("bias") or "none"
+        if bias not in BIASES:
+            _refuse("bias", bias, f"it must be one of {', '.join(BIASES)}")
+        self.biases = bias != "none"
+        self.trained_tokens = _trained_tokens(fields.get("trainable_token_indices"))
+        self.invocation = _token_ids("alora_invocation_tokens", fields.get("alora_invocation_tokens"))
+        self.saved = self._saved_modules(fields.get("modules_to_save"))
+        if self._dora and self._lora_bias:
+            _refuse("lora_bias", True, "PEFT has no DoRA with a bias on lora_B")
+        for field in ("use_dora", "modules_to_save", "trainable_token_indices"):
+            if self.invocation and fields.get(field):
+                _refuse(field, fields[field], "it cannot be combined with activated LoRA")
+        if self.invocation and self.biases:
+            _refuse("bias", fields["bias"], "trained biases cannot be combined with activated LoRA")
 
     def rank(self, module: str) -> int:
         """The rank of a module, by its dotted name in the base model."""
@@ -95,6 +117,19 @@ class PeftConfig:
     def scaling(self, module: str) -> float:
         """What B A is multiplied by: alpha / rank, or alpha / sqrt(rank) for rsLoRA (arXiv 2312.03732)."""
         return self._alphas.get(module, self._alpha) / self._divisor(self.rank(module))
+
+    def roles(self, kind: str) -> tuple[str, ...]:
+        """The tensors that belong to a module with low rank: "linear", "embedding" or "output"."""
+        roles = ("A", "B", "magnitude") if self._dora else ("A", "B")
+        return (*roles, "lora_bias") if self._lora_bias and kind != "embedding" else roles
+
+    def _saved_modules(self, names: Any) -> set[str]:
+        known = {name: path for path, names in PATHS.items() for name in names}
+        if names and (not isinstance(names, list) or any(str(name) not in known for name in names)):
+            _refuse(
+                "modules_to_save", names, f"of modules trained in full only {', '.join(known)} are served"
+            )
+        return {known[str(name)] for name in names or ()}
 
 
 def read_config(path: Path) -> PeftConfig:
@@ -113,6 +148,38 @@ def _patterns(fields: dict[str, Any], field: str, check: Callable[[str, Any], fl
     if not isinstance(values, dict):
         _refuse(field, values, "it must be an object")
     return ModulePatterns(field, {key: check(field, value) for key, value in values.items()})
+
+
+def _flag(fields: dict[str, Any], field: str) -> bool:
+    value = fields.get(field)
+    if value not in (None, True, False):
+        _refuse(field, value, "it must be true or false")
+    return bool(value)
+
+
+def _token_ids(field: str, value: Any) -> tuple[int, ...]:
+    if not value:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_TOKENS:
+        _refuse(field, value, f"it must be a list of at most {MAX_TOKENS} token ids")
+    if any(type(id) is not int or not 0 <= id < 2**31 for id in value):
+        _refuse(field, value, "a token id is a number from 0 on")
+    return tuple(value)
+
+
+def _trained_tokens(value: Any) -> dict[str, tuple[int, ...]]:
+    """By module path; a bare list is the embedding's."""
+    field = "trainable_token_indices"
+    named = value if isinstance(value, dict) else {"embed_tokens": value}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, ids in named.items():
+        path = next((path for path, names in PATHS.items() if name in names), None)
+        if path is None or path in found:
+            _refuse(field, value, "only tokens of embed_tokens and lm_head are served")
+        found[path] = _token_ids(field, ids)
+        if len(set(found[path])) != len(found[path]):
+            _refuse(field, value, "a token stands twice in it")
+    return found
 
 
 def _rank(field: str, value: Any) -> int:

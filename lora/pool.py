@@ -15,27 +15,35 @@ from dataclasses import dataclass
 import torch
 
 from personae.errors import AdapterError, Overloaded
+from personae.kernels.decoder import LoraStack
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
+from personae.lora.base import BaseWeights
+from personae.lora.extras import Extras
 
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 
 @dataclass(slots=True)
 class Resident:
-    """An adapter in the pool: its slot, its pages and ranks by module, and how many hold it."""
+    """An adapter in the pool: its slot, its pages and ranks by module, the bytes of its extras, and how many
+    hold it."""
 
     slot: int
     pages: Mapping[str, tuple[int, ...]]
     ranks: Mapping[str, int]
+    extra: int = 0
     pins: int = 0
 
 
 class LoraPool:
     """The arenas and page tables of all modules, and who lives in them.
 
+    `stacks`: by module, the arenas of all layers as one tensor.
+
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
-    `pool_bytes(shapes, capacity_rows, dtype)`, taken at once.
+    `pool_bytes(shapes, capacity_rows, dtype)`, taken at once, and up to as much again for what adapters have
+    beside their ranks, taken when they come. `base` is asked by adapters that depend on the base's weights.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class LoraPool:
         max_adapters: int,
         dtype: torch.dtype,
         device: torch.device,
+        base: BaseWeights | None = None,
     ) -> None:
         if capacity_rows < RANK_PAGE or capacity_rows % RANK_PAGE or max_adapters < 1:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
@@ -75,9 +84,15 @@ class LoraPool:
         self._group_tables = {
             group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
         }
+        self.stacks = {
+            module: LoraStack(self._a[module], self._b[module], self._tables[module]) for module in self._a
+        }
         self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
         self._free_slots = list(reversed(range(max_adapters)))
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
+        self.extras = Extras(shapes, base, dtype, device)
+        self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
+        self.loads = self.evictions = 0
 
     @property
     def residents(self) -> tuple[str, ...]:
@@ -127,6 +142,11 @@ class LoraPool:
                     f"adapter {adapter.name!r}: rank {rank} of {module} does not fit the pool's "
                     f"{self.max_rank} ranks a module"
                 )
+        if adapter.extra_bytes(self.shapes) > self.extra_bytes:
+            raise AdapterError(
+                f"adapter {adapter.name!r}: {', '.join(adapter.traits())} takes "
+                f"{adapter.extra_bytes(self.shapes)} bytes, the pool has {self.extra_bytes} for that"
+            )
         if not adapter.peak <= torch.finfo(self.dtype).max:
             raise AdapterError(
                 f"adapter {adapter.name!r}: its largest value, {adapter.peak:.3g} with the scaling, is out "
@@ -166,6 +186,8 @@ class LoraPool:
             raise Overloaded(f"adapter {adapter.name!r}: the adapters in memory are all in use")
         for digest in victims:
             self.unload(digest)
+        self.evictions += len(victims)
+        self.loads += 1
         slot = self._free_slots.pop()
         pages = {
             module: tuple(self._free_pages[module].pop() for _ in range(_pages(rank)))
@@ -176,10 +198,18 @@ class LoraPool:
                 self.device
             )
             self._tables[module].rank[slot] = adapter.ranks[module]
-        resident = self._residents[adapter.digest] = Resident(slot, pages, adapter.ranks, pins=1)
-        for module in pages:
-            self._write(adapter, module, pages[module])
-            yield
+        resident = self._residents[adapter.digest] = Resident(
+            slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
+        )
+        try:
+            for module in {**pages, **dict.fromkeys(module for _, module in adapter.affine)}:
+                self._write(adapter, module, slot, pages.get(module, ()))
+                yield
+            yield from self.extras.place(slot, adapter)
+        except AdapterError:
+            resident.pins = 0
+            self.unload(adapter.digest)
+            raise
         resident.pins -= 1
 
     def unload(self, digest: str) -> None:
@@ -189,6 +219,7 @@ class LoraPool:
             raise ValueError(f"adapter {digest} is pinned")
         del self._residents[digest]
         self._free_slots.append(resident.slot)
+        self.extras.drop(resident.slot)
         for module, pages in resident.pages.items():
             self._free_pages[module].extend(reversed(pages))
             self._tables[module].rank[resident.slot] = 0
@@ -223,23 +254,28 @@ class LoraPool:
             module: _pages(rank) - len(self._free_pages[module]) for module, rank in adapter.ranks.items()
         }
         slots = 1 - len(self._free_slots)
+        extra = adapter.extra_bytes(self.shapes) - self.extra_bytes
+        extra += sum(resident.extra for resident in self._residents.values())
         victims = []
         for digest, resident in self._residents.items():
-            if slots <= 0 and all(count <= 0 for count in missing.values()):
+            if slots <= 0 and extra <= 0 and all(count <= 0 for count in missing.values()):
                 break
-            helps = slots > 0 or any(
-                count > 0 and resident.pages.get(module) for module, count in missing.items()
+            helps = (
+                slots > 0
+                or (extra > 0 and resident.extra)
+                or any(count > 0 and resident.pages.get(module) for module, count in missing.items())
             )
             if resident.pins or not helps:
                 continue
             victims.append(digest)
             slots -= 1
+            extra -= resident.extra
             for module in missing:
                 missing[module] -= len(resident.pages.get(module, ()))
-        enough = slots <= 0 and all(count <= 0 for count in missing.values())
+        enough = slots <= 0 and extra <= 0 and all(count <= 0 for count in missing.values())
         return victims if enough else None
 
-    def _write(self, adapter: Adapter, module: str, pages: tuple[int, ...]) -> None:
+    def _write(self, adapter: Adapter, module: str, slot: int, pages: tuple[int, ...]) -> None:
         """Copy one module of all layers to its pages, the scaling folded into B; rows past a rank are
         zeroed."""
         inputs, outputs = self.shapes.modules[module]
@@ -248,9 +284,13 @@ class LoraPool:
         b = torch.zeros(self.shapes.layers, count, outputs, dtype=self.dtype)
         for layer in range(self.shapes.layers):
             pair = adapter.pairs.get((layer, module))
+            gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
             if pair is not None:
                 a[layer, : pair.rank] = pair.a
-                b[layer, : pair.rank] = pair.b.float() * pair.scaling
+                scaled = pair.b.float() * pair.scaling
+                b[layer, : pair.rank] = scaled if gain is None else scaled * gain
+        if not pages:
+            return
         ids = torch.tensor(pages, dtype=torch.int32)
         rows = (ids.long()[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten().to(self.device)
         self._a[module].index_copy_(1, rows, a.to(self.device))

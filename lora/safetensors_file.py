@@ -70,6 +70,24 @@ class SafetensorsFile:
             raise AdapterError(f"{self.name}: {name!r} is cut short", param=name)
         return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
 
+    def read_checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As `read`, of that shape and without values that are not finite. Raises AdapterError."""
+        self.check_shape(name, shape)
+        return self.read_finite(name)
+
+    def read_finite(self, name: str) -> Tensor:
+        """As `read`. Raises AdapterError if a value is not finite."""
+        tensor = self.read(name)
+        if not math.isfinite(float(tensor.abs().max())):
+            raise refusal(name, "it has values that are not finite")
+        return tensor
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises AdapterError if the tensor has another shape."""
+        found = self.entries[name].shape
+        if found != shape:
+            raise refusal(name, f"its shape is {list(found)}; by the base and the config it is {list(shape)}")
+
     def _read_header(self) -> tuple[int, dict[str, TensorEntry]]:
         size = os.fstat(self._file.fileno()).st_size
         length = int.from_bytes(self._file.read(8), "little")
@@ -122,6 +140,11 @@ class SafetensorsFile:
                 param=name,
             )
         return TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+
+
+def refusal(name: str, reason: str) -> AdapterError:
+    """The error that says what is wrong with a tensor."""
+    return AdapterError(f"adapter_model.safetensors: {name!r}: {reason}", param=name)
 
 
 def _are_counts(values: Any) -> bool:

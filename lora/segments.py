@@ -6,7 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import WorkList, sgmv
+from personae.lora.extras import StepExtras
 from personae.lora.pool import LoraPool
 
 
@@ -20,32 +22,68 @@ class LoraLayers(Protocol):
         each, which may be strided slices of one tensor.
         """
 
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """Change the embedded rows x: [T, hidden] of tokens: [T], in place."""
 
-def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.device) -> WorkList:
-    """The work list of a step whose row i has counts[i] >= 1 packed tokens and takes the adapter slots[i].
+    def fused(self) -> LoraStep | None:
+        """The adapters of all layers, for a forward pass in one call."""
 
-    None is the base model. Neighbours with one adapter become one segment, so rows sorted by adapter make the
-    shortest list. One copy to the device.
+
+def segments_of(slots: Sequence[int | None], counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first row, rows, slot) of a step whose row i has counts[i] >= 1 packed tokens and takes the adapter
+    slots[i], None being the base model.
+
+    Neighbours with one adapter become one segment, so rows sorted by adapter make the shortest list.
     """
-    segments: list[list[int]] = []
+    segments: list[tuple[int, int, int]] = []
     start, last = 0, None
     for slot, count in zip(slots, counts, strict=True):
         if slot is not None and slot == last:
-            segments[-1][1] += count
+            first, rows, _ = segments[-1]
+            segments[-1] = (first, rows + count, slot)
         elif slot is not None:
-            segments.append([start, count, slot])
+            segments.append((start, count, slot))
         start, last = start + count, slot
+    return segments
+
+
+def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.device) -> WorkList:
+    """The work list of `segments_of(slots, counts)`. One copy to the device."""
+    return _on_device(segments_of(slots, counts), device)
+
+
+def _on_device(segments: Sequence[tuple[int, int, int]], device: torch.device) -> WorkList:
     columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
     return WorkList(first_row=columns[0], rows=columns[1], adapter=columns[2])
+
+
+def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int]) -> "LoraBatch | None":
+    """The LoraLayers of a step, its rows as for `segments_of`; None if there is no adapter in it."""
+    segments = segments_of(slots, counts)
+    if not segments:
+        return None
+    return LoraBatch(pool, _on_device(segments, pool.device), pool.extras.of_step(segments))
 
 
 class LoraBatch:
     """One step's LoraLayers: the pool's adapters applied to the rows of a work list."""
 
-    def __init__(self, pool: LoraPool, work: WorkList) -> None:
+    def __init__(self, pool: LoraPool, work: WorkList, extras: StepExtras | None = None) -> None:
         self._pool = pool
         self._work = work
+        self._extras = extras
 
     def apply(self, layer: int, group: str, x: Tensor, ys: tuple[Tensor, ...]) -> None:
         """See LoraLayers."""
+        if self._extras is not None:
+            self._extras.apply(layer, group, ys)
         sgmv(x, ys, self._pool.arenas(layer, group), self._pool.tables(group), self._work)
+
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """See LoraLayers."""
+        if self._extras is not None:
+            self._extras.embed(tokens, x)
+
+    def fused(self) -> LoraStep | None:
+        """See LoraLayers. None when an adapter of the step is more than ranks."""
+        return LoraStep(self._pool.stacks, self._work) if self._extras is None else None

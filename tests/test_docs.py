@@ -1,16 +1,18 @@
-"""README.md: what it shows is run, and brings what it shows (docs/tools.md has a test of its own).
+"""The pages below: what they show is run, and brings what it shows (docs/tools.md has a test of its own).
 
 Against the bundled model served by the real server: a `python` block is executed and its output compared
-with the `text` block right after it, if there is one; a `sh` block that begins with curl likewise, with a
-`json` block (ids and times aside). Blocks of other languages and other commands are prose.
+with the `text` block right after it, if there is one; a `sh` block that begins with curl or personae bench
+likewise, with a `json` block (ids and times aside). Blocks of other languages and other commands are prose.
 """
 
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,22 +25,25 @@ from personae.api.options import ServeOptions
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "http://127.0.0.1:8000"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", "docs/batches.md", "docs/bench.md")
+COMMANDS = ("curl ", "personae bench ")
 VARY = {"id", "created", "call_id"}
 
 
 class Example(NamedTuple):
+    page: str
     line: int
     language: str
     source: str
     shown: str | None
 
 
-def examples() -> Iterator[Example]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def examples(page: str) -> Iterator[Example]:
+    text = (ROOT / page).read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         language, source = block.groups()
-        if language != "python" and not (language == "sh" and source.startswith("curl ")):
+        if language != "python" and not (language == "sh" and source.startswith(COMMANDS)):
             continue
         shown = None
         if (
@@ -48,10 +53,10 @@ def examples() -> Iterator[Example]:
         ):
             shown = after[2]
         line = text.count("\n", 0, block.start()) + 1
-        yield Example(line, language, source, shown)
+        yield Example(page, line, language, source, shown)
 
 
-EXAMPLES = list(examples())
+EXAMPLES = [example for page in PAGES for example in examples(page)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def steady(value: Any) -> Any:
     return [steady(entry) for entry in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"line {e.line}")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.page}:{e.line}")
 def test_an_example_brings_what_is_shown(
     example: Example, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,15 +81,24 @@ def test_an_example_brings_what_is_shown(
     if example.language == "python":
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(source, f"README.md:{example.line}", "exec"), {"__name__": "__main__"})
+            exec(compile(source, f"{example.page}:{example.line}", "exec"), {"__name__": "__main__"})
         if example.shown is not None:
             assert printed.getvalue() == example.shown
         return
     assert shutil.which("curl"), "the examples use curl"
-    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `personae` is
+    done = subprocess.run(
+        ["bash", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        env=os.environ | {"PATH": beside},
+    )
     if example.shown is not None:
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
 
 
-def test_the_readme_shows_every_feature_with_its_output() -> None:
-    assert len([example for example in EXAMPLES if example.shown]) == len(EXAMPLES) == 5
+def test_every_feature_is_shown_with_its_output() -> None:
+    assert len([example for example in EXAMPLES if example.shown]) == 6
+    assert {example.page for example in EXAMPLES} == set(PAGES)

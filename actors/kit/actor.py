@@ -26,6 +26,7 @@ from typing import Generic, Literal, TypeVar, TypeVarTuple
 
 from anyio import (
     CancelScope,
+    CapacityLimiter,
     create_task_group,
     current_effective_deadline,
     get_cancelled_exc_class,
@@ -38,6 +39,7 @@ from personae.actors.kit.bridge import Loop
 from personae.actors.kit.mailbox import Mailbox, Ref
 
 M = TypeVar("M")
+T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 State = Literal["new", "starting", "idle", "busy", "stopping", "down", "closed"]
@@ -67,6 +69,11 @@ class Actor(Generic[M]):
     async def stopped(self) -> None:
         """Run after the last message, whether the actor stops or has crashed."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether another message waits."""
+        return len(self._cell.mailbox) > 0
+
     def drain(self) -> list[M]:
         """Take every message that waits now, oldest first.
 
@@ -88,6 +95,11 @@ class Actor(Generic[M]):
     def stop(self) -> None:
         """End after the message in hand. A permanent actor is then started afresh."""
         self._cell.stop()
+
+    async def in_thread(self, function: Callable[[*Args], T], *args: *Args, limiter: CapacityLimiter) -> T:
+        """`function(*args)` on a worker thread, as many at a time as the limiter allows. It runs to its end
+        even if this actor does not."""
+        return await self._cell.mailbox.loop.threads.call(function, *args, limiter=limiter)
 
     def start_soon(
         self, function: Callable[[*Args], Awaitable[object]], *args: *Args, name: str | None = None
@@ -153,6 +165,7 @@ class Cell(BaseCell[M]):
     ) -> None:
         super().__init__(path, Mailbox(path, capacity, loop), report)
         self._factory = factory
+        self.actor: Actor[M] | None = None  # of this life, for those who look on
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
@@ -164,12 +177,14 @@ class Cell(BaseCell[M]):
             death = alone(error)
         finally:
             self.state = "down"
+            self.actor = None
             self.mailbox.fail_owed(death)
         if death is not None:
             raise death
 
     async def _live(self, actor: Actor[M], ready: Callable[[], None]) -> None:
         actor._cell = self
+        self.actor = actor
         alive = False
         try:
             async with create_task_group() as actor._tasks:

@@ -3,16 +3,63 @@
 AnyIO's own bridge (`anyio.from_thread`) answers the caller, so it needs a worker thread or a portal and
 blocks until the loop has run the call. The executor must not wait for the loop: it posts a result and
 launches the next step. Both loops have a one-way door for that (`call_soon_threadsafe`, `run_sync_soon`);
-this module is where their names are known and nowhere else.
+this module is where their names are known and nowhere else. It is also where threads come from, so that a
+loop may bring threads of its own: a simulation's take turns with the loop, by a virtual clock.
 """
 
+import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import current_token
 
+T = TypeVar("T")
 Args = TypeVarTuple("Args")
+
+
+class Bell(Protocol):
+    """What a thread sleeps on: `get` takes a token, waiting for one, `put` adds one."""
+
+    def get(self) -> None:
+        """Take a token; wait until there is one."""
+
+    def put(self, item: None) -> None:
+        """Add a token; any thread may."""
+
+
+class Thread(Protocol):
+    """One that has been started."""
+
+    def join(self) -> None:
+        """Wait for its end."""
+
+
+class Threads:
+    """Where a loop's threads come from, and what the time is on them."""
+
+    def time(self) -> float:
+        """Seconds, for differences; may be read on any thread."""
+        return time.perf_counter()
+
+    def bell(self) -> Bell:
+        """A bell without a token."""
+        return queue.SimpleQueue[None]()
+
+    def start(self, target: Callable[[], object], name: str) -> Thread:
+        """Run `target` on a thread of its own, which does not keep the process alive."""
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    async def call(self, function: Callable[[*Args], T], *args: *Args, limiter: CapacityLimiter) -> T:
+        """`function(*args)` on some worker thread, as many at a time as the limiter allows."""
+        return await to_thread.run_sync(function, *args, limiter=limiter)
+
+
+THREADS = Threads()
 
 
 class Loop:
@@ -22,10 +69,13 @@ class Loop:
     also works in plain callbacks, where no task is current.
     """
 
-    __slots__ = ("_call_soon", "_thread", "time")
+    __slots__ = ("_call_soon", "_thread", "threads", "time")
 
-    def __init__(self, time: Callable[[], float], call_soon: Callable[..., object]) -> None:
+    def __init__(
+        self, time: Callable[[], float], call_soon: Callable[..., object], threads: Threads = THREADS
+    ) -> None:
         self.time = time
+        self.threads = threads
         self._call_soon = call_soon
         self._thread = threading.get_ident()
 
@@ -35,7 +85,7 @@ class Loop:
         token = current_token()
         native: Any = token.native_token
         if hasattr(native, "call_soon_threadsafe"):  # an asyncio loop, uvloop's included
-            return cls(native.time, native.call_soon_threadsafe)
+            return cls(native.time, native.call_soon_threadsafe, getattr(native, "threads", THREADS))
         return cls(token.backend_class.current_time, native.run_sync_soon)  # a TrioToken
 
     def here(self) -> bool:

@@ -1,7 +1,7 @@
 """What every actor is doing, now: for `/metrics`, for the dump on a signal, for a person who wonders why
 nothing moves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from personae.actors.kit.actor import BaseCell
@@ -42,12 +42,12 @@ def read(root: Supervisor) -> Iterator[Gauge]:
             )
 
 
-def dump(root: Supervisor) -> str:
-    """Every actor's state as a table, for people."""
+def dump(gauges: Iterable[Gauge]) -> str:
+    """The actors' states as a table, for people."""
     rows = [("actor", "state", "mailbox", "oldest", "handled", "restarts")]
     rows += [
         (g.path, g.state, f"{g.depth}/{g.capacity}", f"{g.oldest:.3f}s", str(g.handled), str(g.restarts))
-        for g in read(root)
+        for g in gauges
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

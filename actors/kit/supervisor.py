@@ -156,15 +156,23 @@ class Supervisor:
     async def remove(self, child: "Ref[M] | Supervisor") -> None:
         """Stop a child for good; returns when it is gone. Not for an actor to call on itself:
         `self.stop()`."""
+        if (note := self._dismiss(child.path)) is not None:
+            await note.gone.wait()
+
+    def dismiss(self, child: "Ref[M]") -> None:
+        """As `remove`, without waiting: the child finishes the message in hand, others are dropped."""
+        self._dismiss(child.path)
+
+    def _dismiss(self, path: str) -> Child | None:
         for note in self.children:
-            if note.node.path == child.path:
+            if note.node.path == path:
                 note.leaving = True
                 if self._tasks is None:
                     self._forget(note)
                 else:
                     self._later(partial(self._remove, note))
-                await note.gone.wait()
-                return
+                return note
+        return None
 
     def _add_cell(self, cell: BaseCell[M], restart: Restart, stop_timeout: float) -> Ref[M]:
         cell.stop_timeout = stop_timeout

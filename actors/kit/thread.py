@@ -19,9 +19,8 @@ the executor gets one thread for its whole life, fed through its mailbox and ans
   out. A post to an actor that has stopped is only reported: that is what shutting down looks like.
 """
 
-import queue
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from anyio import Event
@@ -40,7 +39,7 @@ class ThreadMailbox(Mailbox[M]):
 
     def __init__(self, path: str, capacity: int, loop: Loop) -> None:
         super().__init__(path, capacity, loop)
-        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._tokens = loop.threads.bell()
 
     def ring(self) -> None:
         """Wake the thread."""
@@ -91,6 +90,10 @@ class ThreadActor(Generic[M]):
 
     def stopped(self) -> None:
         """Run after the last message, whether the actor stops or has crashed."""
+
+    def time(self) -> float:
+        """Seconds on this thread's clock, for differences."""
+        return self._life.cell.mailbox.loop.threads.time()
 
     @property
     def pending(self) -> bool:
@@ -230,8 +233,7 @@ class ThreadCell(BaseCell[M]):
         """Live one life, as any cell; returns also when the thread was given up."""
         life = self._life = _ThreadLife(self, ready)
         life.over = self.stopping
-        thread = threading.Thread(target=life.main, args=(self._factory,), name=self.path, daemon=True)
-        thread.start()
+        thread = self.mailbox.loop.threads.start(partial(life.main, self._factory), self.path)
         try:
             with self._scope:
                 await life.ended.wait()

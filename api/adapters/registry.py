@@ -9,12 +9,10 @@ Everything here belongs to the event loop, except what it hands to threads itsel
 
 import os
 import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from sqlite3 import Row
 
@@ -22,22 +20,21 @@ import msgspec
 from anyio import CapacityLimiter, Lock, to_thread
 
 from personae.actors.client import ModelCard
-from personae.api.adapters.form import sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, Overloaded, RateLimited
+from personae.api.upload import Staging, sync_folder
+from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
 
 STAGING = "staging"
-_STAGED = 16  # uploads at the same time
-_STAGED_BY_TENANT = 4
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """A registered adapter, as the API shows it. `bytes` are those of its files."""
+    """A registered adapter, as the API shows it. `bytes` are those of its files; `traits` say what it is
+    beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA)."""
 
     id: str
     name: str
@@ -49,11 +46,23 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     created: int
     base_model: str
     shared: bool
+    traits: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
     object: str = "adapter"
 
     def card(self) -> ModelCard:
         """As a model that requests may name."""
-        return ModelCard(self.name, self.sha256, self.created, self.base_model, max(self.ranks.values()))
+        rank = max(self.ranks.values(), default=0)
+        return ModelCard(
+            self.name, self.sha256, self.created, self.base_model, rank, self.traits, self.invocation
+        )
+
+
+class _Traits(msgspec.Struct, frozen=True):
+    """What a row's column `traits` holds."""
+
+    traits: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
 
 
 class Registry:
@@ -69,21 +78,17 @@ class Registry:
         self._reserved = reserved
         self._bounds = bounds
         self._held: Counter[str] = Counter()
-        self._staged: Counter[str] = Counter()
-        self._staging = data.adapters / STAGING
         self._lock = Lock()
         self._readers = CapacityLimiter(1)  # adapters in memory for being checked
-        self._janitor = ThreadPoolExecutor(1, "janitor")
         self._bind(f"{bounds.shapes.layers} {sorted(bounds.shapes.modules.items())}")
-        shutil.rmtree(self._staging, ignore_errors=True)
-        self._staging.mkdir()
+        self._staging = Staging(data.adapters / STAGING)
         for folder in data.adapters.iterdir():
-            if folder != self._staging:
+            if folder.name != STAGING:
                 self._collect(folder.name)
 
     def close(self) -> None:
         """Wait until what was thrown away is gone."""
-        self._janitor.shutdown()
+        self._staging.close()
 
     def find(self, tenant: str, name: str) -> AdapterRecord | None:
         """The tenant's adapter of that name, else one that is shared."""
@@ -93,6 +98,11 @@ class Registry:
             (name, tenant, tenant),
         )
         return self._record(rows[0]) if rows else None
+
+    def names_of(self, digest: str) -> set[str]:
+        """The names under which tenants know an adapter."""
+        rows = self._data.rows("select distinct name from adapters where digest = ?", (digest,))
+        return {row["name"] for row in rows}
 
     def list(self, tenant: str) -> list[AdapterRecord]:
         """All that `find` would find, by name."""
@@ -106,6 +116,11 @@ class Registry:
                 found[row["name"]] = self._record(row)
         return list(found.values())
 
+    def count(self) -> int:
+        """All tenants' adapters."""
+        (count,) = self._data.rows("select count(*) from adapters")[0]
+        return int(count)
+
     @contextmanager
     def hold(self, digest: str) -> Iterator[None]:
         """Keep an adapter's files while the block runs, whatever happens to its name."""
@@ -118,24 +133,9 @@ class Registry:
                 del self._held[digest]
                 self._collect(digest)
 
-    @contextmanager
-    def stage(self, tenant: str) -> Iterator[Path]:
-        """A new, empty folder; whatever is in it when the block ends is thrown away.
-
-        Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
-        """
-        if self._staged[tenant] >= _STAGED_BY_TENANT:
-            raise RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
-        if self._staged.total() >= _STAGED:
-            raise Overloaded(f"{_STAGED} uploads are running; try again shortly.")
-        self._staged[tenant] += 1
-        folder = self._staging / secrets.token_hex(16)
-        folder.mkdir(mode=0o700)
-        try:
-            yield folder
-        finally:
-            self._staged -= Counter([tenant])
-            self._janitor.submit(shutil.rmtree, folder, ignore_errors=True)
+    def stage(self, tenant: str) -> AbstractContextManager[Path]:
+        """A folder for an upload; see `Staging.folder`."""
+        return self._staging.folder(tenant)
 
     def check_room(self, who: Identity, size: int) -> None:
         """Raises RateLimited if the tenant may not have `size` more bytes of adapters."""
@@ -191,6 +191,7 @@ class Registry:
                 size,
                 shared,
                 int(time.time()),
+                msgspec.json.encode(_Traits(adapter.traits(), adapter.invocation)).decode(),
             )
             with self.hold(adapter.digest):
                 await to_thread.run_sync(self._commit, folder, adapter.digest, row)
@@ -219,7 +220,7 @@ class Registry:
             os.rename(folder, target)
             sync_folder(self._data.adapters)
         with self._data.write() as db:
-            db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _delete(self, id: str) -> None:
         with self._data.write() as db:
@@ -229,12 +230,7 @@ class Registry:
         """Throw away an adapter's files if nothing needs them any more."""
         if digest in self._held or self._data.rows("select 1 from adapters where digest = ?", (digest,)):
             return
-        trash = self._staging / secrets.token_hex(16)
-        try:
-            os.rename(self._data.adapters / digest, trash)
-        except FileNotFoundError:
-            return  # one of the server's own folders, which are not ours to remove
-        self._janitor.submit(shutil.rmtree, trash, ignore_errors=True)
+        self._staging.discard(self._data.adapters / digest)  # no such folder: one of the server's own
 
     def _bind(self, shapes: str) -> None:
         """The directory's adapters were checked against these shapes, or there are none yet."""
@@ -249,6 +245,7 @@ class Registry:
 
     def _record(self, row: Row) -> AdapterRecord:
         ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])
+        traits = msgspec.json.decode(row["traits"], type=_Traits)
         return AdapterRecord(
             id=row["id"],
             name=row["name"],
@@ -260,6 +257,8 @@ class Registry:
             created=row["created"],
             base_model=self._base,
             shared=bool(row["shared"]),
+            traits=traits.traits,
+            invocation=traits.invocation,
         )
 
 

@@ -4,22 +4,39 @@ import os
 import re
 from contextlib import aclosing
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 from anyio import to_thread
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from personae.api.adapters.form import copy_folder, read_form
+from personae.api.adapters.form import copy_folder, read_adapter_form
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
 from personae.api.decode import read_json
 from personae.api.generation import Door, door_of
+from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.schema import Body
-from personae.api.tenants.access import admin_only
 from personae.errors import Cancelled, Forbidden, NotFound, Overloaded, RequestError
+from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+_File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+
+
+class UploadFields(msgspec.Struct):
+    """The form of an upload, for the description; `form.py` reads it."""
+
+    name: str
+    config: _File = msgspec.field(name=CONFIG_FILE)
+    tensors: _File = msgspec.field(name=TENSORS_FILE)
+    base_model: str | UnsetType = UNSET
+    replace: Literal["true", "false"] | UnsetType = UNSET
+    shared: Literal["true", "false"] | UnsetType = UNSET
 
 
 class AdapterList(msgspec.Struct):
@@ -52,8 +69,15 @@ class UnloadRequest(Body):
     lora_int_id: int | None = None
 
 
-async def create(request: Request) -> Response:
-    """`POST /v1/adapters`: upload an adapter; 201 when it can be used."""
+@operation(
+    "POST",
+    "/v1/adapters",
+    body=Content("multipart/form-data", UploadFields),
+    answers={201: AdapterRecord},
+    refuses=(404, 409),
+)
+async def create_adapter(request: Request) -> Response:
+    """Upload an adapter; it can be used when the answer comes."""
     door = door_of(request)
     registry, who = _registry(door), door.caller.identity
     length = request.headers.get("content-length", "0")
@@ -62,7 +86,7 @@ async def create(request: Request) -> Response:
         try:
             async with aclosing(request.stream()) as stream:
                 kind = request.headers.get("content-type", "")
-                form = await read_form(stream, kind, folder, door.settings.max_upload_bytes)
+                form = await read_adapter_form(stream, kind, folder, door.settings.max_upload_bytes)
         except ClientDisconnect:
             raise Cancelled("The client went away before its upload was complete.") from None
         except OSError as error:
@@ -79,14 +103,16 @@ async def create(request: Request) -> Response:
     return json_response(record, 201)
 
 
+@operation("GET", "/v1/adapters", answers={200: AdapterList}, refuses=(404,))
 async def list_adapters(request: Request) -> Response:
-    """`GET /v1/adapters`: the tenant's own and the shared ones."""
+    """List the tenant's own adapters and the shared ones."""
     door = door_of(request)
     return json_response(AdapterList(_registry(door).list(door.caller.tenant)))
 
 
+@operation("GET", "/v1/adapters/{name}", answers={200: AdapterRecord}, refuses=(404,))
 async def get_adapter(request: Request) -> Response:
-    """`GET /v1/adapters/{name}`."""
+    """Show an adapter."""
     door, name = door_of(request), request.path_params["name"]
     record = _registry(door).find(door.caller.tenant, name)
     if record is None:
@@ -94,16 +120,24 @@ async def get_adapter(request: Request) -> Response:
     return json_response(record)
 
 
+@operation("DELETE", "/v1/adapters/{name}", answers={200: AdapterDeleted}, refuses=(404,))
 async def delete_adapter(request: Request) -> Response:
-    """`DELETE /v1/adapters/{name}`: requests that run finish; new ones find nothing."""
+    """Remove one of the tenant's own adapters: requests that run finish; new ones find nothing."""
     door, name = door_of(request), request.path_params["name"]
     await _registry(door).remove(door.caller.tenant, name)
     return json_response(AdapterDeleted(name))
 
 
-@admin_only
+@operation(
+    "POST",
+    "/v1/load_lora_adapter",
+    body=LoadRequest,
+    answers={200: Content("text/plain")},
+    refuses=(404, 409),
+    admin=True,
+)
 async def load_lora_adapter(request: Request) -> Response:
-    """`POST /v1/load_lora_adapter`: share an adapter from a folder below one of the configured roots."""
+    """Share an adapter from a folder below one of the configured roots, as in vLLM."""
     door = door_of(request)
     registry, who = _registry(door), door.caller.identity
     body = await read_json(request, LoadRequest, door.settings.max_json_depth)
@@ -119,9 +153,16 @@ async def load_lora_adapter(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-@admin_only
+@operation(
+    "POST",
+    "/v1/unload_lora_adapter",
+    body=UnloadRequest,
+    answers={200: Content("text/plain")},
+    refuses=(404,),
+    admin=True,
+)
 async def unload_lora_adapter(request: Request) -> Response:
-    """`POST /v1/unload_lora_adapter`."""
+    """Remove a shared adapter, as in vLLM."""
     door = door_of(request)
     body = await read_json(request, UnloadRequest, door.settings.max_json_depth)
     await _registry(door).remove(door.caller.tenant, body.lora_name)

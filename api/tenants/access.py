@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from personae.api import logs
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, Identity, TenantStore
 from personae.errors import Forbidden, Unauthorized
@@ -58,6 +59,7 @@ class Access:
         headers = Headers(scope=scope)
         caller = Caller(NOBODY_ASKED if scope["path"] in OPEN else self._identify(headers))
         scope.setdefault("state", {})["caller"] = caller
+        logs.note(tenant=caller.tenant)
         with caller.until_done:
             if scope["path"] not in OPEN:
                 caller.until_done.enter_context(self._meter.request(caller.identity))

@@ -73,11 +73,29 @@ def create_tenant(
     adapter_bytes: Annotated[
         int | None, typer.Option(parser=size_option, metavar="SIZE", help="All its adapters' files.")
     ] = None,
+    file_bytes: Annotated[
+        int | None, typer.Option(parser=size_option, metavar="SIZE", help="All its files for batches.")
+    ] = None,
+    schemas_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="New schemas that bind answers.")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(min=0.01, max=100, help="Its share of the service; 1 unless given.")
+    ] = None,
 ) -> None:
     """Add a tenant. What is not limited here is not limited."""
     from personae.api.tenants.store import Limits
 
-    limits = Limits(requests_per_minute, tokens_per_minute, concurrent, adapters, adapter_bytes)
+    limits = Limits(
+        requests_per_minute,
+        tokens_per_minute,
+        concurrent,
+        adapters,
+        adapter_bytes,
+        file_bytes,
+        schemas_per_minute,
+        weight,
+    )
     with _store(data_dir) as store:
         store.create_tenant(name, limits)
     typer.echo(f"tenant {name} created")

@@ -1,4 +1,4 @@
-"""The data directory: one SQLite file for whatever must survive a restart, and the adapters' files beside it.
+"""The data directory: one SQLite file for whatever must survive a restart, and larger files beside it.
 
 Reads go over one connection and take microseconds, so they happen on the event loop. A write opens a
 connection of its own, may come from any thread or process, and is on disk when it returns.
@@ -17,6 +17,8 @@ from personae.errors import LoadError
 
 DATABASE = "personae.db"
 ADAPTERS = "adapters"
+FILES = "files"
+BATCHES = "batches"
 _BUSY_SECONDS = 5.0
 
 _SCHEMA = """
@@ -45,30 +47,54 @@ create table if not exists adapters (
     bytes integer not null,
     shared integer not null,
     created integer not null,
+    traits text not null default '{}',
     primary key (tenant, name)
 ) strict;
 create index if not exists adapters_by_digest on adapters (digest);
+create table if not exists files (
+    id text primary key,
+    tenant text not null,
+    filename text not null,
+    purpose text not null,
+    bytes integer not null,
+    created integer not null,
+    expires integer
+) strict;
+create index if not exists files_by_tenant on files (tenant);
+create table if not exists batches (
+    id text primary key,
+    tenant text not null,
+    status text not null,
+    entry text not null
+) strict;
+create index if not exists batches_by_tenant on batches (tenant);
+create index if not exists batches_by_status on batches (status);
 """
 
 
 class DataDir:
     """An open data directory. Raises LoadError when it cannot be made, read or written.
 
-    `adapters` is the folder of adapter contents. `secret` is 32 bytes that never leave the directory; what
+    `adapters` is the folder of adapter contents, `files` that of files by id, `batches` that of batches that
+    are not done, by id. `secret` is 32 bytes that never leave the directory; what
     is derived from it stays the same from one start to the next.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.adapters = path / ADAPTERS
+        self.files = path / FILES
+        self.batches = path / BATCHES
         try:
-            self.adapters.mkdir(parents=True, exist_ok=True)
+            for folder in (self.adapters, self.files, self.batches):
+                folder.mkdir(parents=True, exist_ok=True)
             os.chmod(path, 0o700)
             database = path / DATABASE
             os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
             with self.write() as db:
                 db.execute("pragma journal_mode = wal")
                 db.executescript(_SCHEMA)
+                _add_missing(db)
                 db.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
             self._reader = self._connect()
         except (OSError, sqlite3.Error) as error:
@@ -100,6 +126,13 @@ class DataDir:
         db.row_factory = sqlite3.Row
         db.execute("pragma foreign_keys = on")
         return db
+
+
+def _add_missing(db: sqlite3.Connection) -> None:
+    """Columns that a directory of an earlier version has not."""
+    columns = {row["name"] for row in db.execute("pragma table_info(adapters)")}
+    if "traits" not in columns:
+        db.execute("alter table adapters add column traits text not null default '{}'")
 
 
 @contextmanager

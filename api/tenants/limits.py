@@ -13,6 +13,7 @@ from personae.api.tenants.store import Identity
 from personae.errors import RateLimited
 
 _CONCURRENT_RETRY = 1.0  # seconds; nobody knows when one of the others ends
+_SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
 
 
@@ -24,8 +25,9 @@ class Bucket:
         self._level = float(per_minute)
         self._at = now
 
-    def wait(self, amount: float, now: float) -> float:
-        """Seconds until there is this much (or a full bucket, if that is less); 0 when it is there now.
+    def wait(self, amount: float, now: float, leave: float = 0.0) -> float:
+        """Seconds until there is this much and `leave` more (or a full bucket, if that is less); 0 when it is
+        there now.
 
         For a bucket that never fills, a minute: by then the limit may be another.
         """
@@ -33,7 +35,7 @@ class Bucket:
             return 60.0
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60)
         self._at = now
-        missing = min(amount, self.per_minute) - self._level
+        missing = min(amount + leave, self.per_minute) - self._level
         return max(missing, 0.0) * 60 / self.per_minute
 
     def take(self, amount: float) -> None:
@@ -46,6 +48,8 @@ class _Account:
         self.running = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
+        self.schemas: Bucket | None = None
+        self.seen: OrderedDict[int, None] = OrderedDict()  # hashes of schemas that need no new compile
 
 
 class Meter:
@@ -74,13 +78,29 @@ class Meter:
         finally:
             account.running -= 1
 
-    def prompt(self, who: Identity, tokens: int) -> None:
-        """Take a prompt's tokens. Raises RateLimited."""
+    def prompt(self, who: Identity, tokens: int, *, spare: bool = False) -> None:
+        """Take a prompt's tokens; with `spare` only what leaves half a minute's worth. Raises RateLimited."""
         account, now = self._account(who.tenant), self._clock()
         account.tokens = _bucket(account.tokens, who.limits.tokens_per_minute, now)
         if account.tokens is not None:
-            _demand(account.tokens, max(tokens, 1), now, "tokens")
+            leave = account.tokens.per_minute / 2 if spare else 0.0
+            _demand(account.tokens, max(tokens, 1), now, "tokens", leave)
             account.tokens.take(tokens)
+
+    def schema(self, who: Identity, source: str) -> None:
+        """Count a schema that this tenant has not used lately: it may have to be compiled. Raises
+        RateLimited."""
+        account, now, key = self._account(who.tenant), self._clock(), hash(source)
+        account.schemas = _bucket(account.schemas, who.limits.schemas_per_minute, now)
+        if account.schemas is None:
+            return
+        if key not in account.seen:
+            _demand(account.schemas, 1, now, "new schemas")
+            account.schemas.take(1)
+        account.seen[key] = None
+        account.seen.move_to_end(key)
+        if len(account.seen) > _SEEN:
+            account.seen.popitem(last=False)
 
     def answer(self, who: Identity, tokens: int) -> None:
         """Take an answer's tokens, which have been made already."""
@@ -107,8 +127,8 @@ def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket
     return bucket
 
 
-def _demand(bucket: Bucket, amount: float, now: float, unit: str) -> None:
-    wait = bucket.wait(amount, now)
+def _demand(bucket: Bucket, amount: float, now: float, unit: str, leave: float = 0.0) -> None:
+    wait = bucket.wait(amount, now, leave)
     if wait > 0:
         raise RateLimited(
             f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached.", retry_after=wait

@@ -26,13 +26,18 @@ _NOBODY = bytes(32)
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is without a limit. `bytes` are those of its adapters' files."""
+    """What a tenant may use; None is without a limit. `bytes` are those of its adapters' files, `file_bytes`
+    those of its files for batches, `schemas_per_minute` those that have to be compiled. `weight` is no limit:
+    with 2 it gets twice the service of a tenant without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     adapters: int | None = None
     bytes: int | None = None
+    file_bytes: int | None = None
+    schemas_per_minute: int | None = None
+    weight: float | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -127,6 +132,13 @@ class TenantStore:
         such key."""
         match = _KEY.fullmatch(id)
         self._revoke("keys", "id", match[1] if match else id)
+
+    def on_behalf_of(self, tenant: str) -> Identity | None:
+        """Whom the server works for when nobody asks: a tenant that has not been revoked."""
+        rows = self._data.rows("select revoked, limits from tenants where name = ?", (tenant,))
+        if not rows:
+            return Identity(tenant, "tenant") if tenant == DEFAULT_TENANT else None
+        return None if rows[0]["revoked"] else Identity(tenant, "tenant", _limits(rows[0]))
 
     def has_keys(self) -> bool:
         """Whether there ever was a key: then every request needs one."""

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from personae.kernels.decoder import LinearWeights, PackedLinear
+
 
 class Linear:
     """y = x W^T + b. The rows of W belong to one module, or to several one after the other (q, k, v).
@@ -26,6 +28,12 @@ class Linear:
         self.weight = torch.empty(sum(outputs), inputs, dtype=dtype, device=device)
         self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
+        self._own: PackedLinear | None = None
+
+    @property
+    def weights(self) -> LinearWeights:
+        """The tensors."""
+        return LinearWeights(self.weight, self.bias)
 
     def tensors(self, *names: str) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the view to fill) of each module's weight and bias; one name per module."""
@@ -45,8 +53,21 @@ class Linear:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
             self.weight = self.weight.new_empty(0)
 
+    def hand_over(self, packed: PackedLinear) -> None:
+        """From now on `packed`, made from these tensors, does the work; the plain weight is let go."""
+        self._own = packed
+        self.weight = self.weight.new_empty(0)
+
+    def plain(self) -> Tensor:
+        """The weight as it was filled, [sum of outputs, inputs]; a copy where it was packed."""
+        if self._own is not None:
+            return self._own.plain()
+        return self.weight if self._packed is None else self._packed.to_dense()
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, inputs] -> [T, sum of outputs]."""
+        if self._own is not None:
+            return self._own(x)
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.decoder import LoraStep
 
 LoraGroup = Literal["qkv", "o", "gate_up", "down"]
 
@@ -19,6 +20,19 @@ class LoraLayers(Protocol):
         x: [T, in], the group's input; ys: the outputs [T, out] of its modules, in the order of the group's
         name, perhaps strided views of one tensor.
         """
+
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """Updates the embedded tokens in place. tokens: [T] int64, x: [T, hidden]."""
+
+    def fused(self) -> LoraStep | None:
+        """The same for a forward pass in one call; None to be asked layer by layer."""
+
+
+class LoraOutput(Protocol):
+    """The adapters of some rows: updates their logits."""
+
+    def output(self, x: Tensor, logits: Tensor) -> None:
+        """Updates `logits`: [S, vocabulary] float32 in place. x: [S, hidden], what they were made from."""
 
 
 @dataclass(frozen=True, slots=True)

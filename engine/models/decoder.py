@@ -17,8 +17,10 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.rotary import rotary_tables
-from personae.engine.layers.step import LoraLayers, Step
+from personae.engine.layers.step import LoraLayers, LoraOutput, Step
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, fuse
+from personae.kernels.registry import references_only
 
 
 class Layer:
@@ -49,6 +51,28 @@ class Layer:
         yield f"{prefix}.input_layernorm.weight", self.attention_norm.weight
         yield f"{prefix}.post_attention_layernorm.weight", self.mlp_norm.weight
 
+    def linears(self) -> Iterator[Linear]:
+        """The linear modules: qkv, o, gate_up, down."""
+        yield from self.attention.linears()
+        yield from self.mlp.linears()
+
+    def weights(self) -> LayerWeights:
+        """Everything that the layer knows, as tensors."""
+        norms, (qkv, o, gate_up, down) = (
+            self.attention.qk_norms,
+            (linear.weights for linear in self.linears()),
+        )
+        return LayerWeights(
+            self.attention_norm.weight,
+            qkv,
+            None if norms is None else (norms[0].weight, norms[1].weight),
+            o,
+            self.mlp_norm.weight,
+            gate_up,
+            down,
+            self.attention.window,
+        )
+
 
 class Decoder:
     """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
@@ -75,6 +99,7 @@ class Decoder:
             self.output.weight = self.embedding
         positions = min(config.max_position, max_position or config.max_position)
         self.cos, self.sin = rotary_tables(config.rope, config.head_dim, positions, device)
+        self._fused: FusedDecoder | None = None
 
     def forward(
         self,
@@ -86,17 +111,31 @@ class Decoder:
     ) -> Tensor:
         """Runs the layers over T packed tokens, appending their keys and values to the cache.
 
-        tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow.
+        tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow; in
+        the model's dtype, or float32 where all layers run in one call.
         """
+        if self._fused is not None and not references_only():
+            adapters = None if lora is None else lora.fused()
+            if lora is None or adapters is not None:
+                return self._fused.forward(tokens, positions, kv.data, batch, adapters)
         step = Step(positions, self.cos, self.sin, batch, lora)
         x, residual = F.embedding(tokens, self.embedding), None
+        if lora is not None:
+            lora.embed(tokens, x)
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, kv.layer(index), step)
         return x if residual is None else residual + x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, a fresh tensor."""
-        return self.output(self.norm(hidden)).float()
+    def logits(self, hidden: Tensor, lora: LoraOutput | None = None) -> Tensor:
+        """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, the caller's until the next
+        call."""
+        if self._fused is not None and hidden.dtype is torch.float32:
+            logits = self._fused.logits(hidden)
+        else:
+            logits = self.output(self.norm(hidden)).float()
+        if lora is not None:
+            lora.output(self.norm(hidden.to(self.dtype)), logits)
+        return logits
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
@@ -108,8 +147,31 @@ class Decoder:
             yield from self.output.tensors("lm_head")
 
     def pack(self) -> None:
-        """Gives each linear module its fastest layout on this machine; call once all tensors are filled."""
-        for layer in self.layers:
-            for linear in (*layer.attention.linears(), *layer.mlp.linears()):
+        """Lays the weights out for this machine; call once, when all tensors are filled.
+
+        Where the device's backend runs all layers in one call it takes the weights over, else each linear
+        module looks after itself.
+        """
+        self._fused = fuse(self._weights())
+        if self._fused is None:
+            for linear in (*(linear for layer in self.layers for linear in layer.linears()), self.output):
                 linear.pack()
-        self.output.pack()
+            return
+        for layer, packed in zip(self.layers, self._fused.linears, strict=True):
+            for linear, own in zip(layer.linears(), packed, strict=True):
+                linear.hand_over(own)
+        self.output.hand_over(self._fused.output)
+
+    def _weights(self) -> DecoderWeights:
+        return DecoderWeights(
+            self.embedding,
+            tuple(layer.weights() for layer in self.layers),
+            self.norm.weight,
+            self.output.weight,
+            self.cos,
+            self.sin,
+            self.config.heads,
+            self.config.kv_heads,
+            self.config.head_dim,
+            self.config.eps,
+        )

@@ -12,6 +12,7 @@ from collections import deque
 from statistics import quantiles
 from time import perf_counter_ns
 
+from personae.engine.background import Tiers
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
@@ -35,7 +36,7 @@ def answer(plan: StepPlan) -> StepResult:
 def decode(rows: int, steps: int) -> tuple[list[float], list[float]]:
     """Microseconds of each plan() and each commit() of `steps` pure decode steps of `rows` rows."""
     layout = MemoryLayout(rows * (steps // 16 + 8), 16, rows, steps + 100, 8192)
-    scheduler = Scheduler(layout, VirtualTokenCounters())
+    scheduler = Scheduler(layout, Tiers(VirtualTokenCounters(), VirtualTokenCounters()))
     for i in range(rows):
         scheduler.add(log(str(i), range(i, i + 16 + i % 16), steps + 50, i % 8))
     plans, commits = list[float](), list[float]()
@@ -57,7 +58,7 @@ def decode(rows: int, steps: int) -> tuple[list[float], list[float]]:
 def admit(tokens: int, repeats: int, *, cached: bool) -> list[float]:
     """Microseconds of each plan() that admits one prompt of `tokens` tokens."""
     layout = MemoryLayout(tokens, 16, 4, tokens + 100, tokens)
-    scheduler = Scheduler(layout, VirtualTokenCounters())
+    scheduler = Scheduler(layout, Tiers(VirtualTokenCounters(), VirtualTokenCounters()))
     spent = []
     for i in range(repeats):
         first = 0 if cached else i * tokens

@@ -1,6 +1,6 @@
 """Where a step goes, without HTTP: the parts of a decode step, and the host's time between two steps.
 
-    python -m personae.evals.bench.steps --model models/smol135 --adapters models/lora --rows 64
+    personae bench steps --model models/smol135 --adapters models/lora --rows 64 --profile
 
 First the engine alone, each part timed by itself. Then the same rows through the actors, in one process and
 in two: the gap is the time from the end of one step's reading to the beginning of the next step, on the
@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import anyio
-import typer
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,10 +27,13 @@ from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
 from personae.actors.streamer import Latest
+from personae.api.local import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.engine.step import StepEngine
 
 WARM_UP = 8  # steps
+OPERATORS = 15  # shown
 
 
 class Parts:
@@ -71,6 +73,7 @@ def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> lis
 def engine_parts(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> Parts:
     """The engine alone: plan, forward (packing and model), sample, finish, commit of pure decode steps."""
     engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts()
+    assert isinstance(engine, StepEngine)
     for digest in digests(script):
         engine.place(script.library.read(digest))
     for log in logs(script, rows, mixed, prompt, steps):
@@ -151,23 +154,33 @@ async def _drain(client: EngineClient, log: SequenceLog) -> None:
             pass
 
 
-def main(
-    model: Annotated[Path, typer.Option(help="A model folder.")],
-    adapters: Annotated[Path | None, typer.Option(help="A folder of adapter folders.")] = None,
-    rows: int = 64,
-    prompt: int = 64,
-    steps: int = 64,
+def operators(
+    script: Script, rows: int, mixed: bool, prompt: int, steps: int
+) -> list[tuple[str, int, float]]:
+    """What the host's time goes to: operators by name, how often each is called and its own seconds in all,
+    the longest first. Profiling itself takes time, more for small operators."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        engine_parts(script, rows, mixed, prompt, steps)
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    return [(event.key, event.count, event.self_cpu_time_total / 1e6) for event in events]
+
+
+def report(
+    model: Path | None, adapters: Path | None, rows: int, prompt: int, steps: int, *, profile: bool = False
 ) -> None:
-    """Print both tables, in microseconds."""
-    options = EngineOptions(model, (adapters,) if adapters else (), max_seqs=rows, max_model_len=2048)
+    """Print the tables, in microseconds."""
+    folders = (adapters,) if adapters else () if model else (DEMO / "adapters",)
+    options = EngineOptions(model or DEMO / "model", folders, max_seqs=rows, max_model_len=2048)
     script = assemble(options).script
     console = Console()
-    for mixed in (False, True) if adapters else (False,):
+    for mixed in (False, True) if folders else (False,):
         title = f"{rows} rows, {'all adapters in turn' if mixed else 'base'}"
         table = Table("part", "p50 us", "p95 us", title=f"{title}: the engine alone")
         for name, samples in engine_parts(script, rows, mixed, prompt, steps).samples.items():
             table.add_row(name, *_quantiles(samples[WARM_UP:]))
         console.print(table)
+        if profile:
+            console.print(_profile(operators(script, rows, mixed, prompt, steps), title))
         together = anyio.run(
             stage_gaps, script, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
         )
@@ -181,10 +194,14 @@ def main(
             console.print(table)
 
 
+def _profile(found: list[tuple[str, int, float]], title: str) -> Table:
+    total = sum(seconds for _, _, seconds in found)
+    table = Table("operator", "calls", "ms", "share", title=f"{title}: operators, prompts included")
+    for name, calls, seconds in found[:OPERATORS]:
+        table.add_row(name, str(calls), f"{1000 * seconds:.1f}", f"{seconds / total:.1%}")
+    return table
+
+
 def _quantiles(samples: list[float]) -> tuple[str, str]:
     ordered = sorted(samples)
     return f"{1e6 * statistics.median(ordered):.0f}", f"{1e6 * ordered[int(len(ordered) * 0.95)]:.0f}"
-
-
-if __name__ == "__main__":
-    typer.run(main)

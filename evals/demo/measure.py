@@ -5,13 +5,11 @@ is one function.
 """
 
 import argparse
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import torch
 from peft import PeftModel
 from rich.console import Console
@@ -19,12 +17,12 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from personae.evals.demo import data
-from personae.evals.demo.sample import END_OF_TURN, Sample, read_calls
+from personae.evals.demo.grading import Scores, grade, held_out
+from personae.evals.demo.sample import END_OF_TURN, Sample
 
 HERE = Path(__file__).parent
 MODEL, ADAPTERS = HERE / "model", HERE / "adapters"
 Generate = Callable[[Sequence[Sample]], list[str]]
-Scores = dict[str, float]
 
 
 def through_transformers(adapter: Path | None = None, batch: int = 64, limit: int = 192) -> Generate:
@@ -55,53 +53,6 @@ def through_transformers(adapter: Path | None = None, batch: int = 64, limit: in
         return answers
 
     return generate
-
-
-def _visible(text: str) -> str:
-    """The text behind the thoughts."""
-    return text.rpartition("</think>")[2].strip()
-
-
-def grade(sample: Sample, text: str) -> Scores:
-    """What is right about one answer; each figure is 0 or 1 and is averaged later.
-
-    exact: the whole visible answer. For calls also tool (the right names, in order) and valid (they parse and
-    satisfy the offered schema); for records valid alone; for requests that no tool fits,
-    quiet (nothing is called).
-    """
-    said, gold = _visible(text), sample.answer
-    scores = {"exact": float(said == gold)}
-    calls, wanted = read_calls(said), read_calls(gold)
-    if wanted:
-        calls = calls or []
-        names = [call["name"] for call in calls]
-        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools or []}
-        scores["tool"] = float(names == [call["name"] for call in wanted])
-        scores["valid"] = float(
-            bool(calls) and all(_satisfies(call["arguments"], schemas.get(call["name"])) for call in calls)
-        )
-        scores["exact"] = float(calls == wanted)
-    elif sample.task == "no_call":
-        scores["quiet"] = float("<tool_call>" not in said)
-    elif sample.schema or gold.startswith("{"):
-        try:
-            record = json.loads(said)
-        except ValueError:
-            return scores | {"valid": 0.0, "exact": 0.0}
-        scores["exact"] = float(record == json.loads(gold))
-        scores["valid"] = float(_satisfies(record, sample.schema or {}))
-    return scores
-
-
-def _satisfies(instance: Any, schema: dict[str, Any] | None) -> bool:
-    return schema is not None and bool(jsonschema.Draft202012Validator(schema).is_valid(instance))
-
-
-def held_out(task: str, count: int) -> list[Sample]:
-    """The samples that a task is measured on."""
-    return list(
-        itertools.islice(data.samples((data.TASKS | data.ADAPTER_TASKS)[task], "test", "measure"), count)
-    )
 
 
 def measure(generate: Generate, task: str, count: int) -> Scores:

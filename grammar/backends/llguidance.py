@@ -84,13 +84,18 @@ def _lark(spec: GrammarSpec) -> str:
         case "json_schema":
             return "start: " + json_rule(json.loads(spec.source), spec.strict)
         case "regex":
-            return f"start: /{regex_to_lark(spec.source, use_ascii='d')}/"
+            return f"start: {regex_lexeme(spec.source)}"
         case "choice":
             # A JSON string is also a Lark string, but for \u escapes of what is not ASCII.
             choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(spec.source))
             return "start: " + " | ".join(choices)
         case _:
             return spec.source
+
+
+def regex_lexeme(pattern: str) -> str:
+    """A regular expression between slashes, as Lark has them; `\\d` are the ASCII digits."""
+    return f"/{regex_to_lark(pattern, use_ascii='d')}/"
 
 
 def json_rule(schema: Schema, strict: bool) -> str:

@@ -5,7 +5,7 @@ from importlib import import_module
 from personae.errors import ModelLoadError
 from personae.grammar.reasoning.format import ReasoningFormat
 
-NAMES = ("think", "bracket_think")
+NAMES = ("harmony", "gemma4", "think", "bracket_think")
 
 
 def reasoning_format(name: str) -> ReasoningFormat:

@@ -1,4 +1,4 @@
-"""The shape of a chat answer: reasoning, then text, tool calls or JSON; as a grammar, and as a parser."""
+"""The shape of a chat answer: reasoning, then text, free or bound, or calls; as a grammar and as a parser."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from personae.grammar.structure.elements import (
 )
 from personae.grammar.structure.marks import Marks
 from personae.grammar.structure.parser import AnswerParser
-from personae.grammar.tools.format import Function, ToolFormat
+from personae.grammar.tools.format import ToolFormat
+from personae.grammar.tools.function import Function
 
 ToolUse = Literal["none", "auto", "required"]
 
@@ -29,7 +30,7 @@ class AnswerShape:
     """What one answer may consist of.
 
     `thinks` says where it begins (`reasoning` is set unless it is NO). `functions` may be called if `tools`,
-    the way to write it, is set; `use` says whether. `json` binds an answer that is no call.
+    the way to write it, is set; `use` says whether. `content` binds an answer that is no call.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -38,53 +39,76 @@ class AnswerShape:
     functions: tuple[Function, ...] = ()
     use: ToolUse = "none"
     parallel: bool = True
-    json: Json | None = None
+    content: Element | None = None
 
     def spec(self) -> GrammarSpec | None:
         """What binds the answer; None if nothing does."""
         body = self._body()
         if body is None:
             return None
-        if self.reasoning is None or self.thinks is Thinks.NO:
-            return structure_spec(body)
-        if self.thinks is Thinks.OPEN:
-            return structure_spec(Sequence((Until(self.reasoning.close), body)))
-        thought = Sequence((Exactly(" " + self.reasoning.open), Until(self.reasoning.close)))
-        return structure_spec(Sequence((Repeat(thought, 0, 1), body)))
+        return structure_spec(Sequence((*self._thoughts(), body)))
 
     def parser(self, special: Mapping[str, int], *, shown: bool = False) -> AnswerParser:
         """A parser for one such answer. `special` maps the names of special tokens to ids; `shown` leaves
         those in the text that have no meaning there."""
         texts = self.tools.texts if self.tools is not None else ""
         if self.reasoning is not None:
-            texts += f" {self.reasoning.open} {self.reasoning.close}"
+            texts += f" {self.reasoning.texts}"
         return AnswerParser(
             Marks(special, texts),
             reasoning=self.reasoning,
             thinks=self.thinks,
             tools=self.tools if self.use != "none" else None,
-            anywhere=self.json is None and self.use == "auto",
+            anywhere=self.content is None and self.use == "auto",
+            functions={function.name: function for function in self.functions},
             shown=shown,
         )
 
+    def _thoughts(self) -> tuple[Element, ...]:
+        """What comes before the answer itself."""
+        format = self.reasoning
+        if format is None or self.thinks is Thinks.NO:
+            return ()
+        rest = (Until(format.close), *((Exactly(" " + format.joint),) if format.joint else ()))
+        thought = Sequence((Exactly(" " + format.open), *rest))
+        opened = rest if self.thinks is Thinks.OPEN else ()
+        if format.joint:
+            aside = (Sequence((Exactly(" " + format.aside), *rest)),) if format.aside else ()
+            return (*opened, Repeat(OneOf((thought, *aside))))
+        return opened or (Repeat(thought, 0, 1),)
+
     def _body(self) -> Element | None:
         """What follows the reasoning."""
-        json = None if self.json is None else Sequence((Exactly(" "), self.json))
+        content = None if self.content is None else self._text(self.content)
         if self.tools is None:
-            return json
+            return content
         if self.use == "required":
             return self.tools.calls(self.functions, parallel=self.parallel)
-        if self.use == "auto" and json is not None:
-            return OneOf((self.tools.calls(self.functions, parallel=self.parallel), json))
-        return json or self._free(self.tools)
+        if self.use == "auto" and content is not None:
+            return OneOf((self.tools.calls(self.functions, parallel=self.parallel), content))
+        return content or self._free(self.tools)
 
     def _free(self, tools: ToolFormat) -> Element | None:
         """Text, with calls at its end if they are allowed."""
         opening = (self.reasoning.open,) if self.reasoning and self.thinks is Thinks.MAYBE else ()
+        framed = bool(self._opener())
         if self.use == "none":
-            return Text((tools.trigger,), opening) if tools.anywhere else None
+            text = Text((tools.trigger,) if tools.anywhere else (), opening)
+            return self._text(text) if tools.anywhere or framed else None
+        calls = tools.calls(self.functions, parallel=self.parallel, triggered=tools.anywhere)
         if tools.anywhere:
-            calls = tools.calls(self.functions, parallel=self.parallel, triggered=True)
             return OneOf((Text((tools.trigger,), opening), Sequence((Until(tools.trigger, opening), calls))))
-        calls = tools.calls(self.functions, parallel=self.parallel)
-        return OneOf((Text((), (tools.trigger, *opening)), calls))
+        return OneOf((self._text(Text((), () if framed else (tools.trigger, *opening))), calls))
+
+    def _text(self, content: Element) -> Element:
+        """The answer's text, after what opens it."""
+        opener = self._opener()
+        blank = " " if isinstance(content, Json) or (self.thinks is not Thinks.NO and not opener) else ""
+        if isinstance(content, Text) and not opener:
+            return content
+        return Sequence((Exactly(opener + blank), content)) if opener or blank else content
+
+    def _opener(self) -> str:
+        if self.reasoning is None or self.thinks is Thinks.NO or not self.reasoning.text:
+            return ""
+        return " " + self.reasoning.text

@@ -1,4 +1,6 @@
-"""Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer."""
+"""Compiles a structure: every schema in it goes through the same gate as one that binds a whole answer, and
+every regular expression and grammar is first compiled alone, so that an error is that of its field.
+"""
 
 import json
 import math
@@ -6,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
-from personae.grammar.backends.llguidance import json_rule
+from personae.grammar.backends.llguidance import json_rule, regex_lexeme
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, decode_structure
-from personae.grammar.structure.lark import lark
+from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure
+from personae.grammar.structure.lark import Bound, lark
 from personae.grammar.vocabulary import Vocabulary
 
 _BACKEND = "llguidance"
@@ -30,9 +32,17 @@ def compile_structure(
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
     """
 
-    def bind(element: Json) -> str:
+    def bind(element: Bound) -> str:
         try:
-            return _json_rule(element, backend, rewritings)
+            match element:
+                case Json():
+                    return _json_rule(element, backend, rewritings)
+                case Regex(pattern=pattern):
+                    backend.compile(GrammarSpec("regex", pattern))
+                    return regex_lexeme(pattern)
+                case Lark(source=source):
+                    backend.compile(GrammarSpec("lark", source))
+                    return f"%lark {{\n{source}\n}}"
         except GrammarError as error:
             error.param = element.param
             raise

@@ -1,9 +1,9 @@
 """What an answer may be made of; the `source` of a GrammarSpec of kind "structure".
 
 An element says which texts are allowed, not how they are tokenized, with one exception: where the name of a
-special token of the tokenizer stands in an `Exactly` or an `Until`, it is that token. Everywhere else special
-tokens are never allowed. So the same structure serves a model whose tags are tokens of their own and one that
-spells them out.
+special token of the tokenizer stands in an `Exactly`, a `Verbatim` or an `Until`, it is that token. Elsewhere
+special tokens are never allowed. So the same structure serves a model whose tags are tokens of their own
+and one that spells them out.
 """
 
 from typing import Any
@@ -18,7 +18,14 @@ class _Part(msgspec.Struct, frozen=True, tag=str.lower, tag_field="is"):
 
 
 class Exactly(_Part, frozen=True):
-    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none."""
+    """This text. A space in it stands for up to two blanks (spaces, tabs, line breaks) or none, a `#` for a
+    number of up to four digits."""
+
+    text: str
+
+
+class Verbatim(_Part, frozen=True):
+    """This text, blank for blank."""
 
     text: str
 
@@ -34,13 +41,29 @@ class Text(_Part, frozen=True):
 
 
 class Until(_Part, frozen=True):
-    """Any text up to the first `end`, and that. It begins with none of `openings`.
+    """Any text up to the first `end`, and that. `without` and `openings` are as those of `Text`.
 
-    `end` is either the name of one special token or has none in it.
+    A special token's name can be all of `end`, or its last part.
     """
 
     end: str
     openings: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+class Regex(_Part, frozen=True):
+    """Text that all of a regular expression matches; none of it contains one of `without`."""
+
+    pattern: str
+    param: str
+    without: tuple[str, ...] = ()
+
+
+class Lark(_Part, frozen=True):
+    """Text of a grammar in llguidance's dialect of Lark. Errors name `param` as their field."""
+
+    source: str
+    param: str
 
 
 class Json(_Part, frozen=True):
@@ -71,7 +94,7 @@ class Repeat(_Part, frozen=True):
     most: int | None = None
 
 
-Element = Exactly | Text | Until | Json | Sequence | OneOf | Repeat
+Element = Exactly | Verbatim | Text | Until | Regex | Lark | Json | Sequence | OneOf | Repeat
 
 
 def structure_spec(element: Element) -> GrammarSpec:

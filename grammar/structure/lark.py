@@ -15,21 +15,26 @@ from personae.grammar.structure.elements import (
     Element,
     Exactly,
     Json,
+    Lark,
     OneOf,
+    Regex,
     Repeat,
     Sequence,
     Text,
     Until,
+    Verbatim,
 )
 
 _BLANKS = r"[ \t\r\n]"
 _ANY = "(?s:.*)"
 
-Bind = Callable[[Json], str]
+Bound = Json | Regex | Lark
+Bind = Callable[[Bound], str]
 
 
 def lark(element: Element, special: Mapping[str, int], bind: Bind) -> str:
-    """The grammar's text. `special` maps the names of special tokens to ids; `bind` writes JSON's rule."""
+    """The grammar's text. `special` maps the names of special tokens to ids; `bind` writes what stands on the
+    right of the rule for an element that the caller wrote: a schema, a regular expression, a grammar."""
     writer = _Writer(special, bind)
     start = writer.expression(element)
     return "\n".join([f"start: {start}", *writer.rules]) + "\n"
@@ -45,13 +50,17 @@ class _Writer:
     def expression(self, element: Element) -> str:
         match element:
             case Exactly(text=text):
-                return " ".join(self._exactly(text)) or '""'
+                return " ".join(self._fixed(text, _spaced)) or '""'
+            case Verbatim(text=text):
+                return " ".join(self._fixed(text, _escaped)) or '""'
             case Text():
                 return self._text(element)
             case Until():
                 return self._until(element)
-            case Json():
-                return self._rule("json", self._bind(element))
+            case Regex():
+                return self._rule("regex", self._regex(element), terminal=True)
+            case Json() | Lark():
+                return self._rule("bound", self._bind(element))
             case Sequence(parts=parts):
                 return " ".join(self.expression(part) for part in parts)
             case OneOf(parts=parts):
@@ -59,32 +68,44 @@ class _Writer:
             case Repeat(part=part, least=least, most=most):
                 return f"({self.expression(part)}){{{least},{'' if most is None else most}}}"
 
-    def _exactly(self, text: str) -> list[str]:
+    def _fixed(self, text: str, pattern: Callable[[str], str]) -> list[str]:
         """Lexemes and tokens, in turn."""
         pieces = []
         at = 0
         for found in self._names.finditer(text):
-            pieces += [_fixed(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
+            pieces += [_lexeme(pattern(text[at : found.start()])), f"<[{self._special[found[0]]}]>"]
             at = found.end()
-        pieces.append(_fixed(text[at:]))
+        pieces.append(_lexeme(pattern(text[at:])))
         return [piece for piece in pieces if piece]
 
+    def _regex(self, element: Regex) -> str:
+        return " & ".join([self._bind(element), *self._lacking(element.without)])
+
     def _text(self, element: Text) -> str:
-        conditions = [f"/{_ANY}/", *self._openings(element.openings)]
-        spelled = [text for text in element.without if text not in self._special]
-        conditions += [f"~/{_ANY}{_escaped(text)}{_ANY}/" for text in spelled]
+        conditions = [
+            f"/{_ANY}/",
+            *self._openings(element.openings),
+            *self._lacking(element.without),
+        ]
         return self._rule("text", " & ".join(conditions), terminal=True)
 
     def _until(self, element: Until) -> str:
-        body = " & ".join([f"/{_ANY}/", *self._openings(element.openings)])
-        if element.end in self._special:
-            text = self._rule("text", body, terminal=True)
-            return f"{text} <[{self._special[element.end]}]>"
+        conditions = [*self._openings(element.openings), *self._lacking(element.without)]
+        body = " & ".join([f"/{_ANY}/", *conditions])
+        last = next((name for name in self._special if name and element.end.endswith(name)), None)
+        if last is not None:
+            before = element.end.removesuffix(last)
+            if not self._names.search(before):
+                body = " & ".join([f"/{_ANY}{_escaped(before)}/", *conditions])
+                return f"{self._rule('text', body, terminal=True)} <[{self._special[last]}]>"
         if self._names.search(element.end):
-            raise GrammarError(f"{element.end!r} mixes special tokens with text, and cannot end a text.")
+            raise GrammarError(f"{element.end!r} has special tokens in its midst, and cannot end a text.")
         name = f"until{len(self.rules)}"
         self.rules.append(f"{name}[suffix=/{_escaped(element.end)}/]: {body}")
         return name
+
+    def _lacking(self, texts: tuple[str, ...]) -> list[str]:
+        return [f"~/{_ANY}{_escaped(text)}{_ANY}/" for text in texts if text not in self._special]
 
     def _openings(self, openings: tuple[str, ...]) -> list[str]:
         spelled = [opening for opening in openings if opening not in self._special]
@@ -97,10 +118,14 @@ class _Writer:
         return name
 
 
-def _fixed(text: str) -> str:
-    blanks = f"{_BLANKS}{{0,2}}"
-    pattern = blanks.join(_escaped(piece) for piece in text.split(" "))
-    return f"/{pattern}/" if text else ""
+def _lexeme(pattern: str) -> str:
+    return f"/{pattern}/" if pattern else ""
+
+
+def _spaced(text: str) -> str:
+    """As `_escaped`, with spaces standing for blanks that may be there or not, `#` for a number."""
+    blanks = f"{_BLANKS}{{0,2}}".join(_escaped(piece) for piece in text.split(" "))
+    return blanks.replace(_escaped("#"), "[0-9]{1,4}")
 
 
 def _escaped(text: str) -> str:

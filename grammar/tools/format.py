@@ -3,26 +3,11 @@
 """
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from personae.grammar.structure.elements import Element, Exactly, Json, OneOf, Repeat, Sequence
-
-NAME = r"[A-Za-z0-9_.-]"
-"""What names of functions are made of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function that may be called. `parameters` is the JSON Schema of its arguments, an object.
-
-    `strict`: all of the schema is enforced; otherwise as much as can be. Errors name `param` as their field.
-    """
-
-    name: str
-    parameters: dict[str, Any]
-    strict: bool
-    param: str
+from personae.grammar.structure.elements import Element, Exactly, OneOf, Repeat, Sequence
+from personae.grammar.tools.arguments import Arguments, JsonArguments
+from personae.grammar.tools.function import Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +16,13 @@ class ToolFormat:
 
         before_name NAME after_name ARGUMENTS after_arguments
 
-    with the arguments as a JSON object. In these texts a space stands for blanks that a model may or may not
-    write. `trigger` is what the calls begin with: free text never contains it. Where it could be meant as
-    text, as a brace could, it counts only at the beginning of an answer: then `anywhere` is false.
-    `signs` are what a chat template contains if its model writes this format. `id_length` is for models whose
-    templates accept only ids of so many letters and digits.
+    In these texts a space stands for blanks that a model may or may not write, and `#` for a number.
+    `trigger` is what the calls begin with: free text never contains it. Where it could be meant as text, as a
+    brace could, it counts only at the beginning of an answer: then `anywhere` is false. `single`: a model
+    makes one call at most in an answer. `other` is a second way in which it may write calls, if `anywhere` is
+    false.
+    `signs` are what a chat template contains if its model writes this format. `id` is the form of ids that
+    its template takes: `{random}` are hexadecimal digits, `{number}` is what `#` stood for.
     """
 
     name: str
@@ -47,28 +34,47 @@ class ToolFormat:
     open: str = ""
     between: str = " "
     close: str = ""
+    arguments: Arguments = field(default_factory=JsonArguments)
     anywhere: bool = True
-    id_length: int | None = None
+    single: bool = False
+    id: str = "call_{random:.24}"
+    other: "ToolFormat | None" = None
 
     def __post_init__(self) -> None:
         assert (self.open + self.before_name).startswith(self.trigger), "calls begin with their trigger"
+        assert self.other is None or not self.anywhere, "text can be free of one trigger only"
 
     @property
     def texts(self) -> str:
         """All the texts: what a special token has to occur in to matter."""
-        return " ".join(
-            [self.open, self.before_name, self.after_name, self.after_arguments, self.between, self.close]
-        )
+        around = [
+            self.open,
+            self.before_name,
+            self.after_name,
+            self.after_arguments,
+            self.between,
+            self.close,
+        ]
+        return " ".join([*around, self.arguments.texts, self.other.texts if self.other else ""])
+
+    @property
+    def ways(self) -> "tuple[ToolFormat, ...]":
+        """This one, and the other if there is one."""
+        return (self,) if self.other is None else (self, self.other)
 
     def calls(self, functions: Many[Function], *, parallel: bool, triggered: bool = False) -> Element:
         """One call, or with `parallel` one or more. `triggered`: the trigger has been written already."""
+        ways = [way._calls(functions, parallel, triggered) for way in self.ways]
+        return ways[0] if len(ways) == 1 else OneOf(tuple(ways))
+
+    def _calls(self, functions: Many[Function], parallel: bool, triggered: bool) -> Element:
         start = self.open + self.before_name
         start = start[len(self.trigger) :] if triggered else " " + start
         parts = [self._call(start, functions)]
-        if parallel:
+        if parallel and not self.single:
             parts.append(Repeat(self._call(self.between + self.before_name, functions)))
-        if self.close:
-            parts.append(Exactly(self.close))
+        if not self.single:
+            parts.append(Exactly(self.close + " "))  # some models end with a line break
         return Sequence(tuple(parts))
 
     def _call(self, before_name: str, functions: Many[Function]) -> Element:
@@ -77,7 +83,7 @@ class ToolFormat:
                 Sequence(
                     (
                         Exactly(before_name + function.name + self.after_name),
-                        Json(function.parameters, function.strict, function.param),
+                        self.arguments.element(function),
                         Exactly(self.after_arguments),
                     )
                 )

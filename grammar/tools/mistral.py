@@ -15,5 +15,5 @@ FORMAT = ToolFormat(
     after_arguments=" }",
     between=" , ",
     close=" ]",
-    id_length=9,
+    id="{random:.9}",
 )

@@ -13,5 +13,5 @@ FORMAT = ToolFormat(
     after_name="[ARGS]",
     after_arguments="",
     between="",
-    id_length=9,
+    id="{random:.9}",
 )

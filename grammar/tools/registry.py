@@ -7,12 +7,23 @@ from personae.grammar.tools.format import ToolFormat
 
 # Those with plainer signs come later.
 NAMES = (
+    "qwen3_coder",
+    "glm45",
+    "minimax_m2",
+    "kimi_k2",
+    "gemma4",
+    "function_gemma",
+    "harmony",
+    "olmo3",
+    "lfm2",
+    "phi4",
     "hermes",
     "mistral_v11",
     "mistral",
     "deepseek_v3",
     "deepseek_v31",
     "granite",
+    "pythonic",
     "llama3_json",
 )
 

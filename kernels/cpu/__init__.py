@@ -1,4 +1,4 @@
-"""The operators for x86 and other CPUs: one C++ file, compiled on this machine for this machine.
+"""The operators for x86 and other CPUs: C++, compiled on this machine for this machine.
 
 `make setup` builds it, else the first use does; without a C++ compiler the torch reference runs.
 """
@@ -16,4 +16,9 @@ def operators() -> dict[str, Callable[..., Any]]:
         return {}
     from personae.kernels.cpu.calls import CpuOperators
 
-    return CpuOperators(handle).by_name()
+    found = CpuOperators(handle).by_name()
+    if handle.personae_has_decoder():
+        from personae.kernels.cpu.fused import Fused
+
+        found["fuse"] = Fused(handle).take
+    return found

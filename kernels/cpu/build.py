@@ -1,4 +1,4 @@
-"""Compiles kernels.cpp with the machine's own compiler and loads it. `python -m personae.kernels.cpu.build`.
+"""Compiles the C++ with the machine's own compiler and loads it. `python -m personae.kernels.cpu.build`.
 
 The library lies in the user's cache folder under a name that says what it was made from: the source, the
 compiler, the flags and the processor. So a changed source or another machine makes another library, and no
@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "decoder.cpp"))
 FLAGS = (
     "-O3",
     "-march=native",
@@ -54,14 +54,17 @@ def library() -> ctypes.CDLL | None:
 
 def _built(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # the machine's own compiler
-    sources = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    sources = [path.read_bytes() for path in (*SOURCES, *sorted(SOURCES[0].parent.glob("*.h")))]
     made_from = b"\0".join([*sources, version, " ".join(FLAGS).encode(), _processor()])
     target = _cache_folder() / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / "kernels.so"
             subprocess.run(  # noqa: S603  # as above
-                [compiler, *FLAGS, "-o", str(made), str(SOURCE)], check=True, capture_output=True, timeout=300
+                [compiler, *FLAGS, "-o", str(made), *map(str, SOURCES)],
+                check=True,
+                capture_output=True,
+                timeout=300,
             )
             made.replace(target)  # whole or not at all, whoever else is building
     return target

@@ -13,7 +13,7 @@ from virtual_clock import virtual_clock
 from personae.actors.adapter_store import AdapterStore
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
+from personae.actors.messages import Holdings, Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.library import AdapterLibrary
 
@@ -56,6 +56,7 @@ class Bench:
     def __init__(self, store: Ref[Message]) -> None:
         self.store = store
         self.executor = Letters()
+        self.streamer = Letters()
         self.queues: dict[str | None, Letters] = {}
 
     def queue_of(self, digest: str | None) -> Letters:
@@ -81,7 +82,7 @@ async def bench(library: AdapterLibrary | None = None) -> AsyncIterator[Bench]:
     made: list[Any] = []
     store: Ref[Message] = root.spawn(
         "store",
-        lambda: AdapterStore(library or Shelf(), LIFE, made[0].executor, made[0].queue_of),
+        lambda: AdapterStore(library or Shelf(), LIFE, made[0].executor, made[0].queue_of, made[0].streamer),
         capacity=100,
     )
     made.append(Bench(store))
@@ -160,3 +161,43 @@ async def test_an_unpin_always_releases() -> None:
         b.store.tell(Unpin(DIGESTS[0], LIFE))
         await settled()
         assert b.executor.take() == [Release(DIGESTS[0])]
+
+
+async def test_what_is_held_and_how_long_it_took_is_told_when_it_has_changed() -> None:
+    shelf = Shelf()
+    async with bench(shelf) as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE))
+        await anyio.sleep(2)
+        await b.tell(Placed(one, True, None, 1, 1, 0))
+        host, host_bytes = shelf.kept
+        assert b.streamer.take()[-1] == Holdings(
+            device=1, host=host, host_bytes=host_bytes, loads={"host": 1}, load_seconds={"host": 2}
+        )
+        await b.tell(Unpin(one, LIFE), Pin(one, LIFE), Placed(one, True, None, 1, 1, 0))
+        assert b.streamer.take()[-1].loads == {"host": 1, "device": 1}
+        await b.tell(Unpin(one, LIFE), Pin(two, LIFE))
+        assert b.streamer.take()[-1].line == 1
+        await b.tell(Placed(two, True, None, 1, 2, 1), Unpin(two, LIFE))
+        last = b.streamer.take()[-1]
+        assert (last.loads, last.evictions, last.line) == ({"host": 2, "device": 1}, 1, 0)
+        await b.tell(Pin(DIGESTS[2], LIFE - 1))
+        assert b.streamer.take() == [], "nothing has changed"
+
+
+async def test_an_adapter_that_is_read_from_disk_counts_as_such() -> None:
+    class Disk(Shelf):
+        def get(self, digest: str) -> None:
+            return None
+
+        def read(self, digest: str) -> Adapter:
+            return ADAPTERS[DIGESTS.index(digest)]
+
+    async with bench(Disk()) as b:
+        await b.tell(Pin(DIGESTS[0], LIFE))
+        for _ in range(1000):
+            if b.executor:
+                break
+            await anyio.to_thread.run_sync(lambda: None)  # a thread reads it
+        await b.tell(Placed(DIGESTS[0], True, None, 1, 1, 0))
+        assert b.streamer.take()[-1].loads == {"disk": 1}

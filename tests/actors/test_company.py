@@ -212,7 +212,7 @@ async def test_a_request_that_kills_back_is_found_and_ended_and_the_others_go_on
                 await play(company.client, [poison], defaultdict(Played))
         assert refused.value.code == "quarantined"
         assert same(played, await play_all(company.client, logs))
-        assert company.client.stats().restarts == 3
+        assert company.client.stats().restarts == 2
 
 
 async def test_a_back_that_cannot_be_kept_ends_streams_with_a_503_and_is_not_ready(options, tmp_path) -> None:

@@ -19,7 +19,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
-from personae.errors import RequestFailed
+from personae.errors import GrammarError, Overloaded, RequestFailed
 from personae.grammar.spec import GrammarSpec
 
 pytestmark = real_clock
@@ -67,10 +67,10 @@ class Arrivals(Told):
 
 
 @asynccontextmanager
-async def compiling(grammars: Grammars) -> AsyncIterator[tuple[Ref[Message], Arrivals]]:
+async def compiling(grammars: Grammars, **options: float) -> AsyncIterator[tuple[Ref[Message], Arrivals]]:
     scheduler = Arrivals()
     top = Supervisor("top", max_restarts=0)
-    compiler: Ref[Message] = top.spawn("compiler", lambda: Compiler(grammars, scheduler))
+    compiler: Ref[Message] = top.spawn("compiler", lambda: Compiler(grammars, scheduler, **options))
     async with top:
         yield compiler, scheduler
 
@@ -100,6 +100,30 @@ async def test_only_so_many_compile_at_once() -> None:
         grammars.go_on.set()
         await scheduler.wait_for(3 * AT_ONCE)
     assert grammars.most == AT_ONCE
+
+
+async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings_is_kept() -> None:
+    grammars = Grammars()
+    kept: list[GrammarSpec] = []
+    grammars.put = lambda spec, grammar: kept.append(spec)
+    async with compiling(grammars, seconds=0.5) as (compiler, scheduler):
+        specs = [GrammarSpec("regex", f"a{{{number}}}") for number in range(AT_ONCE + 1)]
+        for spec in specs:
+            compiler.tell(Compile(spec))
+        await scheduler.wait_for(AT_ONCE + 1)
+        kinds = {answer.spec: type(answer.error) for answer in scheduler}
+        waiting = [spec for spec in specs if kinds[spec] is Overloaded]
+        assert len(waiting) == 1, "the one that found no thread is not to blame"
+        assert [kinds[spec] for spec in specs if spec not in waiting] == [GrammarError] * AT_ONCE
+        begun = next(spec for spec in specs if spec not in waiting)
+        compiler.tell(Compile(begun))
+        await scheduler.wait_for(AT_ONCE + 2)
+        assert (scheduler[-1].spec, scheduler[-1].error.code) == (begun, "grammar_timeout")
+        grammars.go_on.set()
+        with anyio.fail_after(10):
+            while len(kept) < AT_ONCE + 1:  # noqa: ASYNC110  threads fill it
+                await anyio.sleep(0.001)
+        assert len(scheduler) == AT_ONCE + 2, "each is answered once"
 
 
 async def test_a_grammar_asked_for_and_withdrawn_again_and_again_is_compiled_once() -> None:

@@ -7,12 +7,19 @@ and one receiver the order is kept, as by mailboxes; nothing else is.
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import anyio
 import pytest
+from fake_executor import make_log
+from told import Told
 
-from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.adapter_queue import AdapterQueue, Lane
+from personae.actors.front import IDLE_QUEUES, Front
 from personae.actors.inbox import Inbox
-from personae.actors.ingress import Ingress
+from personae.actors.ingress import LONGEST_RETRY, Ingress
+from personae.actors.kit import gauges
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import (
     BackStarted,
     Cancel,
@@ -30,7 +37,7 @@ from personae.actors.messages import (
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import Delta, SequenceLog
-from personae.errors import PersonaeError
+from personae.errors import Overloaded, PersonaeError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 ADAPTERS = [None, "poet", "clerk"]
@@ -126,12 +133,22 @@ class House:
     def open_queue(self, adapter: str | None) -> Letters:
         if adapter not in self.actors:
             back = self.back.letters
-            self.actors[adapter] = AdapterQueue(adapter, back, back, self.letters["streamer"], self.window)
+            self.actors[adapter] = queue = AdapterQueue(
+                adapter, back, back, self.letters["streamer"], self.window, lambda: self.retire(adapter)
+            )
+            queue._cell = SimpleNamespace(mailbox=self.letters[adapter])
         return self.letters[adapter]
 
-    def submit(self, id: str, adapter: str | None, tenant: str = "default") -> None:
+    def retire(self, adapter: str | None) -> None:
+        """Nothing that was meant for a queue may depend on its being the same one."""
+        assert not self.letters[adapter]
+        del self.actors[adapter]
+
+    def submit(
+        self, id: str, adapter: str | None, tenant: str = "default", *, background: bool = False
+    ) -> None:
         params = SamplingParams(max_tokens=6, seed=0)
-        log = SequenceLog(id, (7, 7, 7), 3, params, adapter=adapter, tenant=tenant)
+        log = SequenceLog(id, (7, 7, 7), 3, params, adapter=adapter, tenant=tenant, background=background)
         self.inbox_of[id] = Inbox()
         self.letters["ingress"].tell(Submission((log,), self.inbox_of[id], Answer()))
 
@@ -146,6 +163,8 @@ class House:
         if name is self.back:
             self.back.receive(self.back.letters.popleft())
         else:
+            if name not in self.actors:
+                self.open_queue(name)
             await self.actors[name].receive(self.letters[name].popleft())
         return True
 
@@ -260,6 +279,19 @@ async def test_a_tenant_that_floods_leaves_the_window_of_another_alone() -> None
     assert set(house.back.running) == {"flood-0", "flood-1", "one"}
 
 
+async def test_what_a_tenant_lets_wait_leaves_its_window_alone_and_has_a_smaller_one() -> None:
+    house = House(0, window=16)
+    for number in range(9):
+        house.submit(f"batch-{number}", None, background=True)
+    house.submit("chat", None)
+    while await house.deliver():
+        pass
+    assert set(house.back.running) == {"batch-0", "batch-1", "chat"}
+    house.back.start()
+    await house.settle()
+    house.assert_empty()
+
+
 async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_its_adapter_between() -> None:
     house = House(0)
     for number in range(3):
@@ -277,3 +309,59 @@ async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_i
     await house.settle()
     house.assert_empty()
     assert house.heard("2") == (list(range(3, 9)), ["length"])
+
+
+class Placing(Told):
+    """Back in which every adapter has its place and every sequence ends at once."""
+
+    def __init__(self) -> None:
+        self.front: Front
+
+    def tell(self, message: Message) -> None:
+        super().append(message)
+        match message:
+            case Pin(adapter=adapter, life=life):
+                self.front.queue_of(adapter).tell(Pinned(adapter, life))
+            case Submit(logs=logs):
+                deltas = tuple(Delta(log.id, (1,), finish="length") for log in logs)
+                self.front.streamer.tell(StepDone(deltas, Load()))
+
+
+async def test_the_queues_of_adapters_that_nobody_asks_for_any_more_do_not_stay() -> None:
+    top, back = Supervisor("top", max_restarts=0), Placing()
+    back.front = front = Front(top, ready=lambda: True, max_live=10, window=4)
+    front.meet(back, back)
+    async with top:
+        front.ingress.tell(BackStarted(1))
+        for number in [*range(3 * IDLE_QUEUES), 0, 0, 3 * IDLE_QUEUES - 1]:
+            log = SequenceLog("one", (7,), 1, SamplingParams(max_tokens=1, seed=0), adapter=f"{number}")
+            inbox = Inbox()
+            await front.ingress.ask(lambda reply: Submission((log,), inbox, reply))  # noqa: B023  asked at once
+            with anyio.fail_after(5):
+                assert (await inbox.get())[0].finish == "length"
+        await anyio.wait_all_tasks_blocked()
+        paths = [gauge.path for gauge in gauges.read(top) if "queue" in gauge.path]
+        assert len(paths) == IDLE_QUEUES
+    pins = [message.adapter for message in back if isinstance(message, Pin)]
+    assert pins == [message.adapter for message in back if isinstance(message, Unpin)]
+    assert len(pins) == 3 * IDLE_QUEUES + 3
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 1.0), (37.5, 37.5), (1e9, LONGEST_RETRY)])
+async def test_who_is_refused_is_told_how_long_the_queue_is(seconds: float, told: float) -> None:
+    ingress = Ingress(Told(), lambda adapter: Told(), 1, lambda: seconds)
+    logs = tuple(SequenceLog(id, (7,), 1, SamplingParams(max_tokens=1, seed=0)) for id in "ab")
+    answer = Answer()
+    await ingress.receive(Submission(logs, Inbox(), answer))
+    assert isinstance(answer.error, Overloaded)
+    assert answer.error.retry_after == told
+
+
+async def test_a_lane_hands_out_by_priority_and_forgets_who_has_gone() -> None:
+    lane = Lane()
+    for i, priority in enumerate([0, 2, -1, 0]):
+        lane.add(make_log(f"{i}", [1], priority=priority))
+    lane.waiting.pop("0")
+    assert [log.id for log in lane.take(2)] == ["2", "3"]
+    assert [log.id for log in lane.take(5)] == ["1"]
+    assert lane.take(1) == []

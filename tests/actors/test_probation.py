@@ -1,96 +1,126 @@
 """Who goes back after Back has died."""
 
-from personae.actors.probation import Probation, Record
+import pytest
+
+from personae.actors.probation import CLEARED, Probation, Record
 
 
 class Case:
-    """A few sequences; `poison` kills every life that it is given to."""
+    """A few sequences; those in `poison` kill every life that they are given to."""
 
-    def __init__(self, ids: str, poison: str) -> None:
+    def __init__(self, ids: str, poison: str, outside: bool = False) -> None:
         self.records = {id: Record() for id in ids}
         self.poison = poison
+        self.outside = outside
         self.probation = Probation()
-        self.aboard: set[str] = set(ids)
+        self.aboard: list[str] = list(ids)
         self.quarantined: list[str] = []
         self.deaths = 0
 
     def run(self) -> None:
         """Until no life ends any more."""
-        while True:
-            for id in self.aboard:
-                self.records[id].aboard = True
-            if self.poison not in self.aboard:
+        while self.deaths < 50:
+            if set(self.poison) & set(self.aboard):
+                self.deaths += 1
+                guilty = self.probation.judge(self.records, self.aboard, self.outside)
+                self.quarantined += guilty
+                for id in guilty:
+                    del self.records[id]
+                self.aboard = []
+            else:
                 for id in self.aboard:
-                    self.records[id].got_on = True
-                suspect = self.probation.next(self.records)
-                if suspect is None:
+                    self.records[id].brought += 1
+                if self.probation.over:
                     return
-                self.aboard.add(suspect)
-                continue
-            self.deaths += 1
-            go, guilty = self.probation.judge(self.records)
-            self.quarantined += guilty
-            for id in guilty:
-                del self.records[id]
-            self.aboard = set(go)
+            self.aboard += self.probation.next(self.records) or []
 
 
-def die(probation: Probation, records: dict[str, Record], aboard: str) -> tuple[list[str], list[str]]:
-    for id in aboard:
-        records[id].aboard = True
-    return probation.judge(records)
+@pytest.mark.parametrize("poison", "abcdef")
+def test_the_guilty_one_is_found_among_many_in_its_second_death_and_it_alone(poison) -> None:
+    case = Case("abcdef", poison)
+    case.run()
+    assert case.quarantined == [poison]
+    assert case.deaths == 2
+    assert sorted(case.aboard) == sorted(set("abcdef") - {poison})
+
+
+def test_several_guilty_ones_are_found_one_after_the_other() -> None:
+    case = Case("abcdefgh", "cfg")
+    case.run()
+    assert sorted(case.quarantined) == ["c", "f", "g"]
+    assert sorted(case.aboard) == list("abdeh")
 
 
 def test_one_that_only_waits_is_never_suspect_however_often_back_dies() -> None:
     records = {id: Record() for id in "ab"}
     probation = Probation()
     for _ in range(9):
-        records["a"].got_on = True
-        assert die(probation, records, "a") == (["a", "b"], [])
+        assert probation.judge(records, "a", outside=True) == []
+        assert not records["b"].suspect
+        records["a"].brought = CLEARED
 
 
-def test_one_on_trial_that_was_not_computed_yet_is_not_guilty() -> None:
+def test_nobody_else_goes_back_while_suspects_are_tried() -> None:
+    records = {id: Record() for id in "abc"}
+    probation = Probation()
+    assert probation.judge(records, "ab") == []
+    assert probation.next(records) == ["a"]
+    assert probation.next(records) is None
+    records["a"].brought = 1
+    assert probation.next(records) is None
+    records["a"].brought = CLEARED
+    assert probation.next(records) == ["b"]
+    assert probation.next(records) is None
+    assert not probation.over
+    del records["b"]  # it has ended
+    assert probation.next(records) == ["c"]
+    assert probation.over
+
+
+def test_one_on_trial_that_was_not_aboard_yet_is_not_guilty() -> None:
     records = {"a": Record()}
     probation = Probation()
-    for _ in range(2):
-        die(probation, records, "a")
-    assert probation.next(records) == "a"
-    assert die(probation, records, "") == ([], [])
-    assert probation.next(records) == "a"
+    probation.judge(records, "a")
+    assert probation.next(records) == ["a"]
+    assert probation.judge(records, "") == []
+    assert probation.next(records) == ["a"]
 
 
-def test_the_guilty_one_is_found_among_many_by_its_third_death_and_it_alone() -> None:
-    for poison in "abcdef":
-        case = Case("abcdef", poison)
-        case.run()
-        assert (case.quarantined, case.deaths) == ([poison], 3)
-        assert case.aboard == set("abcdef") - {poison}
+def test_a_death_from_outside_makes_nobody_suspect_and_two_in_a_row_do() -> None:
+    records = {id: Record() for id in "ab"}
+    probation = Probation()
+    probation.judge(records, "a", outside=True)
+    assert probation.next(records) == ["a", "b"]
+    probation.judge(records, "a", outside=True)
+    assert probation.next(records) == ["a"]
+    assert not probation.over
 
 
-def test_who_gets_on_between_deaths_is_never_suspect() -> None:
+def test_who_brings_tokens_between_deaths_begins_anew() -> None:
     records = {"a": Record()}
     probation = Probation()
     for _ in range(10):
-        records["a"].aboard = records["a"].got_on = True
-        assert probation.judge(records) == (["a"], [])
+        assert probation.judge(records, "a") == []
+        assert records["a"].deaths == 1
+        assert probation.next(records) == ["a"]
+        records["a"].brought = CLEARED
 
 
-def test_a_suspect_that_waits_for_its_trial_is_not_counted_as_aboard() -> None:
-    records = {id: Record() for id in "abc"}
-    probation = Probation()
-    for _ in range(2):
-        die(probation, records, "abc")
-    assert probation.next(records) == "a"
-    assert probation.next(records) is None
-    assert die(probation, records, "a") == ([], ["a"])
-    assert records["b"].deaths == records["c"].deaths == 2
+def test_what_is_killed_from_outside_again_and_again_is_given_up_at_last() -> None:
+    case = Case("a", "a", outside=True)
+    case.run()
+    assert (case.quarantined, case.deaths) == (["a"], 4)
 
 
-def test_the_next_trial_begins_when_the_one_on_trial_has_gone() -> None:
+def test_one_that_kills_at_its_tenth_token_is_found_too() -> None:
+    # A replayed log goes on where it died, so it dies at its first token after that.
     records = {id: Record() for id in "ab"}
     probation = Probation()
-    for _ in range(2):
-        die(probation, records, "ab")
-    assert probation.next(records) == "a"
-    del records["a"]
-    assert probation.next(records) == "b"
+    records["a"].brought = records["b"].brought = 9
+    assert probation.judge(records, "ab") == []
+    assert probation.next(records) == ["a"]
+    records["a"].brought = 2
+    assert probation.next(records) == ["b"]
+    assert probation.judge(records, "ab") == ["b"]
+    assert probation.next(records) == ["a"]
+    assert probation.over

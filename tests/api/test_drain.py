@@ -60,3 +60,27 @@ async def test_it_is_idle_when_the_last_request_in_hand_has_its_answer() -> None
             await drain.idle()
         assert answers == [200, 200]
         assert await ask(drain, "/health") == 200
+
+
+async def test_an_answer_that_begins_while_it_drains_is_its_connections_last() -> None:
+    app = App()
+    drain = Drain(app)
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def send(message: dict[str, object]) -> None:
+        if message["type"] == "http.response.start":
+            seen.append(message["headers"])  # type: ignore[arg-type]  # as ASGI has it
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b""}
+
+    app.may.set()
+    scope = {"type": "http", "path": "/v1/completions", "method": "GET", "headers": []}
+    await drain(scope, receive, send)
+    app.may = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain, scope, receive, send)
+        await anyio.wait_all_tasks_blocked()
+        drain.draining = True
+        app.may.set()
+    assert [(b"connection", b"close") in headers for headers in seen] == [False, True]

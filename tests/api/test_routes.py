@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 import personae
-from personae.actors.client import EngineStats
+from personae.actors.client import AdapterStats, EngineStats
+from personae.actors.kit.gauges import Gauge
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import Overloaded
@@ -140,9 +141,26 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
         prefix_queries=100,
         prefix_hits=60,
         preemptions=1,
-        running_adapters=("a", "b"),
-        waiting_adapters=("c",),
-        mailboxes={"executor": 2},
+        fairness_gap=120.0,
+        adapters=AdapterStats(
+            device=2,
+            host=3,
+            host_bytes=1000,
+            line=1,
+            evictions=4,
+            yields=5,
+            loads={"disk": 3, "host": 2},
+            load_seconds={"disk": 1.5, "host": 0.25},
+            running={"d" * 64: 2},
+            waiting={"c" * 64: 1, "d" * 64: 1, "mix:" + "d" * 64 + "*0.5": 1},
+        ),
+        page_size=16,
+        spent={"forward": 1.5, "read": 0.5},
+        actors=(
+            Gauge("back/executor", "busy", 2, 100, 0.25, 7, 1),
+            Gauge("front/queue/0-poet", "idle", 3, 100, 0.5, 7, 0),
+            Gauge("front/queue/1-clerk", "idle", 4, 100, 0.75, 7, 0),
+        ),
     )
     seen = await scrape(app)
     base = labels(model_name="base")
@@ -152,9 +170,32 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
     assert seen["vllm:prefix_cache_queries_total", base] == 100
     assert seen["vllm:prefix_cache_hits_total", base] == 60
     assert seen["vllm:num_preemptions_total", base] == 1
-    assert seen["personae:mailbox_depth", labels(actor="executor")] == 2
-    info = labels(max_lora="8", running_lora_adapters="a,b", waiting_lora_adapters="c")
+    assert seen["personae:mailbox_depth", labels(actor="back/executor")] == 2
+    assert seen["personae:mailbox_oldest_seconds", labels(actor="back/executor")] == 0.25
+    assert seen["personae:actor_restarts_total", labels(actor="back/executor")] == 1
+    assert seen["personae:mailbox_depth", labels(actor="front/queue")] == 7
+    assert seen["personae:mailbox_oldest_seconds", labels(actor="front/queue")] == 0.75
+    assert seen["personae:step_part_seconds_total", labels(part="forward")] == 1.5
+    assert seen["vllm:cache_config_info", labels(block_size="16", num_gpu_blocks="10")] == 1
+    waiting = "cccccccccccc,mix,team/pirate"
+    info = labels(max_lora="8", running_lora_adapters="team/pirate", waiting_lora_adapters=waiting)
     assert seen["vllm:lora_requests_info", info] > 1_700_000_000
+    assert seen["personae:adapter_sequences", labels(adapter="team/pirate", state="running")] == 2
+    assert seen["personae:adapter_sequences", labels(adapter="mix", state="waiting")] == 1
+    assert seen["personae:adapters_held", labels(place="device")] == 2
+    assert seen["personae:adapters_held", labels(place="host")] == 3
+    assert seen["personae:adapter_host_bytes", labels()] == 1000
+    assert seen["personae:adapters_in_line", labels()] == 1
+    assert seen["personae:adapter_loads_total", labels(source="disk")] == 3
+    assert seen["personae:adapter_load_seconds_total", labels(source="host")] == 0.25
+    assert seen["personae:adapter_evictions_total", labels()] == 4
+    assert seen["personae:adapter_yields_total", labels()] == 5
+    assert seen["personae:fairness_gap", base] == 120
+    engine.figures = EngineStats(adapters=AdapterStats(running={"d" * 64: 1}))
+    seen = await scrape(app)
+    infos = [labels for name, labels in seen if name == "vllm:lora_requests_info"]
+    assert infos == [labels(max_lora="8", running_lora_adapters="team/pirate", waiting_lora_adapters="")]
+    assert ("personae:adapter_sequences", labels(adapter="mix", state="waiting")) not in seen
 
 
 async def test_two_apps_count_apart(app: Starlette) -> None:

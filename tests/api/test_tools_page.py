@@ -25,13 +25,15 @@ def test_the_examples_run() -> None:
         prompt = tokenizer.decode(log.tokens, skip_special_tokens=False)
         if prompt.rstrip().endswith("<think>"):
             return "It rains, often.\n</think>\n\nProbably rain."
+        if "set_date" in prompt:
+            return call("set_date", input="2026-11-21")
         return "Rain." if "12 °C" in prompt else call("get_weather", city="Cologne")
 
     engine = FakeEngine(answer, tokenizer=tokenizer, max_model_len=4096)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     with serving(create_app(engine)) as address, OpenAI(base_url=f"{address}/v1", api_key="none") as client:
-        names: dict[str, Any] = {"client": client, "model": "base", "json": json}
+        names: dict[str, Any] = {"client": client, "model": "base", "json": json, "re": re}
         for block in blocks:
             exec(block, names)
 

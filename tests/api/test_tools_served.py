@@ -4,7 +4,6 @@ the grammar holds it; and the `openai` package's helpers."""
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,8 +15,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 from real_server import Running, running
 from tiny_models import make_model_folder, write_json
-from tokenizers import AddedToken, Tokenizer
-from tool_chat import TAGS, TEMPLATE, TIME, WEATHER, call, tool
+from tool_chat import TAGS, TEMPLATE, TIME, WEATHER, call, tool, write_tags
 
 from personae.api.app import create_app
 from personae.api.options import ServeOptions
@@ -29,26 +27,12 @@ COUNT = tool("count", strict=True, to={"type": "integer", "minimum": 3, "maximum
 @pytest.fixture(scope="module", params=["text", "tokens"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = make_model_folder(tmp_path_factory.mktemp("model"))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if request.param == "tokens":
-        write_tags(tokenizer, folder)
+        write_tags(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     write_json(folder / "tokenizer_config.json", settings | {"chat_template": TEMPLATE})
     with running(ServeOptions(folder, max_seqs=8, served_model_name="base")) as server:
         yield server
-
-
-def write_tags(tokenizer: Tokenizer, folder: Path) -> None:
-    """The tags take the places of the last tokens, so that the model has logits for them."""
-    document = json.loads(tokenizer.to_str())
-    vocabulary = document["model"]["vocab"]
-    last = sorted(vocabulary, key=vocabulary.get)[-len(TAGS) :]
-    document["model"]["merges"] = [pair for pair in document["model"]["merges"] if "".join(pair) not in last]
-    for name in last:
-        del vocabulary[name]
-    shorter = Tokenizer.from_str(json.dumps(document))
-    shorter.add_special_tokens([AddedToken(tag, special=True) for tag in TAGS])
-    shorter.save(str(folder / "tokenizer.json"))
 
 
 def ask(server: Running, **extra: Any) -> httpx.Response:

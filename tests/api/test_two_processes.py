@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from real_server import eventually
 from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
@@ -93,6 +94,13 @@ def serving(*arguments: str) -> Iterator[Served]:
 def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_others() -> None:
     with serving() as server:
         calm = Stream(server).text()
+        late = httpx.post(
+            f"{server.url}/v1/completions",
+            json=server.body(stream=False, max_tokens=1000, timeout=0.02),
+            timeout=60,
+        )
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        eventually(lambda: idle(server), "what was too late holds nothing")
         disturbed = Stream(server)
         disturbed.begun.wait(60)
         os.kill(server.back(), signal.SIGKILL)
@@ -103,6 +111,7 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         back = server.back()
         last = Stream(server)
         last.begun.wait(60)
+        server.process.send_signal(signal.SIGUSR1)
         server.process.send_signal(signal.SIGTERM)
         refused = httpx.Response(200)
         while refused.status_code == 200:
@@ -113,18 +122,32 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         assert int(refused.headers["retry-after"]) >= 1
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert last.text() == calm
-        server.end(0)
+        told = server.end(0)
+        for actor in ("personae/front/ingress", "personae/back/host", "back/executor", "back/scheduler"):
+            assert re.search(rf"^{actor} +(idle|busy) +0/\d+ ", told, re.MULTILINE), (
+                "SIGUSR1 shows every actor"
+            )
+        assert "Back's actors:" in told
+        assert re.search(r"Thread 0x\w+ .*most recent call first", told), "and where Back's threads are"
         assert not Path(f"/proc/{back}").exists()
 
 
+def idle(server: Served) -> bool:
+    """Whether nothing runs and nothing waits."""
+    metrics = httpx.get(f"{server.url}/metrics").text
+    return len(re.findall(r"vllm:num_requests_(?:running|waiting)\{.*\} 0\.0", metrics)) == 2
+
+
 def test_what_does_not_finish_in_time_is_ended_with_an_error_that_says_so() -> None:
-    with serving("--drain-timeout", "0.1") as server:
+    with serving("--drain-timeout", "0.1", "--log-format", "json") as server:
         stream = Stream(server, max_tokens=1000)
         stream.begun.wait(60)
         server.process.send_signal(signal.SIGTERM)
         stream.join(60)
         assert json.loads(stream.events[-1])["error"]["code"] == "shutting_down"
-        server.end(0)
+        lines = [json.loads(line) for line in server.end(0).splitlines() if line.startswith("{")]
+        (answer,) = [line for line in lines if line["logger"] == "personae.access"]
+        assert (answer["route"], answer["status"], answer["model"]) == ("/v1/completions", 200, server.model)
 
 
 def test_a_second_signal_ends_at_once() -> None:
@@ -150,13 +173,29 @@ def broken_off(server: Served) -> None:
         assert answer.status_code >= 500
 
 
+def waits(server: Served) -> str:
+    """The lines of the metrics that say that a sequence waits."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return "\n".join(line for line in lines if "requests_waiting" in line and not line.endswith(" 0.0"))
+
+
 def test_an_engine_that_cannot_be_kept_is_said_to_everybody_and_by_the_exit_code() -> None:
-    with serving("--max-restarts", "0") as server:
+    with serving("--max-restarts", "0", "--max-seqs", "1") as server:
         stream = Stream(server, max_tokens=1000)
         stream.begun.wait(60)
+        waiting: list[httpx.Response] = []
+        body = server.body(stream=False)
+        queued = threading.Thread(
+            target=lambda: waiting.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+        )
+        queued.start()
+        eventually(lambda: 'requests_waiting{model_name="' in waits(server), "the second one waits")
         os.kill(server.back(), signal.SIGKILL)
         stream.join(60)
         assert json.loads(stream.events[-1])["error"]["code"] == "engine_lost"
+        queued.join(60)
+        (answer,) = waiting
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
         assert httpx.get(f"{server.url}/ready").status_code == 503
         refused = httpx.post(f"{server.url}/v1/completions", json=server.body())
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")

@@ -6,9 +6,9 @@ from personae.engine.fairness import FairnessPolicy, FirstComeFirstServed, Key, 
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduler import Scheduler
 
-A: Key = ("a", None)
-B: Key = ("b", None)
-C: Key = ("c", "adapter")
+A = Key("a", None)
+B = Key("b", None)
+C = Key("c", "adapter")
 MAX_INPUT, MAX_OUTPUT, SEQS = 12, 10, 3
 # VTC's U with weights 1 and 2: a batch holds at most SEQS sequences of this many tokens.
 BOUND = max(MAX_INPUT, 2 * SEQS * (MAX_INPUT + MAX_OUTPUT))
@@ -94,7 +94,7 @@ def test_a_lift_never_lowers_a_counter():
 def test_counters_of_keys_that_are_gone_do_not_pile_up():
     policy = VirtualTokenCounters()
     for i in range(1000):
-        key = (f"tenant-{i}", None)
+        key = Key(f"tenant-{i}", None)
         policy.offer(key, i)
         assert policy.choose() == key
         policy.withdraw(key)

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from personae.engine.background import Tiers
 from personae.engine.fairness import FirstComeFirstServed, VirtualTokenCounters
 from personae.engine.pages import PagePool
 from personae.engine.plan import MemoryLayout
@@ -22,6 +23,12 @@ from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 
 FAR = 4
+
+
+def tiers():
+    return Tiers(VirtualTokenCounters(), VirtualTokenCounters(), patience=20)
+
+
 HEADS = (tuple(range(30)), tuple(range(12)) + tuple(range(60, 78)))
 
 
@@ -36,12 +43,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_seqs=st.integers(1, 5),
         spare=st.integers(0, 12),
         max_model_len=st.integers(8, 48),
-        policy=st.sampled_from([FirstComeFirstServed, VirtualTokenCounters]),
+        policy=st.sampled_from([FirstComeFirstServed, VirtualTokenCounters, tiers]),
+        beside=st.integers(1, 4),
+        sharing=st.booleans(),
     )
-    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy):
+    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing):
         self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare)
         self.logs: dict[str, SequenceLog] = {}
-        self.it = Bench(Scheduler(self.layout, policy()), FakeExecutor(self.layout, self.fails), FAR)
+        scheduler = Scheduler(self.layout, policy(), beside, sharing=sharing)
+        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails), FAR)
 
     @staticmethod
     def fails(log: SequenceLog, position: int) -> str | None:
@@ -58,8 +68,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, None, 1]),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         siblings=st.integers(0, 2),
+        background=st.sampled_from([False, False, True]),
+        start=st.sampled_from([0, 0, 1, 3, 5, 14, 29]),
+        priority=st.sampled_from([0, 0, -2, 3]),
+        weight=st.sampled_from([1.0, 1.0, 3.0]),
     )
-    def add(self, head, length, tail, tenant, adapter, max_tokens, logprobs, prompt_logprobs, siblings):
+    def add(
+        self,
+        head,
+        length,
+        tail,
+        tenant,
+        adapter,
+        max_tokens,
+        logprobs,
+        prompt_logprobs,
+        siblings,
+        background,
+        start,
+        priority,
+        weight,
+    ):
         first = f"s{len(self.logs)}"
         added = []
         for i in range(siblings + 1):
@@ -74,6 +103,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 eos=tuple(range(8)),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                background=background,
+                adapter_start=min(start, len((*head[:length], *tail)) - 1) if adapter else 0,
+                priority=priority,
+                weight=weight,
             )
             self.logs[log.id] = log
             self.it.add(log)

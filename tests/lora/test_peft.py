@@ -15,6 +15,7 @@ from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, t
 
 from personae.errors import AdapterError
 from personae.lora.adapter import LoraShapes
+from personae.lora.base import fingerprint
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
 
 BASE = tiny_config()
@@ -152,13 +153,18 @@ def test_fields_without_effect_are_accepted(folder: Path, harmless: dict[str, An
 REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "IA3"}, "only LORA"),
     ({"peft_type": None}, "only LORA"),
-    ({"use_dora": True}, "DoRA"),
-    ({"lora_bias": True}, "bias on lora_B"),
-    ({"bias": "all"}, "biases"),
-    ({"bias": "lora_only"}, "biases"),
-    ({"modules_to_save": ["lm_head"]}, "in full"),
-    ({"trainable_token_indices": [1, 2]}, "trained tokens"),
-    ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
+    ({"use_dora": "yes"}, "true or false"),
+    ({"lora_bias": True, "use_dora": True}, "no DoRA with"),
+    ({"bias": "some"}, "none, lora_only, all"),
+    ({"modules_to_save": ["lm_head"]}, "no weight of it"),
+    ({"modules_to_save": ["norm"]}, "in full"),
+    ({"trainable_token_indices": [1, 2]}, "no rows"),
+    ({"trainable_token_indices": {"norm": [1]}}, "only tokens of"),
+    ({"trainable_token_indices": [1, 1]}, "twice"),
+    ({"trainable_token_indices": [-1]}, "from 0 on"),
+    ({"alora_invocation_tokens": "hey"}, "a list of"),
+    ({"use_dora": True, "alora_invocation_tokens": [1, 2]}, "activated LoRA"),
+    ({"bias": "all", "alora_invocation_tokens": [1, 2]}, "activated LoRA"),
     ({"fan_in_fan_out": True}, "transposed"),
     ({"layer_replication": [[0, 1], [0, 1]]}, "replicated"),
     ({"megatron_config": {"x": 1}}, "Megatron"),
@@ -169,7 +175,6 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
     ({"monteclora_config": {"num_samples": 8}}, "MonteCLoRA"),
     ({"velora_config": {"scale": 1.0}}, "not known here"),
-    ({"ensure_weight_tying": True}, "not known here"),
     ({"use_mystery_lora": True}, "not known here"),
     ({"task_type": "SEQ_CLS"}, "text generation"),
     ({"init_lora_weights": "pissa"}, "base weights"),
@@ -242,14 +247,17 @@ def test_a_pickle_is_refused_with_the_reason(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (f"{PREFIX}.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
-        (f"{PREFIX}.0.self_attn.q_proj.lora_B.bias", "biases"),
-        (f"{PREFIX}.0.self_attn.q_proj.bias", "biases"),
-        ("base_model.model.lm_head.lora_A.weight", "output layer"),
+        (f"{PREFIX}.0.self_attn.q_proj.lora_magnitude_vector", "does not ask for a magnitude"),
+        (f"{PREFIX}.0.self_attn.q_proj.lora_B.bias", "does not ask for a lora_bias"),
+        (f"{PREFIX}.0.self_attn.q_proj.bias", "bias is 'none'"),
+        ("base_model.model.lm_head.lora_A.weight", "vocabulary cannot be changed"),
         ("base_model.model.lm_head.modules_to_save.weight", "in full"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "embeddings"),
-        ("base_model.model.model.embed_tokens.weight", "embedding"),
-        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", "trained tokens"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "vocabulary cannot be changed"),
+        ("base_model.model.model.embed_tokens.weight", "vocabulary cannot be changed"),
+        (
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+            "vocabulary cannot be changed",
+        ),
         ("base_model.model.model.layers.0.mlp.experts.lora_A.weight", "not a lora_A"),
         (f"{PREFIX}.0.self_attn.q_proj.lora_C.weight", "not a lora_A"),
         (f"{PREFIX}.0.self_attn.q_proj.lora_A.other.weight", "not a lora_A"),
@@ -324,3 +332,70 @@ def test_a_dtype_that_is_not_served_is_refused(folder: Path, dtype: torch.dtype)
 def test_a_file_without_tensors_is_refused(folder: Path) -> None:
     edit_tensors(folder, lambda tensors: tensors.clear())
     assert_refused(folder, None, "no tensors")
+
+
+VOCABULARY = LoraShapes(2, SHAPES.modules, (64, 32), False, {"embedding": "e", "output": "o"})
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "config", "reason"),
+    [
+        ("model.embed_tokens.lora_embedding_A", (4, 64), {}, "its B is missing"),
+        ("model.embed_tokens.lora_embedding_B", (32, 4), {}, "its A is missing"),
+        ("lm_head.lora_A.weight", (4, 32), {}, "its B is missing"),
+        ("lm_head.lora_A.weight", (4, 32), {"alora_invocation_tokens": [1]}, "activated LoRA on lm_head"),
+        ("lm_head.base_layer.weight", (64, 32), {}, "not this base's own"),
+        ("lm_head.base_layer.weight", (63, 32), {}, "its shape is"),
+        ("model.embed_tokens.weight", (65, 32), {}, "its shape is"),
+        ("model.embed_tokens.token_adapter.trainable_tokens_delta", (1, 32), {}, "does not name its tokens"),
+        (
+            "model.embed_tokens.token_adapter.trainable_tokens_delta",
+            (1, 32),
+            {"trainable_token_indices": [64]},
+            "not in the base's vocabulary",
+        ),
+        (
+            "model.embed_tokens.token_adapter.trainable_tokens_delta",
+            (1, 32),
+            {"trainable_token_indices": [3, 4]},
+            "its shape is",
+        ),
+        ("model.embed_tokens.modules_to_save.weight", (64, 32), {}, "in full only"),
+    ],
+)
+def test_a_change_of_the_vocabulary_that_cannot_be_applied_is_refused(
+    folder: Path, name: str, shape: tuple[int, ...], config: dict[str, Any], reason: str
+) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({f"base_model.model.{name}": torch.ones(shape)}))
+    set_config(folder, **config)
+    assert_refused(folder, f"base_model.model.{name}", reason, VOCABULARY)
+
+
+def test_a_value_of_an_extra_that_is_not_finite_is_refused(folder: Path) -> None:
+    name = "base_model.model.model.embed_tokens.weight"
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.full((64, 32), torch.inf)}))
+    assert_refused(folder, name, "not finite", VOCABULARY)
+
+
+def test_the_embedding_cannot_be_changed_in_two_ways(folder: Path) -> None:
+    prefix = "base_model.model.model.embed_tokens"
+    edit_tensors(
+        folder,
+        lambda tensors: tensors.update(
+            {
+                f"{prefix}.weight": torch.ones(64, 32),
+                f"{prefix}.lora_embedding_A": torch.ones(4, 64),
+                f"{prefix}.lora_embedding_B": torch.ones(32, 4),
+            }
+        ),
+    )
+    assert_refused(folder, None, "two ways", VOCABULARY)
+
+
+def test_the_bases_own_copy_in_a_file_changes_nothing(folder: Path) -> None:
+    plain = read_adapter(folder, VOCABULARY)
+    weight = torch.randn(64, 32)
+    edit_tensors(folder, lambda tensors: tensors.update({"base_model.model.lm_head.weight": weight}))
+    shapes = LoraShapes(2, SHAPES.modules, (64, 32), False, {"output": fingerprint(weight.bfloat16())})
+    assert read_adapter(folder, shapes).digest == plain.digest
+    assert read_adapter(folder, VOCABULARY).traits() == ("rows of output",)

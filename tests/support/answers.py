@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -16,7 +16,8 @@ from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.parser import AnswerParser, Said
-from personae.grammar.tools.format import Function
+from personae.grammar.tools.arguments import KeyedArguments
+from personae.grammar.tools.function import Function
 from personae.grammar.vocabulary import Vocabulary
 
 STOP = 256
@@ -89,16 +90,22 @@ def random_answer(shape: AnswerShape, vocabulary: Vocabulary, seed: int, budget:
     """
     rng = random.Random(seed)
     matcher = matcher_of(shape, vocabulary)
-    tags = ["</think>", shape.tools.trigger if shape.tools else "<x>"]
+    tags = [shape.reasoning.close] if shape.reasoning is not None else []
+    if shape.tools is not None:
+        tags += [shape.tools.trigger, shape.tools.close]
+        if isinstance(shape.tools.arguments, KeyedArguments):
+            tags += [shape.tools.arguments.after_value, shape.tools.arguments.quote]
+    tags = [tag.strip() for tag in tags if tag.strip()]
     ending = {STOP, *vocabulary.special.values()}
     ids: list[int] = []
     plan: list[int] = []
-    for step in range(40 * budget):
+    for step in range(100 * budget):
         tokens = allowed_tokens(matcher, vocabulary)
         assert tokens, f"nothing is allowed after {ids}"
         late = step > budget
         if not plan and rng.random() < (0.3 if late else 0.05):
-            plan = list(rng.choice(tags).encode())
+            tag = rng.choice(tags)
+            plan = encode(tag, vocabulary) if rng.random() < 0.5 else list(tag.encode())
         if plan and plan[0] in tokens:
             token = plan.pop(0)
         else:
@@ -172,19 +179,42 @@ def parse_marked(parser: AnswerParser, text: str, cuts: Sequence[int] = ()) -> P
 
 
 def written(shape: AnswerShape, parsed: Parsed, parser: AnswerParser) -> str:
-    """An answer of which a parser says this, without its blanks, marks for special tokens."""
+    """An answer of which a parser says this, marks for special tokens."""
     put = parser.marks.put
     text = ""
-    if shape.reasoning is not None and shape.thinks is Thinks.OPEN:
-        text += parsed.reasoning + put(shape.reasoning.close)
-    text += parsed.content
+    format = shape.reasoning
+    if format is not None and shape.thinks is Thinks.OPEN:
+        text += parsed.reasoning + put(format.close + format.joint)
+        if parsed.calls and format.aside and parsed.content:
+            text += put(format.aside) + parsed.content + put(format.close + format.joint)
+        elif not parsed.calls:
+            text += put(format.text)
+    if format is None or not format.aside or not parsed.calls:
+        text += parsed.content
     if parsed.calls and (tools := shape.tools) is not None:
-        calls = [
-            put(tools.before_name) + name + put(tools.after_name) + arguments + put(tools.after_arguments)
-            for name, arguments in parsed.calls
-        ]
+        calls = [_call(shape, name, arguments, put) for name, arguments in parsed.calls]
         text += put(tools.open) + put(tools.between).join(calls) + put(tools.close)
-    return without_blanks(text)
+    return text
+
+
+def _call(shape: AnswerShape, name: str, arguments: str, put: Callable[[str], str]) -> str:
+    tools = shape.tools
+    assert tools is not None
+    style = tools.arguments
+    if isinstance(style, KeyedArguments):
+        function = next(function for function in shape.functions if function.name == name)
+        pairs = []
+        for key, value in json.loads(arguments).items():
+            text = json.dumps(value, ensure_ascii=False)
+            text = style.constants.get(text, text)
+            if isinstance(value, str) and style.kind(function, key) != "json":
+                text = value
+            elif isinstance(value, str) and style.quote:
+                text = put(style.quote) + value + put(style.quote)
+            pairs.append(put(style.before_key) + key + put(style.after_key) + text + put(style.after_value))
+        arguments = put(style.between).join(pairs)
+    after_name = put(tools.after_name).replace("#", "7")
+    return put(tools.before_name) + name + after_name + arguments + put(tools.after_arguments)
 
 
 def without_blanks(text: str) -> str:

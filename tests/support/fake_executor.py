@@ -33,6 +33,10 @@ def make_log(
     tenant: str = "default",
     after: str | None = None,
     eos: tuple[int, ...] = EOS,
+    background: bool = False,
+    adapter_start: int = 0,
+    priority: int = 0,
+    weight: float = 1.0,
     **params: object,
 ) -> SequenceLog:
     """A log; the tenant's name is its salt."""
@@ -47,11 +51,16 @@ def make_log(
         tenant=tenant,
         salt=tenant.encode(),
         after=after,
+        background=background,
+        adapter_start=adapter_start,
+        priority=priority,
+        weight=weight,
     )
 
 
 def _cell(log: SequenceLog, token: int, before: list[int]) -> int:
-    owner = crc32(log.salt + (log.adapter or "base").encode())
+    active = log.adapter is not None and len(before) >= log.adapter_start
+    owner = crc32(log.salt + (log.adapter if active else "base").encode())  # type: ignore[union-attr]  # active
     return hash((owner, token, len(before), *before))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -13,13 +13,23 @@ from personae.api.settings import ApiSettings
 
 
 @contextmanager
-def serving(app: ASGIApp, settings: ApiSettings | None = None, **kwargs: Any) -> Iterator[str]:
-    """Serve `app` while the block runs; gives its URL."""
+def serving(
+    app: ASGIApp,
+    settings: ApiSettings | None = None,
+    around: AbstractAsyncContextManager[Any] | None = None,
+    **kwargs: Any,
+) -> Iterator[str]:
+    """Serve `app` while the block runs, within `around` on the server's loop; gives its URL."""
     listening = threading.Event()
     listener = bind("127.0.0.1", 0)
     server = Server(app, settings or ApiSettings(), on_ready=listening.set, **kwargs)
     address = url(listener)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+
+    async def serve() -> None:
+        async with around or nullcontext():
+            await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
         assert listening.wait(10), "the server did not start"

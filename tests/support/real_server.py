@@ -3,17 +3,19 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import uvloop
 
 from personae.actors.client import EngineClient
 from personae.api.app import create_app
+from personae.api.batches.desk import Batches
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.server import Server, bind, url
 from personae.api.settings import ApiSettings
+from personae.api.tenants.data import serving as data_dir
 
 
 @dataclass
@@ -32,12 +34,15 @@ def running(options: ServeOptions) -> Iterator[Running]:
     found: dict[str, object] = {}
 
     async def serve() -> None:
-        async with open_engine(options) as opened:
-            found["client"] = opened.client
-            settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
-            server = Server(create_app(opened.client, settings), settings, on_ready=listening.set)
-            found["server"] = server
-            await server.serve(sockets=[listener])
+        with data_dir(None) as data, closing(Batches(data)) as batches:
+            async with open_engine(options) as opened:
+                found["client"] = opened.client
+                settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
+                app = create_app(opened.client, settings, batches=batches)
+                server = Server(app, settings, on_ready=listening.set)
+                found["server"] = server
+                async with batches.running(app.state.door):
+                    await server.serve(sockets=[listener])
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()

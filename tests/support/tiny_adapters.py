@@ -100,7 +100,7 @@ def make_adapter(
         for name, parameter in peft_model.named_parameters():
             if ".lora_A." in name:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-            elif ".lora_B." in name:
+            elif ".lora_B." in name and parameter.dim() == 2:
                 torch.nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
             if ".lora_" in name:
                 parameter.data = parameter.data.to(dtype)

@@ -1,7 +1,10 @@
 """A chat template with tools and reasoning as Qwen3 writes them, tools to offer, and calls to answer with."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
 
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 TEMPLATE = """{%- if tools %}<|im_start|>system
@@ -43,6 +46,20 @@ WEATHER = tool("get_weather", city={"type": "string"})
 TIME = tool("get_time")
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A call as the model writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def write_tags(folder: Path) -> None:
+    """Make the tags special tokens of a model folder. They take the places of its last tokens, for which the
+    model has logits."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = document["model"]["vocab"]
+    last = sorted(vocabulary, key=vocabulary.get)[-len(TAGS) :]
+    document["model"]["merges"] = [pair for pair in document["model"]["merges"] if "".join(pair) not in last]
+    for name in last:
+        del vocabulary[name]
+    shorter = Tokenizer.from_str(json.dumps(document))
+    shorter.add_special_tokens([AddedToken(tag, special=True) for tag in TAGS])
+    shorter.save(str(folder / "tokenizer.json"))

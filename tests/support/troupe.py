@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from personae.actors.assembly import lora_shapes
+from personae.engine.base_weights import DecoderWeights
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
@@ -24,7 +26,8 @@ from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import StepEngine
 from personae.grammar.backend import CompiledGrammar
 from personae.grammar.spec import GrammarSpec
-from personae.lora.adapter import LoraShapes
+from personae.lora.activation import activation_start
+from personae.lora.adapter import Adapter
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 
@@ -59,20 +62,32 @@ class Troupe:
         cpu = torch.device("cpu")
         model = load_model(folder, device=cpu, dtype="float32", max_position=max_model_len)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
-        shapes = LoraShapes(model.config.layers, model.config.linear_shapes)
-        pool = LoraPool(shapes, capacity_rows=512, max_adapters=16, dtype=torch.float32, device=cpu)
+        self.shapes = lora_shapes(model)
+        pool = LoraPool(
+            self.shapes,
+            capacity_rows=512,
+            max_adapters=16,
+            dtype=torch.float32,
+            device=cpu,
+            base=DecoderWeights(model),
+        )
+        self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
         sampler = Sampler(max_seqs, model.config.vocab_size, cpu)
         kv = KVCache(model.config, layout, torch.float32, cpu)
         kv.data.fill_(torch.nan)
         self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
         for name, path in (adapters or {}).items():
-            adapter = read_adapter(path, shapes)
-            assert self.engine.place(adapter)
-            self.digests[name] = adapter.digest
+            self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters())
         self.grammars: dict[GrammarSpec, CompiledGrammar] = {}
         self.lookahead = lookahead
+
+    def place(self, name: str, adapter: Adapter) -> None:
+        """Have an adapter on the device under a name."""
+        assert self.engine.place(adapter)
+        self.adapters[name] = adapter
+        self.digests[name] = adapter.digest
 
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
         """Run the logs to their end, all offered at once."""
@@ -104,6 +119,10 @@ class Troupe:
         """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""
         fields = {"grammar", "after", "tenant", "salt", "eos"}
         rest = {name: changes.pop(name) for name in fields & changes.keys()}
+        start = 0
+        if adapter is not None and self.adapters[adapter].invocation:
+            found = activation_start(tokens, self.adapters[adapter].invocation)
+            adapter, start = (None, 0) if found is None else (adapter, found)
         params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
         return SequenceLog(
             id=id,
@@ -111,5 +130,6 @@ class Troupe:
             prompt_length=len(tokens),
             params=SamplingParams(**params),
             adapter=None if adapter is None else self.digests[adapter],
+            adapter_start=start,
             **rest,
         )

@@ -79,7 +79,7 @@ class House:
 
     def leftovers(self) -> list[str]:
         """What lies in the data directory's adapters and is named by no row."""
-        self.registry._janitor.submit(lambda: None).result()
+        self.registry._staging.settle()
         known = {row["digest"] for row in self.data.rows("select digest from adapters")}
         staged = [path.name for path in (self.data.adapters / STAGING).iterdir()]
         return staged + [p.name for p in self.data.adapters.iterdir() if p.name not in {STAGING, *known}]

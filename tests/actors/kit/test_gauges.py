@@ -52,6 +52,6 @@ async def test_a_dump_has_a_line_for_each_actor() -> None:
     async with Supervisor("top") as top:
         top.spawn("doer", Doer)
         await anyio.sleep(1)
-        heading, line = dump(top).splitlines()
+        heading, line = dump(read(top)).splitlines()
     assert heading.split() == ["actor", "state", "mailbox", "oldest", "handled", "restarts"]
     assert line.split() == ["top/doer", "idle", "0/64", "0.000s", "0", "0"]

@@ -326,6 +326,20 @@ async def test_a_removed_child_is_gone_and_not_restarted() -> None:
         top.spawn("b", Doer)
 
 
+async def test_a_dismissed_child_finishes_its_message_and_nobody_waits() -> None:
+    diary: list[str] = []
+    top = Supervisor("top", report=quiet)
+    refs = family(top, diary)
+    async with top:
+        refs[1].tell(lambda actor: anyio.sleep(1))
+        await anyio.sleep(0.5)
+        top.dismiss(refs[1])
+        assert diary == ["+a", "+b", "+c"]
+        await anyio.sleep(1)
+        assert diary == ["+a", "+b", "+c", "-b"]
+        top.dismiss(refs[1])  # again: nothing to do
+
+
 async def test_a_removal_ends_although_the_supervisor_ends_first() -> None:
     removed: list[bool] = []
 

@@ -1,8 +1,10 @@
 """Adapters that arrive while the real engine runs: uploaded over HTTP, used at once, replaced, evicted."""
 
 import random
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +201,30 @@ async def test_files_that_were_damaged_fail_their_own_requests_only(
         assert failed.status_code == 500
         assert str(tmp_path) not in failed.text
         assert tokens(await ask(client, "a1")) == truth[1]
+
+
+async def test_weighted_adapters_answer_together_as_in_peft_beside_each_alone(
+    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
+) -> None:
+    model = make_adapter(BASE, **SPECS[0])
+    folder = make_adapter_folder(tmp_path / "second", BASE, **SPECS[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an adapter that PEFT cannot name
+        model.load_adapter(folder, "second")
+        model.add_weighted_adapter(["default", "second"], [1.5, -0.5], "mix", combination_type="cat")
+    model.set_adapter("mix")
+    both = hf_greedy(model, PROMPT, 10)
+    answers: dict[str, list[int]] = {}
+
+    async def one(client: httpx.AsyncClient, name: str, model: str, **fields: Any) -> None:
+        answers[name] = tokens(await ask(client, model, **fields))
+
+    weighted = [{"name": "a1", "weight": -0.5}, {"name": "a0", "weight": 1.5}]
+    async with live(tmp_path / "data") as house, house.client() as client:
+        for i in range(2):
+            assert (await upload(client, f"a{i}", files[i])).status_code == 201
+        async with anyio.create_task_group() as tasks:
+            for i in range(2):
+                tasks.start_soon(one, client, f"a{i}", f"a{i}")
+            tasks.start_soon(partial(one, client, "both", BASE.name, adapters=weighted))
+    assert answers == {"a0": truth[0], "a1": truth[1], "both": both}

@@ -59,6 +59,8 @@ async def test_an_upload_is_described_listed_and_a_model(house: House, tmp_path:
         "created": record["created"],
         "base_model": "base",
         "shared": False,
+        "traits": [],
+        "invocation": [],
     }
     assert (model["parent"], model["created"]) == ("base", record["created"])
 

@@ -108,3 +108,19 @@ def test_a_changed_limit_holds_from_the_next_request_on(clock: Clock) -> None:
         pass
     with meter.request(who()):
         pass
+
+
+def test_schemas_are_counted_when_they_are_new_to_the_tenant(clock: Clock) -> None:
+    meter, ann = Meter(clock), who(schemas_per_minute=2)
+    for _ in range(5):
+        meter.schema(ann, "a")
+        meter.schema(ann, "b")
+    with pytest.raises(RateLimited, match="2 new schemas a minute"):
+        meter.schema(ann, "c")
+    meter.schema(ann, "a")
+    meter.schema(who("bob"), "c")
+    clock.now += 30
+    meter.schema(ann, "c")
+    meter.schema(ann, "c")
+    with pytest.raises(RateLimited):
+        meter.schema(ann, "d")

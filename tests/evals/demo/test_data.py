@@ -5,7 +5,7 @@ import jsonschema
 import pytest
 
 from personae.evals.demo import data, words
-from personae.evals.demo.measure import grade
+from personae.evals.demo.grading import grade
 from personae.evals.demo.sample import Sample, read_calls
 from personae.evals.demo.values import Values, belongs
 

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from personae.evals.demo import data
-from personae.evals.demo.measure import ADAPTERS, MODEL, grade, held_out, through_transformers
+from personae.evals.demo.grading import grade, held_out
+from personae.evals.demo.measure import ADAPTERS, MODEL, through_transformers
 
 
 @pytest.fixture(scope="module")

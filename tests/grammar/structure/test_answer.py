@@ -26,7 +26,8 @@ from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import reasoning_format
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json
-from personae.grammar.tools.format import Function
+from personae.grammar.tools.arguments import KeyedArguments
+from personae.grammar.tools.function import Function
 from personae.grammar.tools.registry import NAMES, tool_format
 
 HERMES = tool_format("hermes")
@@ -96,7 +97,7 @@ def test_the_grammar_of_the_answer_begins_where_reasoning_ends(vocabulary, think
 
 @both
 def test_a_schema_binds_what_follows_the_reasoning_and_nothing_before(vocabulary):
-    shape = AnswerShape(THINK, Thinks.OPEN, json=JSON)
+    shape = AnswerShape(THINK, Thinks.OPEN, content=JSON)
     assert allows(shape, 'Not {"a": 1}, no.\n</think>\n{"a": 2}', vocabulary)
     assert not allows(shape, '{"a": 1}', vocabulary)
     assert not allows(shape, "hm</think>hello", vocabulary)
@@ -105,7 +106,7 @@ def test_a_schema_binds_what_follows_the_reasoning_and_nothing_before(vocabulary
 
 @both
 def test_with_a_schema_beside_tools_the_answer_is_a_call_or_json(vocabulary):
-    shape = AnswerShape(tools=HERMES, functions=FUNCTIONS, use="auto", json=JSON)
+    shape = AnswerShape(tools=HERMES, functions=FUNCTIONS, use="auto", content=JSON)
     assert allows(shape, CALL, vocabulary)
     assert allows(shape, '{"a": 2, "b": "x"}', vocabulary)
     assert not allows(shape, "hello", vocabulary)
@@ -152,20 +153,29 @@ def test_a_strict_function_that_cannot_be_enforced_is_refused_by_its_field():
     assert not allows(loose, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', SPELLED)
 
 
+# Their answers can be told from what was read, but for blanks.
+PLAIN = [
+    name
+    for name, format in ((name, tool_format(name)) for name in NAMES)
+    if not isinstance(format.arguments, KeyedArguments) and name not in ("kimi_k2", "harmony")
+]
+REASONING = {"harmony": reasoning_format("harmony"), "gemma4": reasoning_format("gemma4")}
 SHAPES = [
     AnswerShape(reasoning, thinks, tool_format(name), FUNCTIONS, use, parallel)
     for name in NAMES
     for reasoning, thinks, use, parallel in [
         (None, Thinks.NO, "auto", True),
-        (THINK, Thinks.OPEN, "auto", False),
-        (THINK, Thinks.OPEN, "required", True),
+        (REASONING.get(name, THINK), Thinks.OPEN, "auto", False),
+        (REASONING.get(name, THINK), Thinks.OPEN, "required", True),
     ]
 ]
 
 
 def special_of(shape):
     """Every tag of the formats."""
-    tags = re.findall(r"<[^\s<>]+>|\[[A-Z_]+\]", shape.tools.texts + "<think></think>")
+    tags = re.findall(
+        r"<[^\s<>]+>|\[[A-Z_]+\]", f"{shape.tools.texts} {shape.reasoning and shape.reasoning.texts}"
+    )
     return tuple(dict.fromkeys(tags))
 
 
@@ -173,7 +183,7 @@ def special_of(shape):
 @pytest.mark.parametrize(
     "shape", SHAPES, ids=lambda shape: f"{shape.tools.name}-{shape.use}-{shape.thinks.name}"
 )
-@settings(max_examples=6, deadline=None, phases=[Phase.generate])  # shrinking a walk takes minutes
+@settings(max_examples=4, deadline=None, phases=[Phase.generate])  # shrinking a walk takes minutes
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 2**16), max_size=40))
 def test_whatever_the_grammar_generates_parses_back_under_every_chunking(shape, tokens, seed, cuts):
     words = vocabulary(special_of(shape) if tokens else (), (b"<tool", b"_call>", b'": "', b"</thi"))
@@ -183,7 +193,12 @@ def test_whatever_the_grammar_generates_parses_back_under_every_chunking(shape, 
     parsed = parse_marked(parser, text, cuts)
 
     assert parsed.completed == len(parsed.calls)
-    assert written(shape, parsed, parser) == without_blanks(text)
+    again = written(shape, parsed, parser)
+    if shape.tools.name in PLAIN:
+        assert without_blanks(again) == without_blanks(text)
+    reread = parse_marked(shape.parser(words.special), again)
+    assert (reread.reasoning, reread.arguments) == (parsed.reasoning, parsed.arguments)
+    assert reread.content.strip() == parsed.content.strip()
     for name, arguments in parsed.calls:
         function = next(function for function in FUNCTIONS if function.name == name)
         jsonschema.validate(json.loads(arguments), function.parameters)

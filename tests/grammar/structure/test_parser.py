@@ -24,6 +24,7 @@ def test_text_around_calls_is_content_without_the_blanks_next_to_them():
     assert parsed.content == "  I look.\nDone. "
     assert parsed.calls == [["f", '{"a": "}"}']] * 2
     assert parsed.completed == 2
+    assert parse(AUTO, CALL + "\n").content == "", "blanks after the last call are its model's way to end"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""Faults: when they strike, and what they do.
+
+crash     the executor raises, at the beginning of a step, before or after it sampled
+kill      Back's process is gone, between any two steps of any two tasks of the house
+hang      the executor never comes back
+stop      the whole process stands still, as by SIGSTOP, until Front gives it up
+stall     the same, for a while only
+slow      one step takes fifty times as long
+lost      a step's result never reaches the scheduler
+full      a mailbox of Back refuses one message
+load      the next start of Back fails
+fail      one row cannot be sampled
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from personae.actors.kit.actor import BaseCell
+from personae.actors.messages import Sampled
+from personae.actors.simulation.loop import SimulationLoop
+from personae.actors.simulation.machine import Trouble
+from personae.actors.simulation.process import SimulatedProcess
+from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, SLOW
+from personae.engine.sequence import SequenceLog
+from personae.errors import AdapterError, GrammarError, Overloaded
+from personae.grammar.spec import GrammarSpec
+
+KINDS = ("crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load", "fail")
+PLACES = ("forward", "sample", "finish")
+
+
+class Planted(Exception):
+    """A fault of the device that was meant to happen."""
+
+
+class Panic(BaseException):
+    """What a library in another language may raise."""
+
+
+class Faults(Trouble):
+    """One fault after the other, on average every `every` virtual seconds; `kinds` are drawn evenly.
+
+    `process` gives the life of Back that there is, if any.
+    """
+
+    def __init__(
+        self,
+        loop: SimulationLoop,
+        seed: int,
+        every: float | None,
+        kinds: tuple[str, ...],
+        process: Callable[[], SimulatedProcess | None],
+    ) -> None:
+        self.struck: dict[str, int] = {}
+        self.load_fails = False
+        self._loop = loop
+        self._dice = random.Random(seed)
+        self._every = every
+        self._kinds = kinds
+        self._process = process
+        self._armed: dict[str, str] = {}  # place in the device's code -> kind
+        self._slowed = 1.0
+        self._failing = 0
+        self._failed: set[tuple[str, int]] = set()
+        self._countdown = 0
+
+    async def run(self) -> None:
+        """Strike until cancelled."""
+        while self._every is not None:
+            await anyio.sleep(self._dice.expovariate(1 / self._every))
+            process = self._process()
+            if process is not None and process.back is not None and process.returncode is None:
+                self._strike(self._dice.choice(self._kinds), process)
+
+    def explains(self, error: BaseException) -> bool:
+        """Whether an error that ended Back is one of ours, or follows from one."""
+        if isinstance(error, BaseExceptionGroup):
+            return all(map(self.explains, error.exceptions))
+        if isinstance(error, Overloaded):
+            return "full" in self.struck
+        if isinstance(error, ValueError):  # the step after the lost one shows it at once
+            return "lost" in self.struck and "out of order" in str(error)
+        return isinstance(error, Planted)
+
+    def _strike(self, kind: str, process: SimulatedProcess) -> None:
+        self.struck[kind] = self.struck.get(kind, 0) + 1
+        match kind:
+            case "crash":
+                self._armed[self._dice.choice(PLACES)] = kind
+            case "hang":
+                self._armed[self._dice.choice(PLACES)] = kind
+            case "kill":
+                self._countdown = self._dice.randrange(1, 400)
+                self._loop.after_step = lambda: self._count_down(process)
+            case "stop":
+                process.hold(True)
+            case "stall":
+                process.hold(True)
+                self._loop.call_later(self._dice.uniform(0.01, 1.0), process.hold, False)
+            case "slow":
+                self._slowed = 50.0
+            case "lost":
+                self._lose(process)
+            case "full":
+                self._fill(process)
+            case "load":
+                self.load_fails = True
+                process.kill()
+            case "fail":
+                self._failing += 1
+
+    def _count_down(self, process: SimulatedProcess) -> None:
+        self._countdown -= 1
+        if self._countdown <= 0:
+            self._loop.after_step = None
+            process.kill()
+
+    def _cells(self, process: SimulatedProcess) -> dict[str, BaseCell[Any]]:
+        assert process.back is not None
+        return {
+            child.node.path: child.node for child in process.back.children if isinstance(child.node, BaseCell)
+        }
+
+    def _lose(self, process: SimulatedProcess) -> None:
+        mailbox = self._cells(process)["back/scheduler"].mailbox
+        put = mailbox.put
+
+        def lose(message: object, reply: Any = None) -> None:
+            if isinstance(message, Sampled):
+                del mailbox.put  # the class's is back
+            else:
+                put(message, reply)
+
+        mailbox.put = lose  # type: ignore[method-assign]  # for one message
+
+    def _fill(self, process: SimulatedProcess) -> None:
+        cells = self._cells(process)
+        mailbox = cells[self._dice.choice(sorted(cells))].mailbox
+        mailbox.capacity = 0
+
+    # What the device, the disk and the grammar library ask.
+
+    def strikes(self, where: str) -> None:
+        """Crash, or hang."""
+        kind = self._armed.pop(where, None)
+        if kind == "crash":
+            self._armed.clear()
+            raise Planted(f"the device is gone, in {where}")
+        if kind == "hang":
+            self._armed.clear()
+            self._loop.threads.sleep_for_ever()
+
+    def slowed(self, seconds: float) -> float:
+        """One step in many is slow, once it has been said."""
+        factor, self._slowed = self._slowed, 1.0
+        return factor * seconds
+
+    def fails(self, log: SequenceLog, position: int) -> str | None:
+        """One row fails; the same one, if it is computed again."""
+        if self._failing and not log.grammar:
+            self._failing -= 1
+            self._failed.add((log.id, position))
+        return "planted: not finite" if (log.id, position) in self._failed else None
+
+    def may_fail(self, id: str) -> bool:
+        """Whether this sequence was made to fail."""
+        return any(failed == id for failed, _ in self._failed)
+
+    def reads(self, digest: str) -> None:
+        """Adapters that are broken."""
+        if digest.startswith(BROKEN):
+            raise AdapterError(f"adapter {digest}: planted")
+
+    def compiles(self, spec: GrammarSpec) -> None:
+        """Grammars that are bad, slow, or make the library stumble."""
+        if spec.source.startswith(BAD):
+            raise GrammarError("planted: cannot be enforced", param="schema")
+        if spec.source.startswith(PANICS):
+            raise Panic("planted: index out of bounds")
+        if spec.source.startswith(SLOW):
+            self._loop.threads.sleep(5.0)
+
+    def admits(self, log: SequenceLog) -> None:
+        """Requests that kill the engine whenever it touches them."""
+        if log.tokens[0] == POISON:
+            self.struck["poison"] = self.struck.get("poison", 0) + 1
+            raise Planted(f"poison: {log.id}")

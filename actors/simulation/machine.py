@@ -1,0 +1,377 @@
+"""The device, the disk and the grammar library of a simulation: small programs that take virtual time.
+
+The device obeys plans exactly as `engine/plan.py` says, and notices when one is wrong. Memory is real: a page
+has `page_size` cells, a cell is a number made from its token and from the cell before it, read through the
+slot's page table, and the first of all from the tenant's salt and the adapter. A token is made from the cell
+at its position, the seed and the position. So tokens are a pure function of the log (`Truth` computes them
+without any device), and a wrong page, a stale write, a missing token or KV of another tenant changes them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from zlib import crc32
+
+from personae.actors.simulation.loop import SimulationThreads
+from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
+from personae.engine.sequence import SequenceLog
+from personae.errors import Overloaded
+from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import Adapter
+
+VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
+EOS = (0,)
+
+
+class Wrong(AssertionError):
+    """Something happened that must never happen."""
+
+
+def owner_cell(log: SequenceLog) -> int:
+    """What the first cell of a sequence follows: nobody's but this tenant's with this adapter."""
+    return crc32(b"%d %s %s" % (len(log.salt), log.salt, (log.adapter or "").encode()))
+
+
+def next_token(log: SequenceLog, position: int, cell: int) -> int:
+    """The token at `position`, chosen at the cell before it."""
+    return hash((log.params.seed, position, cell)) % VOCABULARY
+
+
+class Truth:
+    """What a sequence must bring, computed from its log alone, a token at a time."""
+
+    __slots__ = ("_cell", "_log", "_position")
+
+    def __init__(self, log: SequenceLog) -> None:
+        cell = owner_cell(log)
+        for token in log.tokens:
+            cell = hash((cell, token))
+        self._log, self._cell, self._position = log, cell, len(log.tokens)
+
+    def __next__(self) -> int:
+        token = next_token(self._log, self._position, self._cell)
+        self._cell = hash((self._cell, token))
+        self._position += 1
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds. A step takes `step` + `token` for each of its tokens + `row` for each row + `adapter` for each
+    different adapter + `context` for each position that a decoding row looks back at.
+
+    `runs_ahead`: the device computes by itself, as a GPU does; `host` is what the executor's thread needs for
+    a step. `start` is from the start of Back's process until it has loaded, `read` an adapter from disk,
+    `place` copying it to the device, `compile` a grammar.
+    """
+
+    step: float = 0.004
+    token: float = 0.00002
+    row: float = 0.00001
+    adapter: float = 0.0001
+    context: float = 0.0
+    host: float = 0.0002
+    runs_ahead: bool = True
+    start: float = 2.0
+    read: float = 0.02
+    place: float = 0.002
+    compile: float = 0.01
+
+
+class Trouble:
+    """The faults that are planted in one life of Back; a simulation without faults has this one.
+
+    Each is asked at the moment when it may strike, and answers what shall happen.
+    """
+
+    def strikes(self, where: str) -> None:
+        """At a place of the device's code: may raise, or never come back."""
+
+    def slowed(self, seconds: float) -> float:
+        """How long something takes that should take so long."""
+        return seconds
+
+    def fails(self, log: SequenceLog, position: int) -> str | None:
+        """Why no token can be sampled there, None when it can."""
+        return None
+
+    def reads(self, digest: str) -> None:
+        """Reading an adapter: may raise AdapterError."""
+
+    def compiles(self, spec: GrammarSpec) -> None:
+        """Compiling: may raise anything."""
+
+    def admits(self, log: SequenceLog) -> None:
+        """A sequence comes aboard: may raise."""
+
+
+class Slot:
+    """A sequence on the device. `tokens` are its log's and what was sampled since."""
+
+    __slots__ = ("cell", "computed", "failed", "log", "pages", "tokens")
+
+    def __init__(self, log: SequenceLog) -> None:
+        self.log = log
+        self.tokens = list(log.tokens)
+        self.pages: list[int] = []
+        self.cell = owner_cell(log)
+        self.computed = 0
+        self.failed = False
+
+
+class Launched(NamedTuple):
+    """A step in flight: what it brings, and when it is done."""
+
+    result: StepResult
+    done: float
+
+
+class Device:
+    """`actors.script.Device` without a model. `adapters` is how many it holds.
+
+    Raises Wrong when a plan breaks its contract.
+    """
+
+    def __init__(
+        self, layout: MemoryLayout, adapters: int, costs: Costs, threads: SimulationThreads, trouble: Trouble
+    ) -> None:
+        self.layout = layout
+        self.runs_ahead = costs.runs_ahead
+        self.slots: dict[int, Slot] = {}
+        self.held: set[str] = set()
+        self.busy = 0.0  # seconds that the device has computed
+        self._costs = costs
+        self._capacity = adapters
+        self._threads = threads
+        self._trouble = trouble
+        self._cells: list[list[int]] = [[0] * layout.page_size for _ in range(layout.num_pages)]
+        self._readers = [0] * layout.num_pages  # slots whose table has the page
+        self._resident: dict[str, None] = {}  # least recently placed first
+        self._free_at = 0.0
+        self._copied = 0
+
+    # A step
+
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> Launched:
+        """Compute the step at once; it counts as done when its time has passed."""
+        self._trouble.strikes("forward")
+        self._apply(plan, grammars)
+        tokens: list[int | None] = []
+        failures: dict[int, str] = {}
+        computed = context = 0
+        adapters = set()
+        if len({row.slot for row in plan.rows}) != len(plan.rows):
+            raise Wrong("two rows of one slot in one step")
+        for index, row in enumerate(plan.rows):
+            slot = self.slots.get(row.slot)
+            if slot is None:
+                raise Wrong(f"a row of slot {row.slot}, which is empty")
+            computed += row.count
+            context += row.start
+            adapters.add(slot.log.adapter)
+            tokens.append(self._compute(slot, row, index, failures))
+        if computed > self.layout.max_batch_tokens:
+            raise Wrong(f"{computed} tokens in one step of at most {self.layout.max_batch_tokens}")
+        adapters.discard(None)
+        if not adapters <= self.held:
+            raise Wrong(f"computed with adapters that are not on the device: {adapters - self.held}")
+        costs = self._costs
+        seconds = self._trouble.slowed(
+            costs.step + computed * costs.token + len(plan.rows) * costs.row
+            + len(adapters) * costs.adapter + context * costs.context
+        )  # fmt: skip
+        self.busy += seconds
+        self._threads.sleep(costs.host)
+        if self.runs_ahead:
+            self._free_at = max(self._free_at, self._threads.time()) + seconds
+        else:
+            self._threads.sleep(seconds)
+            self._free_at = self._threads.time()
+        return Launched(StepResult(plan.step, tuple(tokens), failures=failures), self._free_at)
+
+    def sample(self, plan: StepPlan, forward: Launched) -> Launched:
+        """Nothing is left to do."""
+        self._trouble.strikes("sample")
+        return forward
+
+    def finish(self, launched: Launched) -> StepResult:
+        """Wait until the step's time has passed."""
+        self._trouble.strikes("finish")
+        left = launched.done - self._threads.time()
+        if left > 0:
+            self._threads.sleep(left)
+        return launched.result
+
+    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> None:
+        for number in plan.releases:
+            slot = self.slots.pop(number, None)
+            if slot is None:
+                raise Wrong(f"slot {number} is released and is empty")
+            for page in slot.pages:
+                self._readers[page] -= 1
+        for admission in plan.admissions:
+            log = admission.log
+            if admission.slot in self.slots:
+                raise Wrong(f"slot {admission.slot} is given out and is taken")
+            if log.grammar is not None and grammars[log.grammar].spec != log.grammar:  # type: ignore[attr-defined]  # ours
+                raise Wrong(f"sequence {log.id} is bound by somebody else's grammar")
+            self._trouble.admits(log)
+            self.slots[admission.slot] = Slot(log)
+        for source, target in plan.copies:
+            if self._readers[target]:
+                raise Wrong(f"page {target} is copied to while a sequence reads it")
+            self._cells[target] = list(self._cells[source])
+
+    def _compute(self, slot: Slot, row: Row, index: int, failures: dict[int, str]) -> int | None:
+        for page in row.pages:
+            self._readers[page] += 1
+        slot.pages += row.pages
+        if row.start and slot.computed == 0:
+            self._check_cached(slot, row.start)
+        elif row.start != slot.computed:
+            raise Wrong(f"sequence {slot.log.id} is computed from {row.start}, its next is {slot.computed}")
+        size, cell = self.layout.page_size, slot.cell
+        end = row.start + row.count
+        if end > self.layout.max_model_len:
+            raise Wrong(f"sequence {slot.log.id} is computed beyond the context")
+        for position in range(row.start, end):
+            place, offset = divmod(position, size)
+            page = slot.pages[place]
+            if self._readers[page] != 1:
+                raise Wrong(f"sequence {slot.log.id} writes page {page}, which {self._readers[page]} read")
+            if position >= len(slot.tokens):
+                if not slot.failed:
+                    raise Wrong(f"sequence {slot.log.id}: nobody knows its token {position}")
+                slot.computed = end
+                return 0  # planned ahead of the failure; discarded
+            before = (
+                self._cells[slot.pages[(position - 1) // size]][(position - 1) % size] if position else cell
+            )
+            if before != cell:
+                raise Wrong(f"sequence {slot.log.id} finds another's KV at position {position - 1}")
+            cell = hash((cell, slot.tokens[position]))
+            self._cells[page][offset] = cell
+        slot.cell, slot.computed = cell, end
+        if not row.samples:
+            return None
+        why = self._trouble.fails(slot.log, end)
+        if why is not None:
+            slot.failed = True
+            failures[index] = why
+            return None
+        token = next_token(slot.log, end, cell)
+        if len(slot.tokens) == end:
+            slot.tokens.append(token)
+        return token
+
+    def _check_cached(self, slot: Slot, start: int) -> None:
+        """Whatever the prefix cache gave must be this sequence's own past."""
+        size, cell = self.layout.page_size, slot.cell
+        for position in range(start):
+            cell = hash((cell, slot.tokens[position]))
+            if self._cells[slot.pages[position // size]][position % size] != cell:
+                raise Wrong(f"sequence {slot.log.id} was given another's KV for position {position}")
+        slot.cell = cell
+
+    # Adapters
+
+    @property
+    def holdings(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+        return len(self._resident), self._copied, self._copied - len(self._resident)
+
+    def placing(self, adapter: Adapter) -> Iterator[None]:
+        """In two pieces. Raises Overloaded, in the first, when held adapters fill the device."""
+        digest = adapter.digest
+        if digest not in self.held:
+            if digest not in self._resident:
+                while len(self._resident) >= self._capacity:
+                    victim = next((name for name in self._resident if name not in self.held), None)
+                    if victim is None:
+                        raise Overloaded("no room for another adapter")
+                    del self._resident[victim]
+                self._resident[digest] = None
+                self._copied += 1
+                self.held.add(digest)
+                self._threads.sleep(self._costs.place / 2)
+                yield
+                self._threads.sleep(self._costs.place / 2)
+            self.held.add(digest)
+            self._resident[digest] = self._resident.pop(digest)
+
+    def release(self, digest: str) -> None:
+        """It may go."""
+        self.held.discard(digest)
+
+
+class Library:
+    """`actors.script.Library`: every digest is an adapter; the first read of each takes time."""
+
+    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int) -> None:
+        self._costs = costs
+        self._threads = threads
+        self._trouble = trouble
+        self._keep = keep
+        self._host: dict[str, Adapter] = {}
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+        return len(self._host), len(self._host)
+
+    def get(self, digest: str) -> Adapter | None:
+        """The adapter if it is on the host."""
+        return self._host.get(digest)
+
+    def read(self, digest: str) -> Adapter:
+        """From a disk that takes its time."""
+        self._threads.sleep(self._trouble.slowed(self._costs.read))
+        self._trouble.reads(digest)
+        return Adapter(digest, digest, {}, {"q": 8}, 1.0, 1)
+
+    def put(self, adapter: Adapter) -> None:
+        """Keep it; the oldest leave."""
+        self._host[adapter.digest] = adapter
+        while len(self._host) > self._keep:
+            del self._host[next(iter(self._host))]
+
+
+class Grammar:
+    """A compiled grammar that only knows whose it is."""
+
+    nbytes = 1
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self.spec = spec
+
+    def matcher(self) -> Matcher:
+        """A simulation samples by itself."""
+        raise NotImplementedError
+
+
+class Grammars:
+    """`actors.script.Grammars` with a cache of `keep` grammars."""
+
+    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int = 64) -> None:
+        self._costs = costs
+        self._threads = threads
+        self._trouble = trouble
+        self._keep = keep
+        self._cache: dict[GrammarSpec, CompiledGrammar] = {}
+
+    def get(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """From the cache."""
+        return self._cache.get(spec)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Takes its time."""
+        self._threads.sleep(self._trouble.slowed(self._costs.compile))
+        self._trouble.compiles(spec)
+        return Grammar(spec)
+
+    def put(self, spec: GrammarSpec, grammar: CompiledGrammar) -> None:
+        """Into the cache; the oldest leave."""
+        self._cache[spec] = grammar
+        while len(self._cache) > self._keep:
+            del self._cache[next(iter(self._cache))]

@@ -1,0 +1,95 @@
+"""Scenarios drawn by lot: every seed is another house, other traffic, other faults."""
+
+import random
+
+from personae.actors.simulation.faults import KINDS
+from personae.actors.simulation.machine import Costs
+from personae.actors.simulation.workload import Workload
+from personae.actors.simulation.world import Scenario
+
+
+def draw(seed: int, requests: int = 120) -> Scenario:
+    """The scenario of a seed: small sizes, so that everything is often full. Some kinds of trouble are left
+    out of each, so that they do not always hide one another."""
+    dice = random.Random(seed)
+    choice, maybe = dice.choice, dice.random
+    page_size = choice((4, 8, 16))
+    slots = choice((2, 8, 32))
+    longest = choice((8, 30, 60))
+    prompt = choice((10, 40, 80))
+    pages = max(choice((1.2, 4.0, 30.0)) * (prompt + 40 + longest + 1) / page_size, 8)
+    workload = Workload(
+        requests=requests,
+        rate=choice((5.0, 50.0, 500.0)),
+        burst=choice((1.0, 1.0, 20.0)),
+        adapters=choice((0, 1, 6, 40)),
+        zipf=choice((0.0, 1.0, 2.0)),
+        tenants=choice((1, 3, 20)),
+        prompt=(1, prompt),
+        answer=(1, longest),
+        schemas=choice((0.0, 0.3, 0.8)),
+        grammars=choice((2, 20)),
+        siblings=choice((0.0, 0.3)),
+        leaves=choice((0.0, 0.1, 0.5)),
+        slow=choice((0.0, 0.2)),
+        broken=choice((0.0, 0.2)),
+        bad=choice((0.0, 0.3)),
+        poison=choice((0.0, 0.0, 0.02)),
+    )
+    costs = Costs(
+        runs_ahead=maybe() < 0.5,
+        step=choice((0.001, 0.02)),
+        read=choice((0.001, 0.5)),
+        place=choice((0.001, 0.1)),
+        compile=choice((0.001, 1.0)),
+        start=choice((0.1, 3.0)),
+    )
+    kinds = tuple(kind for kind in KINDS if maybe() < 0.5) or KINDS
+    return Scenario(
+        seed,
+        workload,
+        costs,
+        faults_every=choice((None, 2.0, 10.0)),
+        kinds=kinds,
+        pages=int(pages) + 1,
+        page_size=page_size,
+        slots=slots,
+        batch=max(slots, choice((16, 64, 512))),
+        places=choice((1, 3, 16)),
+        window=choice((1, 4, 64)),
+        max_live=choice((20, 1000)),
+        lull=choice((20, 60)),
+        every=1,
+        longest_wait=600.0,
+    )
+
+
+def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: float | None) -> Scenario:
+    """One large house that is always full: short questions, many adapters, faults."""
+    return Scenario(
+        seed,
+        Workload(
+            requests=requests,
+            rate=rate,
+            burst=8.0,
+            adapters=adapters,
+            tenants=50,
+            prompt=(4, 24),
+            answer=(1, 12),
+            schemas=0.1,
+            siblings=0.02,
+            broken=0.005,
+            bad=0.02,
+            poison=0.00001,
+        ),
+        Costs(step=0.004, adapter=0.00001, start=1.0, read=0.004, place=0.0004),
+        faults_every=faults_every,
+        pages=4096,
+        slots=256,
+        batch=4096,
+        places=128,
+        window=32,
+        max_live=4096,
+        lull=20_000,
+        longest_wait=300.0,
+    )

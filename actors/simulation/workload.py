@@ -1,0 +1,119 @@
+"""What clients do: when they come, what they ask for, whether they stay."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from msgspec.structs import replace
+
+from personae.actors.simulation.machine import EOS, VOCABULARY
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.grammar.spec import GrammarSpec
+
+BROKEN = "broken"  # an adapter whose digest begins so cannot be read
+BAD, PANICS, SLOW = "bad", "panics", "slow"  # grammars whose source begins so
+POISON = VOCABULARY  # a prompt that begins with this token kills Back
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Arrivals of a day, in small.
+
+    `rate` requests a second on average: Poisson, or in bursts of `burst` on average, or at the times of
+    `trace` (seconds from the start, one a request). `adapters` are chosen by Zipf's law with exponent `zipf`;
+    one in ten requests is for the base. Tenants likewise. Prompts begin with one of a few prefixes that all
+    tenants share. Shares are probabilities for each request: `schemas` is bound by one of `grammars`
+    grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
+    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `poison`
+    of the requests kill the engine.
+    """
+
+    requests: int = 1000
+    rate: float = 100.0
+    burst: float = 1.0
+    trace: tuple[float, ...] = ()
+    adapters: int = 20
+    zipf: float = 1.0
+    tenants: int = 5
+    prompt: tuple[int, int] = (4, 60)
+    answer: tuple[int, int] = (1, 40)
+    schemas: float = 0.2
+    grammars: int = 40
+    siblings: float = 0.1
+    leaves: float = 0.05
+    slow: float = 0.02
+    broken: float = 0.0
+    bad: float = 0.0
+    poison: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of them: at which time it comes, its sequences, after how many tokens it leaves (None: it stays;
+    0: before anything), how long it sleeps between two readings."""
+
+    at: float
+    logs: tuple[SequenceLog, ...]
+    leaves_after: int | None
+    naps: float
+
+
+def requests(load: Workload, seed: int) -> Iterator[Request]:
+    """The requests of a workload, in the order of their arrival."""
+    dice = random.Random(seed)
+    random_, randrange = dice.random, dice.randrange
+    noise = tuple(dice.choices(range(1, VOCABULARY), k=4096))
+    prefixes = [noise[i * 40 : i * 40 + randrange(16, 40)] for i in range(4)]
+    digests = [
+        f"{BROKEN if dice.random() < load.broken else 'adapter'}-{number}" for number in range(load.adapters)
+    ]
+    adapters = list(accumulate((rank + 1) ** -load.zipf for rank in range(load.adapters)))
+    tenants = [f"tenant-{number}" for number in range(load.tenants)]
+    salts = {tenant: tenant.encode() for tenant in tenants}
+    shares = list(accumulate((rank + 1) ** -load.zipf for rank in range(load.tenants)))
+    specs = [
+        GrammarSpec("regex", f"{dice.choice((BAD, PANICS, SLOW)) if dice.random() < load.bad else 'ok'}-{i}")
+        for i in range(load.grammars)
+    ]
+    at = 0.0
+    left = 1
+    for number in range(load.requests):
+        if load.trace:
+            at = load.trace[number % len(load.trace)]
+        else:
+            left -= 1
+            if not left:
+                at += dice.expovariate(load.rate / load.burst)
+                left = 1 if load.burst == 1 else 1 + int(dice.expovariate(1 / load.burst))
+        first = randrange(4096 - load.prompt[1])
+        own = noise[first : first + randrange(load.prompt[0], load.prompt[1] + 1)]
+        prompt = prefixes[randrange(4)] + own if random_() < 0.3 else own
+        if random_() < load.poison:
+            prompt = (POISON, *prompt)
+        tenant = dice.choices(tenants, cum_weights=shares)[0]
+        based = not digests or random_() < 0.1
+        grammar = specs[randrange(len(specs))] if specs and random_() < load.schemas else None
+        log = SequenceLog(
+            id=f"r{number}",
+            tokens=prompt,
+            prompt_length=len(prompt),
+            params=SamplingParams(max_tokens=randrange(load.answer[0], load.answer[1] + 1), seed=number),
+            eos=EOS,
+            adapter=None if based else dice.choices(digests, cum_weights=adapters)[0],
+            grammar=grammar,
+            tenant=tenant,
+            salt=salts[tenant],
+        )
+        logs = [log]
+        if random_() < load.siblings:
+            logs += [
+                replace(
+                    log, id=f"{log.id}.{i}", after=log.id, params=replace(log.params, seed=(number << 3) + i)
+                )
+                for i in range(1, randrange(2, 4))
+            ]
+        leaves = randrange(load.answer[1]) if random_() < load.leaves else None
+        naps = 0.2 * random_() if random_() < load.slow else 0.0
+        yield Request(at, tuple(logs), leaves, naps)

@@ -1,0 +1,391 @@
+"""One simulated run: a company, its clients, its faults, and what was seen.
+
+    report = simulate(Scenario(seed=7, workload=Workload(requests=1000), faults_every=5.0))
+
+Everything follows from the scenario: the same one gives the same report, `trace` included, which is a
+checksum over all that clients saw and when. A violation is raised as `Violation`, whose message says how to
+replay it.
+"""
+
+import logging
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+import anyio
+import tokenizers
+from anyio.abc import TaskGroup
+
+from personae.actors import back
+from personae.actors.assembly import EngineOptions
+from personae.actors.blackbox import BlackBox
+from personae.actors.company import raise_curtain
+from personae.actors.front import LocalClient, LocalStream
+from personae.actors.host import BackDied, BackHangs
+from personae.actors.kit.actor import Cell, alone
+from personae.actors.kit.child import Incident
+from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
+from personae.actors.probation import GUILTY
+from personae.actors.process import BackProcess
+from personae.actors.script import Script
+from personae.actors.simulation.faults import KINDS, Faults
+from personae.actors.simulation.loop import SimulationLoop
+from personae.actors.simulation.machine import EOS, VOCABULARY, Costs, Device, Grammars, Library, Truth, Wrong
+from personae.actors.simulation.process import SimulatedProcess
+from personae.actors.simulation.witness import Sequence, WatchedScheduler, Witness, idle
+from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, Request, Workload, requests
+from personae.actors.wire import Facts
+from personae.engine.config import GenerationDefaults
+from personae.engine.plan import MemoryLayout
+from personae.engine.tokens import Tokenizer
+from personae.errors import (
+    EngineLost,
+    GrammarError,
+    LoadError,
+    Overloaded,
+    PersonaeError,
+    Quarantined,
+    RequestFailed,
+)
+from personae.lora.adapter import LoraShapes
+from personae.lora.library import AdapterBounds
+
+HANG_SECONDS = 4.0
+SETTLE_SECONDS = 2.0
+
+
+class Violation(AssertionError):
+    """Something that must always hold did not; how to see it again is in the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run follows from.
+
+    `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on
+    the device. `faults_every` virtual seconds (None: never) one of `kinds` strikes. After every `lull`
+    requests the next ones wait until all before have ended, and nothing may be left in the house. The books
+    are checked `every` so many steps. At most `max_live` sequences are in the house.
+    """
+
+    seed: int
+    workload: Workload = field(default_factory=Workload)
+    costs: Costs = field(default_factory=Costs)
+    faults_every: float | None = None
+    kinds: tuple[str, ...] = KINDS
+    pages: int = 256
+    page_size: int = 8
+    slots: int = 32
+    batch: int = 256
+    places: int = 8
+    window: int = 16
+    max_live: int = 512
+    max_restarts: int = 1_000_000
+    lull: int = 500
+    every: int = 64
+    longest_wait: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
+    token after that, of each answer that ended by itself."""
+
+    scenario: Scenario
+    seconds: float
+    requests: int
+    tokens: int
+    engine_steps: int
+    loop_steps: int
+    restarts: int
+    outcomes: dict[str, int]
+    faults: dict[str, int]
+    lulls: int
+    busy: float
+    waits: list[float]
+    paces: list[float]
+    trace: int
+
+
+class World:
+    """One run in the making."""
+
+    def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
+        self.scenario = scenario
+        self.loop = loop
+        self.process: SimulatedProcess | None = None
+        self.device: Device | None = None
+        self.lives = 0
+        self.lulls = 0
+        self.busy = 0.0
+        self.faults = Faults(loop, scenario.seed, scenario.faults_every, scenario.kinds, lambda: self.process)
+        self.witness = Witness(
+            loop.time,
+            lambda: self.lives,
+            scenario.longest_wait,
+            outage=2 * HANG_SECONDS + 2 * scenario.costs.start + 5,
+            every=scenario.every,
+        )
+        self.layout = MemoryLayout(
+            scenario.pages,
+            scenario.page_size,
+            scenario.slots,
+            scenario.pages * scenario.page_size,
+            scenario.batch,
+        )
+        self._dice = random.Random(scenario.seed)
+        self._living: set[str] = set()
+        self._deaths: dict[str, int] = {}  # of Back, by the sequences that were aboard
+        self._client: LocalClient
+        self._tasks: TaskGroup
+        self._wrong: BaseException | None = None
+
+    async def run(self) -> Report:
+        """From the first request to the last."""
+        options = EngineOptions(Path("simulation"))
+        tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), eos_ids=EOS)
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                async with raise_curtain(
+                    self._launch,
+                    options,
+                    tokenizer,
+                    report=self._incident,
+                    max_restarts=self.scenario.max_restarts,
+                    hang_seconds=HANG_SECONDS,
+                    max_live=self.scenario.max_live,
+                    window=self.scenario.window,
+                ) as company:
+                    self._client = company.client
+                    self._tasks.start_soon(self.faults.run)
+                    sent = await self._open_the_doors()
+                self._tasks.cancel_scope.cancel()
+        except BaseExceptionGroup:
+            if self._wrong is None:
+                raise
+        if self._wrong is not None:
+            raise self._wrong
+        witness = self.witness
+        return Report(
+            self.scenario,
+            self.loop.time(),
+            sent,
+            witness.tokens,
+            witness.steps,
+            self.loop.steps,
+            self.lives - 1,
+            witness.outcomes,
+            self.faults.struck,
+            self.lulls,
+            self.busy + (self.device.busy if self.device else 0.0),
+            witness.waits,
+            witness.paces,
+            witness.trace,
+        )
+
+    # Clients
+
+    async def _open_the_doors(self) -> int:
+        sent = 0
+        late = self.loop.time()  # what the start, and lulls, have cost
+        for request in requests(self.scenario.workload, self.scenario.seed):
+            delay = request.at + late - self.loop.time()
+            if delay > 0:
+                await anyio.sleep(delay)
+            self._living.add(request.logs[0].id)
+            self._tasks.start_soon(self._be_client, request)
+            sent += 1
+            if sent % self.scenario.lull == 0:
+                begun = self.loop.time()
+                await self._wait_for_silence()
+                late += self.loop.time() - begun
+        await self._wait_for_silence()
+        return sent
+
+    async def _be_client(self, request: Request) -> None:
+        try:
+            await self._ask(request)
+        except Exception as error:
+            self._stop(error)
+        finally:
+            self._living.discard(request.logs[0].id)
+
+    async def _ask(self, request: Request) -> None:
+        witness, now = self.witness, self.loop.time()
+        seen = {
+            log.id: Sequence(crc32(log.id.encode()), log, Truth(log), now, self.lives) for log in request.logs
+        }
+        how = "left"
+        try:
+            async with self._client.stream(request.logs) as stream:
+                await self._read(stream, request, seen)
+            if all(sequence.ended for sequence in seen.values()) and (
+                stream._arrived or stream._inbox._deltas
+            ):
+                raise Wrong(f"request {request.logs[0].id} has ended, and more of it has come")
+        except PersonaeError as error:
+            how = self._allowed(request, error)
+        for sequence in seen.values():
+            if sequence.ended is None:
+                if how == "left" and request.leaves_after is None:
+                    raise Wrong(f"sequence {sequence.log.id} has no end")
+                witness.end(sequence, how)
+
+    async def _read(self, stream: LocalStream, request: Request, seen: dict[str, Sequence]) -> None:
+        leaves, read = request.leaves_after, 0
+        if leaves == 0:
+            return
+        async for delta in stream:
+            sequence = seen[delta.id]
+            self.witness.delta(sequence, delta)
+            if delta.finish not in (None, "stop", "length") and not self.faults.may_fail(delta.id):
+                raise Wrong(f"sequence {delta.id} ends by {delta.finish}: {delta.error}")
+            read += len(delta.tokens)
+            if leaves is not None and read >= leaves:
+                if len(seen) == 1:
+                    return
+                stream.stop(delta.id)  # one of several
+            if request.naps:
+                await anyio.sleep(request.naps)
+
+    def _allowed(self, request: Request, error: PersonaeError) -> str:
+        """The name of an error that this request may end with. Anything else is raised."""
+        log = request.logs[0]
+        source = log.grammar.source if log.grammar is not None else ""
+        match error:
+            case EngineLost():
+                return "engine lost"
+            case Overloaded():
+                return "refused"
+            case GrammarError() if source.startswith(BAD):
+                return "bad grammar"
+            case RequestFailed(code="grammar_failed") if source.startswith(PANICS):
+                return "bad grammar"
+            case Quarantined() if log.tokens[0] == POISON:
+                return "quarantined"
+            case Quarantined() if any(self._deaths.get(log.id, 0) >= GUILTY for log in request.logs):
+                return "unlucky"  # planted faults struck twice while it was aboard
+            case RequestFailed() if (log.adapter or "").startswith(BROKEN):
+                return "no adapter"
+        raise Wrong(f"request {log.id} fails: {error!r}") from error
+
+    # Silence
+
+    async def _wait_for_silence(self) -> None:
+        """Until all have ended; then nothing of them may be left anywhere."""
+        lost = self._client._front.lost
+        begun, lives = self.loop.time(), self.lives
+        while self._living or not (self._client.stats().ready or lost.is_set()):
+            await anyio.sleep(0.25)
+            outages = (self.lives - lives + 1) * self.witness.outage
+            if self.loop.time() - begun > self.scenario.longest_wait + outages:
+                raise Wrong(f"never ended: {sorted(self._living) or 'the outage'}")
+        await anyio.sleep(SETTLE_SECONDS)
+        if lost.is_set():
+            return
+        if not self._client.stats().ready:  # struck again
+            await self._wait_for_silence()
+            return
+        process = self.process
+        assert process is not None
+        houses = [self._client._front._house] + ([process.back] if process.back else [])
+        idle({path: actor for house in houses for path, actor in _actors(house)}, self.lives)
+        if self.device is not None:
+            if self.device.held:
+                raise Wrong(f"all have ended, and the device still holds {self.device.held}")
+            if self.device.slots:
+                raise Wrong(f"all have ended, and slots are still taken: {list(self.device.slots)}")
+        self.lulls += 1
+
+    # Back's process
+
+    async def _launch(self) -> BackProcess:
+        scenario, loop, costs = self.scenario, self.loop, self.scenario.costs
+        threads = loop.threads
+        self.lives += 1
+        fails, self.faults.load_fails = self.faults.load_fails, False
+
+        def build_device() -> Device:
+            if self.device is not None:
+                self.busy += self.device.busy
+            self.device = Device(self.layout, scenario.places, costs, threads, self.faults)
+            return self.device
+
+        script = Script(
+            build_step_engine=build_device,
+            build_scheduler=lambda: WatchedScheduler(self.layout, self.witness),
+            build_compiler=lambda: Grammars(costs, threads, self.faults),
+            layout=self.layout,
+            vocab_size=VOCABULARY,
+            tokenizer=None,  # type: ignore[arg-type]  # Back has no use for it
+            models={},
+            library=Library(costs, threads, self.faults, keep=4 * scenario.places),
+            salt=lambda tenant: b"",  # the requests bring theirs
+            max_live=scenario.max_live,
+            window=scenario.window,
+        )
+        facts = Facts(
+            {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,
+            AdapterBounds(LoraShapes(1, {}), 64, 1e9),
+        )  # fmt: skip
+        process = SimulatedProcess(
+            loop, self._dice, self.lives, back.serve, script, facts, costs.start, fails, self._note_end
+        )
+        self.process = process
+        self._tasks.start_soon(process.run)
+        return process
+
+    def _note_end(self, box: BlackBox, error: BaseException | None) -> None:
+        """Back's process has ended."""
+        if (last := box.read()) is not None:
+            for id in last.aboard:
+                self._deaths[id] = self._deaths.get(id, 0) + 1
+        if error is not None and not self.faults.explains(error):
+            self._stop(error)
+
+    def _incident(self, incident: Incident) -> None:
+        """An actor of Front has died; of the process that Back is, its host."""
+        error = incident.error
+        if error is None or isinstance(error, BackDied | LoadError):
+            return  # why it died is told to `_note_end`; what killed it is a fault
+        if isinstance(error, BackHangs) and self.faults.struck.keys() & {"hang", "stop", "lost"}:
+            return
+        if isinstance(error, RestartsExhausted) and incident.path == "personae/back":
+            return
+        self._stop(error)
+
+    def _stop(self, error: BaseException) -> None:
+        if self._wrong is None:
+            self._wrong = error
+            self._tasks.cancel_scope.cancel()
+
+
+def _actors(house: Supervisor) -> list[tuple[str, object]]:
+    return [
+        (child.node.path, child.node.actor)
+        for child in house.children
+        if isinstance(child.node, Cell) and child.node.actor is not None
+    ]
+
+
+def simulate(scenario: Scenario) -> Report:
+    """Run a scenario. Raises Violation."""
+    loops: list[SimulationLoop] = []
+
+    def make_loop() -> SimulationLoop:
+        loops.append(SimulationLoop(scenario.seed))
+        return loops[0]
+
+    async def run() -> Report:
+        return await World(scenario, loops[0]).run()
+
+    logger = logging.getLogger("personae")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # planted deaths are no news
+    try:
+        return anyio.run(run, backend_options={"loop_factory": make_loop})
+    except Exception as error:
+        raise Violation(f"{alone(error)}\nreplay: {scenario!r}") from error
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,99 @@
+"""One request of a batch: what it would have got over HTTP, as a line of a file."""
+
+import math
+import uuid
+from dataclasses import replace
+
+import anyio
+import msgspec
+
+from personae.api import chat, completions
+from personae.api.batches.input import ENDPOINTS
+from personae.api.batches.model import InputLine, OutputLine, Response
+from personae.api.batches.store import new_id
+from personae.api.decode import decode
+from personae.api.errors import error_answer, visible
+from personae.api.generation import Door, Job
+from personae.api.schema import ChatRequest
+from personae.api.tenants.access import Caller
+from personae.api.tenants.store import Identity
+from personae.errors import Overloaded, RateLimited, Unauthorized
+
+
+class Again(Exception):
+    """Not now: ask again in so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Call:
+    """A request on its way. `prepare` it, then `run` it; each raises Again when there is no room for it now.
+
+    With `who` None its tenant has been revoked.
+    """
+
+    def __init__(self, door: Door, who: Identity | None, line: InputLine) -> None:
+        self._caller = None if who is None else Caller(who)
+        self._door = door if self._caller is None else replace(door, caller=self._caller, background=True)
+        self._line = line
+        self._request_id = uuid.uuid4().hex
+        self._job: Job | None = None
+        self._form: chat.Form | completions.Form | None = None
+        self.result: OutputLine | None = None
+
+    @property
+    def sequences(self) -> int:
+        """How many it has in the engine."""
+        return len(self._job.logs) if self._job else 0
+
+    async def prepare(self) -> None:
+        """Check and encode; sets `result` if that is its end."""
+        try:
+            if self._caller is None:
+                raise Unauthorized("The tenant of this batch has been revoked.")
+            type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
+            body = decode(bytes(self._line.body), type, depth)
+            if isinstance(body, ChatRequest):
+                self._job, self._form = await chat.admit(self._door, body)
+            else:
+                self._job, self._form = await completions.admit(self._door, body)
+            self._job.deadline = math.inf  # the batch has one
+        except Exception as error:
+            self._fail(error)
+
+    async def run(self) -> None:
+        """Answer it; sets `result`."""
+        assert self._job is not None
+        assert self._form is not None
+        try:
+            answer = self._form.whole(await self._job.gather(_nobody))
+            self._end(200, msgspec.json.encode(answer))
+        except Exception as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Let go of what it holds: its adapter's files."""
+        if self._caller is not None:
+            self._caller.until_done.close()
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, RateLimited | Overloaded):
+            raise Again(error.retry_after or 1.0)
+        shown = visible(error, self._request_id)
+        self._end(shown.status, msgspec.json.encode(error_answer(shown)))
+
+    def _end(self, status: int, body: bytes) -> None:
+        self.result = OutputLine(
+            new_id("batch_req"),
+            self._line.custom_id,
+            Response(status, self._request_id, msgspec.Raw(body)),
+            None,
+        )
+
+
+async def _nobody() -> dict[str, object]:
+    """There is no connection that could be closed."""
+    await anyio.sleep_forever()
+    raise AssertionError

@@ -1,0 +1,133 @@
+"""Reads the input file of a batch: all of it once to check it, then again line by line.
+
+Blocking; for threads.
+"""
+
+import codecs
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from personae.api.batches.model import BatchError, InputLine
+from personae.api.decode import decode
+from personae.api.schema import ChatRequest, CompletionRequest
+from personae.api.settings import ApiSettings
+from personae.errors import RequestError
+
+ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
+MOST_ERRORS = 100  # of a file are told
+_MAX_ID = 512
+
+_decode = msgspec.json.Decoder(InputLine).decode
+
+
+class Checked(msgspec.Struct):
+    """What was found: how many requests, what is wrong, and on which line each model is first named."""
+
+    total: int = 0
+    errors: list[BatchError] = []
+    models: dict[str, int] = {}
+
+
+def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
+    """Read all of it. Stops after as many errors as are told."""
+    found, seen = Checked(), dict[str, int]()
+    with path.open("rb") as file:
+        for number, text in _lines(file.readline, settings.max_body_bytes):
+            if len(found.errors) >= MOST_ERRORS:
+                break
+            if found.total >= settings.max_batch_lines:
+                most = settings.max_batch_lines
+                found.errors.append(
+                    BatchError("too_many_requests", f"A batch has at most {most} requests.", None, number)
+                )
+                break
+            found.total += 1
+            try:
+                if len(text) > settings.max_body_bytes:
+                    raise RequestError(
+                        f"The line has more than {settings.max_body_bytes} bytes.", code="line_too_long"
+                    )
+                for model in _check_line(text, number, endpoint, seen, settings.max_json_depth):
+                    found.models.setdefault(model, number)
+            except RequestError as error:
+                found.errors.append(
+                    BatchError(error.code or "invalid_line", error.message, error.param, number)
+                )
+    if not found.total:
+        found.errors.append(BatchError("empty_file", "The input file has no requests."))
+    return found
+
+
+class Requests:
+    """The requests of a file that was checked, a few at a time."""
+
+    def __init__(self, path: Path, settings: ApiSettings) -> None:
+        self._file = path.open("rb")
+        self._lines = _lines(self._file.readline, settings.max_body_bytes)
+
+    def take(self, count: int) -> list[InputLine]:
+        """The next ones; fewer than `count` only at the end."""
+        return [_decode(text) for _, text in islice(self._lines, count)]
+
+    def __iter__(self) -> Iterator[InputLine]:
+        return (_decode(text) for _, text in self._lines)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _lines(readline: Callable[[int], bytes], longest: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, by number from 1; of one that is too long only the beginning."""
+    number = 0
+    while text := readline(longest + 2):
+        number += 1
+        while not text.endswith(b"\n") and (rest := readline(longest)):
+            text = text[: longest + 1]
+            if rest.endswith(b"\n"):
+                break
+        if number == 1:
+            text = text.removeprefix(codecs.BOM_UTF8)
+        if text.strip():
+            yield number, text.strip()
+
+
+def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], depth: int) -> list[str]:
+    """The models that the line asks for. Raises RequestError with what is wrong."""
+    try:
+        line = _decode(text)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"The line is no request: {error}.", code="invalid_line") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The line is no valid JSON: {error}.", code="invalid_json_line") from None
+    if not 0 < len(line.custom_id) <= _MAX_ID:
+        raise RequestError(f"`custom_id` must have 1 to {_MAX_ID} characters.", param="custom_id")
+    if line.custom_id in seen:
+        raise RequestError(
+            f"The `custom_id` is that of line {seen[line.custom_id]}.",
+            param="custom_id",
+            code="duplicate_custom_id",
+        )
+    seen[line.custom_id] = number
+    if line.method != "POST":
+        raise RequestError("`method` must be POST.", param="method", code="invalid_method")
+    if line.url != endpoint:
+        raise RequestError(
+            f"`url` must be the batch's endpoint, {endpoint}.", param="url", code="invalid_url"
+        )
+    try:
+        body = decode(bytes(line.body), ENDPOINTS[endpoint], depth)
+        if body.stream:
+            raise RequestError("A batch's answers are not streamed.", param="stream")
+        if body.timeout is not None:
+            raise RequestError("A batch has a completion window, its requests no timeout.", param="timeout")
+    except RequestError as error:
+        error.param = f"body.{error.param}" if error.param else "body"
+        raise
+    return [body.model, *(entry.name for entry in body.adapters or ())]

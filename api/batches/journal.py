@@ -1,0 +1,132 @@
+"""The results of a batch on their way to its files: two files that only ever grow, a line per result.
+
+A result counts once its line is on disk (fsync). Whatever was being written when the power went is a tail
+that is no whole line: `Journal` cuts it off when it opens, and those requests are run again. So a result is
+there once or not at all, and the counts of a batch are never anything but the lines of its files.
+
+Blocking; for threads, one at a time.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from personae.api.batches.model import BatchUsage, CachedTokens, Counts, NotRun, OutputLine, Response
+from personae.api.upload import sync_folder
+
+OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
+EXPIRED = NotRun("batch_expired", "The completion window ended before this request could be run.")
+CANCELLED = NotRun("batch_cancelled", "The batch was cancelled before this request was run.")
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_line = msgspec.json.Decoder(OutputLine).decode
+_body = msgspec.json.Decoder(_Body).decode
+
+
+class Journal:
+    """Opens the two files in `folder`, or makes them; `done` has the custom ids that have a line."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self.paths = {name: folder / name for name in (OUTPUT, ERRORS)}
+        self.done: set[str] = set()
+        self._completed = self._failed = 0
+        self._prompt = self._cached = self._answer = 0
+        self._sizes: dict[str, int] = {}
+        for name, path in self.paths.items():
+            path.touch(mode=0o600)
+            self._sizes[name] = self._read(name)
+        sync_folder(folder)
+        sync_folder(folder.parent)
+
+    def counts(self, total: int) -> Counts:
+        """How far the batch is. Requests that were not run are neither completed nor failed."""
+        return Counts(total, self._completed, self._failed)
+
+    def usage(self) -> BatchUsage:
+        """Tokens of all answers so far."""
+        return BatchUsage(
+            self._prompt,
+            CachedTokens(self._cached),
+            self._answer,
+            total_tokens=self._prompt + self._answer,
+        )
+
+    def write(self, lines: Iterable[OutputLine]) -> None:
+        """Have the lines on disk; those whose custom id is done already are left out.
+
+        Raises OSError; what is not on disk then does not count, and can be written again.
+        """
+        new = {line.custom_id: line for line in lines if line.custom_id not in self.done}
+        for name in (OUTPUT, ERRORS):
+            mine = [line for line in new.values() if _file_of(line) == name]
+            if mine:
+                self._append(name, b"".join(msgspec.json.encode(line) + b"\n" for line in mine))
+            for line in mine:
+                self._count(line)
+
+    def remove(self) -> None:
+        """Its files are elsewhere by now."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _append(self, name: str, data: bytes) -> None:
+        with self.paths[name].open("r+b") as file:
+            file.truncate(self._sizes[name])  # what an earlier attempt may have left
+            file.seek(self._sizes[name])
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._sizes[name] += len(data)
+
+    def _read(self, name: str) -> int:
+        """Take in what is there; cut off what is no whole line. The size that stays."""
+        size = 0
+        with self.paths[name].open("r+b") as file:
+            for text in file:
+                try:
+                    if not text.endswith(b"\n"):
+                        break
+                    line = _line(text)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    break
+                self._count(line)
+                size += len(text)
+            file.truncate(size)
+            os.fsync(file.fileno())
+        return size
+
+    def _count(self, line: OutputLine) -> None:
+        self.done.add(line.custom_id)
+        if line.response is None:
+            return
+        if _file_of(line) == ERRORS:
+            self._failed += 1
+            return
+        self._completed += 1
+        usage = _body(line.response.body).usage or _Usage()
+        self._prompt += usage.prompt_tokens
+        self._answer += usage.completion_tokens
+        self._cached += usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+
+
+def _file_of(line: OutputLine) -> str:
+    response: Response | None = line.response
+    return OUTPUT if response is not None and response.status_code == 200 else ERRORS

@@ -1,0 +1,162 @@
+"""Wire types of batches, as OpenAI has them, and the rules by which a batch's status changes."""
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from personae.api.schema import Body
+
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+Ending = Literal["completed", "expired", "cancelled"]
+
+MOVES: dict[Status, tuple[Status, ...]] = {
+    "validating": ("in_progress", "failed", "cancelling"),
+    "in_progress": ("finalizing", "cancelling"),
+    "finalizing": ("completed", "expired"),
+    "cancelling": ("cancelled",),
+}
+"""What may come after what; a status that is not here is an end."""
+
+
+class BatchError(msgspec.Struct, frozen=True):
+    """What is wrong with the input file; lines count from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchErrors(msgspec.Struct, frozen=True):
+    """The first of them."""
+
+    data: list[BatchError]
+    object: str = "list"
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Requests: all, answered, and answered with an error."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    """How much of the prompts was in the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    """Not counted apart; the type wants it."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct, frozen=True):
+    """Tokens of all answers."""
+
+    input_tokens: int = 0
+    input_tokens_details: CachedTokens = CachedTokens()
+    output_tokens: int = 0
+    output_tokens_details: ReasoningTokens = ReasoningTokens()
+    total_tokens: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as the API shows it. Times are Unix seconds."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    status: Status
+    created_at: int
+    expires_at: int
+    object: str = "batch"
+    errors: BatchErrors | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = Counts()
+    usage: BatchUsage | None = None
+    metadata: dict[str, str] | None = None
+
+    def moved(self, status: Status, now: float, **changes: Any) -> "Batch":
+        """The batch in its next status, since `now`."""
+        assert status in MOVES.get(self.status, ()), f"{self.id}: {self.status} cannot become {status}"
+        return replace(self, status=status, **{f"{status}_at": int(now)}, **changes)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What is kept of a batch: whose it is, and what its end will be once it is finalizing.
+
+    `keep` is how many seconds its output files are kept; None for ever.
+    """
+
+    tenant: str
+    batch: Batch
+    keep: int | None = None
+    ending: Ending = "completed"
+
+
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_expires_after`."""
+
+    anchor: Literal["created_at"]
+    seconds: int
+
+
+class CreateBatch(Body, kw_only=True):
+    """`POST /v1/batches`."""
+
+    free_form: ClassVar[tuple[str, ...]] = ()
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class InputLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of the input file."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class Response(msgspec.Struct, frozen=True):
+    """What the request would have got over HTTP."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class NotRun(msgspec.Struct, frozen=True):
+    """Why a request was not run."""
+
+    code: str
+    message: str
+
+
+class OutputLine(msgspec.Struct, frozen=True):
+    """A line of the output file, or of the error file."""
+
+    id: str
+    custom_id: str
+    response: Response | None
+    error: NotRun | None

@@ -1,0 +1,63 @@
+"""`/v1/batches`, as OpenAI has it."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from personae.api.batches.model import Batch, CreateBatch
+from personae.api.decode import read_json
+from personae.api.files.routes import batches_of, ends, page_size
+from personae.api.generation import door_of
+from personae.api.operation import operation
+from personae.api.respond import json_response
+
+
+class BatchList(msgspec.Struct):
+    """A page of batches."""
+
+    data: list[Batch]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: str = "list"
+
+
+class ListBatches(msgspec.Struct):
+    """What `GET /v1/batches` may be asked for."""
+
+    after: str | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+
+
+@operation("POST", "/v1/batches", body=CreateBatch, answers={200: Batch}, refuses=(404,))
+async def create_batch(request: Request) -> Response:
+    """Run the requests of a file that was uploaded."""
+    door = door_of(request)
+    body = await read_json(request, CreateBatch, door.settings.max_json_depth)
+    return json_response(await batches_of(door).create(door.caller.identity, body, door.settings))
+
+
+@operation("GET", "/v1/batches", query=ListBatches, answers={200: BatchList}, refuses=(404,))
+async def list_batches(request: Request) -> Response:
+    """List the tenant's batches, a page at a time, the newest first."""
+    door = door_of(request)
+    after, limit = request.query_params.get("after"), page_size(request, 20, 100)
+    data, more = batches_of(door).page(door.caller.tenant, after, limit)
+    return json_response(BatchList(data, more, *ends(data)))
+
+
+@operation("GET", "/v1/batches/{id}", answers={200: Batch}, refuses=(404,))
+async def get_batch(request: Request) -> Response:
+    """Show a batch."""
+    door = door_of(request)
+    return json_response(batches_of(door).get(door.caller.tenant, request.path_params["id"]))
+
+
+@operation("POST", "/v1/batches/{id}/cancel", answers={200: Batch}, refuses=(404, 409))
+async def cancel_batch(request: Request) -> Response:
+    """Stop a batch; what is done by now is kept."""
+    door = door_of(request)
+    return json_response(await batches_of(door).cancel(door.caller.tenant, request.path_params["id"]))

@@ -1,0 +1,106 @@
+"""The batches of a data directory. Writes are on disk when they return."""
+
+import secrets
+from collections.abc import Callable
+
+import msgspec
+from anyio import Lock, to_thread
+from msgspec.structs import replace
+
+from personae.api.batches.model import MOVES, Batch, Entry, Status
+from personae.api.files.store import FileRecord, FileStore
+from personae.api.tenants.data import DataDir
+from personae.errors import NotFound
+
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+class BatchStore:
+    """Keeps entries. Only one change is made at a time, so nobody writes over another's."""
+
+    def __init__(self, data: DataDir, files: FileStore, clock: Callable[[], float]) -> None:
+        self._data = data
+        self._files = files
+        self._clock = clock
+        self._lock = Lock()
+
+    def find(self, tenant: str, id: str) -> Entry:
+        """The tenant's batch. Raises NotFound."""
+        rows = self._data.rows("select entry from batches where id = ? and tenant = ?", (id, tenant))
+        if not rows:
+            raise NotFound(f"There is no batch `{id[:80]}`.", param="batch_id", code="batch_not_found")
+        return _decode(rows[0][0])
+
+    def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+        """A page of the tenant's batches, the newest first, and whether there are more. Raises NotFound."""
+        place = None
+        if after is not None:
+            self.find(tenant, after)
+            place = self._data.rows("select rowid from batches where id = ?", (after,))[0][0]
+        rows = self._data.rows(
+            "select entry from batches where tenant = ? and (? is null or rowid < ?) "
+            "order by rowid desc limit ?",
+            (tenant, place, place, limit + 1),
+        )
+        return [_decode(row[0]).batch for row in rows[:limit]], len(rows) > limit
+
+    def unfinished(self, tenant: str | None = None) -> list[Entry]:
+        """All that have not come to an end, the oldest first; of one tenant or of all."""
+        marks = ", ".join("?" * len(MOVES))
+        rows = self._data.rows(
+            f"select entry from batches where status in ({marks}) "  # noqa: S608  question marks
+            "and (? is null or tenant = ?) order by rowid",
+            (*MOVES, tenant, tenant),
+        )
+        return [_decode(row[0]) for row in rows]
+
+    async def add(self, entry: Entry) -> None:
+        """Keep a new one."""
+        await to_thread.run_sync(self._insert, entry)
+
+    async def move(self, entry: Entry, status: Status, **changes: object) -> Entry:
+        """Give the batch its next status, and `changes` to it; what it is now.
+
+        Does nothing where that status cannot follow: somebody else was faster.
+        """
+        async with self._lock:
+            now = self.find(entry.tenant, entry.batch.id)
+            if status not in MOVES.get(now.batch.status, ()):
+                return now
+            ending = changes.pop("ending", now.ending)
+            moved = now.batch.moved(status, self._clock(), **changes)
+            now = replace(now, batch=moved, ending=ending)
+            await to_thread.run_sync(self._update, now, ())
+            return now
+
+    async def finish(
+        self, entry: Entry, files: tuple[FileRecord, ...], status: Status, **changes: object
+    ) -> Entry:
+        """The end: the rows of its files, whose contents are in place, and its last status, all at once."""
+        async with self._lock:
+            now = self.find(entry.tenant, entry.batch.id)
+            now = replace(now, batch=now.batch.moved(status, self._clock(), **changes))
+            await to_thread.run_sync(self._update, now, files)
+            return now
+
+    def _insert(self, entry: Entry) -> None:
+        with self._data.write() as db:
+            batch = entry.batch
+            db.execute(
+                "insert into batches values (?, ?, ?, ?)",
+                (batch.id, entry.tenant, batch.status, msgspec.json.encode(entry).decode()),
+            )
+
+    def _update(self, entry: Entry, files: tuple[FileRecord, ...]) -> None:
+        with self._data.write() as db:
+            for record in files:
+                self._files.insert(db, entry.tenant, record)
+            db.execute(
+                "update batches set status = ?, entry = ? where id = ?",
+                (entry.batch.status, msgspec.json.encode(entry).decode(), entry.batch.id),
+            )
+
+
+def new_id(kind: str) -> str:
+    """An id that nothing has."""
+    return f"{kind}_{secrets.token_hex(12)}"

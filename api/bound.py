@@ -1,0 +1,158 @@
+"""What the caller binds the text of an answer by: `response_format`, and vLLM's `structured_outputs` with the
+names that it had before."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from personae.api.schema import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    SamplingFields,
+    StructuralTagFormat,
+    StructuredOutputs,
+)
+from personae.errors import GrammarError, RequestError, UnsupportedParameter
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import (
+    Element,
+    Json,
+    OneOf,
+    Regex,
+    Verbatim,
+    decode_structure,
+    structure_spec,
+)
+from personae.grammar.structure.syntax import grammar_element, grammar_spec
+from personae.grammar.structure.tags import structural_tag
+
+_NAME_LENGTH = 64
+_MOST_CHOICES = 1024
+_OLDER = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What binds the text of an answer, and the field that asked for it."""
+
+    spec: GrammarSpec
+    param: str
+
+    @property
+    def checked(self) -> GrammarSpec | None:
+        """The schema that the finished answer has to be checked against; None if the grammar holds it."""
+        return self.spec if self.spec.kind == "json_schema" and not self.spec.strict else None
+
+    def element(self) -> Element:
+        """The same as a part of an answer with other parts. Raises GrammarError if it cannot be one."""
+        source = self.spec.source
+        match self.spec.kind:
+            case "json_schema":
+                return Json(msgspec.json.decode(source), self.spec.strict, self.param)
+            case "json_object":
+                return Json({"type": "object"}, True, self.param)
+            case "regex":
+                return Regex(source, self.param)
+            case "choice":
+                return OneOf(tuple(map(Verbatim, msgspec.json.decode(source))))
+            case "ebnf" | "lark":
+                return grammar_element(source, self.param)
+            case "structure":
+                return decode_structure(source)
+
+
+def bound_of(body: SamplingFields) -> Bound | None:
+    """What binds the answer's text; None if nothing does.
+
+    Raises RequestError or GrammarError when that is malformed or asked for twice, UnsupportedParameter for
+    what would have to be ignored.
+    """
+    asked = {name: value for name in _OLDER if (value := getattr(body, name)) is not None}
+    if body.structured_outputs is not None:
+        asked["structured_outputs"] = body.structured_outputs
+    formatted = _formatted(body)
+    names = [*asked, *(["response_format"] if formatted is not None else [])]
+    if len(names) > 1:
+        message = f"`{names[1]}` beside `{names[0]}`: an answer can be bound once."
+        raise RequestError(message, param=names[1])
+    if isinstance(asked.get("structured_outputs"), StructuredOutputs):
+        return _structured(asked["structured_outputs"])
+    for name, value in asked.items():
+        return _one(_OLDER[name], value, name)
+    return formatted
+
+
+def _formatted(body: SamplingFields) -> Bound | None:
+    format = body.response_format
+    if isinstance(format, JsonObjectFormat):
+        return Bound(GrammarSpec("json_object"), "response_format")
+    if isinstance(format, StructuralTagFormat):
+        return _one("structural_tag", _tag_of(format), "response_format")
+    if not isinstance(format, JsonSchemaFormat):
+        return None
+    asked = format.json_schema
+    if not 0 < len(asked.name) <= _NAME_LENGTH:
+        name = "response_format.json_schema.name"
+        raise RequestError(f"`{name}` must have 1 to {_NAME_LENGTH} characters.", param=name)
+    return _schema(asked.schema, "response_format.json_schema.schema", strict=asked.strict is not False)
+
+
+def _structured(asked: StructuredOutputs) -> Bound:
+    for name, harmless in asked.unserved.items():
+        value = getattr(asked, name)
+        if value is not None and value is not harmless:
+            param = f"structured_outputs.{name}"
+            raise UnsupportedParameter(f"`{param}` is not served here.", param=param)
+    given = {name: value for name in asked.kinds if (value := getattr(asked, name)) not in (None, False)}
+    if len(given) != 1:
+        kinds = ", ".join(asked.kinds)
+        raise RequestError(f"`structured_outputs` needs one of {kinds}.", param="structured_outputs")
+    [(kind, value)] = given.items()
+    return _one(kind, value, f"structured_outputs.{kind}")
+
+
+def _one(kind: str, value: Any, param: str) -> Bound:
+    match kind:
+        case "json":
+            return _schema(_document(value, param), param, strict=True)
+        case "json_object":
+            return Bound(GrammarSpec("json_object"), param)
+        case "regex":
+            return Bound(GrammarSpec("regex", value), param)
+        case "choice":
+            if not 0 < len(value) <= _MOST_CHOICES or "" in value:
+                raise RequestError(f"`{param}` must have 1 to {_MOST_CHOICES} texts.", param=param)
+            return Bound(GrammarSpec("choice", msgspec.json.encode(value).decode()), param)
+        case "grammar":
+            return Bound(grammar_spec(value), param)
+    return Bound(structure_spec(structural_tag(value, param)), param)
+
+
+def _schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> Bound:
+    if schema is False:
+        raise GrammarError("The schema `false` allows no answer.", param=param)
+    source = msgspec.json.encode({} if schema is True else schema).decode()
+    return Bound(GrammarSpec("json_schema", source, strict=strict), param)
+
+
+def _document(value: Any, param: str) -> dict[str, Any] | bool:
+    """A schema, which vLLM takes as text too."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise GrammarError(f"`{param}` is not valid JSON: {error}.", param=param) from None
+    if not isinstance(value, dict | bool):
+        raise GrammarError(f"`{param}`: a JSON Schema is an object, true or false.", param=param)
+    return value
+
+
+def _tag_of(format: StructuralTagFormat) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(format)
+    return {name: value for name, value in fields.items() if value is not None}

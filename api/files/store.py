@@ -1,0 +1,186 @@
+"""Which tenant has which files, and their contents: a row in the database, a file named after its id.
+
+The content is on disk before its row is, so a row always has its content; a content without a row, left by a
+crash in between, goes at the next start.
+
+Everything here belongs to the event loop, except what it hands to threads itself.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+from sqlite3 import Connection, Row
+
+import msgspec
+from anyio import to_thread
+
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.store import Identity
+from personae.api.upload import Staging, sync_folder
+from personae.errors import NotFound, RateLimited, RequestError
+
+STAGING = "staging"
+_QUOTA_RETRY = 60.0  # seconds; something has to be removed first
+KEPT = (3600, 30 * 24 * 3600)  # seconds that a file with an end can be kept
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """A file, as the API shows it. Times are Unix seconds; one that does not expire says null."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+    object: str = "file"
+    status: str = "processed"
+    status_details: None = None
+
+
+class FileStore:
+    """The files of a data directory. `clock` gives Unix time."""
+
+    def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
+        self._data = data
+        self._clock = clock
+        self._staging = Staging(data.files / STAGING)
+        known = {row["id"] for row in data.rows("select id from files")}
+        for path in data.files.iterdir():
+            if path.name not in known and path.name != STAGING:
+                path.unlink()
+
+    def close(self) -> None:
+        """Wait until what was thrown away is gone."""
+        self._staging.close()
+
+    def stage(self, tenant: str) -> AbstractContextManager[Path]:
+        """A folder for an upload; see `Staging.folder`."""
+        return self._staging.folder(tenant)
+
+    def path(self, id: str) -> Path:
+        """Where the content of a file lies; only for ids that a record has."""
+        return self._data.files / id
+
+    def find(self, tenant: str, id: str) -> FileRecord:
+        """The tenant's file. Raises NotFound, also for one that has expired."""
+        rows = self._data.rows(
+            "select * from files where id = ? and tenant = ? and coalesce(expires > ?, true)",
+            (id, tenant, self._clock()),
+        )
+        if not rows:
+            raise NotFound(f"There is no file `{id[:80]}`.", param="file_id", code="file_not_found")
+        return _record(rows[0])
+
+    def page(
+        self, tenant: str, purpose: str | None, after: str | None, limit: int, order: str
+    ) -> tuple[list[FileRecord], bool]:
+        """A page of the tenant's files in the order in which they came (asc) or the reverse (desc), and
+        whether there are more. Raises NotFound for an `after` that is none of them."""
+        compare, direction = (">", "asc") if order == "asc" else ("<", "desc")
+        place = None
+        if after is not None:
+            self.find(tenant, after)
+            place = self._data.rows("select rowid from files where id = ?", (after,))[0][0]
+        rows = self._data.rows(
+            "select * from files where tenant = ? and coalesce(expires > ?, true) "  # noqa: S608  our own words
+            "and (? is null or purpose = ?) "
+            f"and (? is null or rowid {compare} ?) order by rowid {direction} limit ?",
+            (tenant, self._clock(), purpose, purpose, place, place, limit + 1),
+        )
+        return [_record(row) for row in rows[:limit]], len(rows) > limit
+
+    def check_room(self, who: Identity, size: int) -> None:
+        """Raises RateLimited if the tenant may not have `size` more bytes of files."""
+        limit = who.limits.file_bytes
+        if limit is None:
+            return
+        (used,) = self._data.rows("select total(bytes) from files where tenant = ?", (who.tenant,))[0]
+        if used + size > limit:
+            raise RateLimited(
+                f"This tenant's files have {int(used)} of at most {limit} bytes; {size} more do not fit. "
+                "Remove one first.",
+                code="quota_exceeded",
+                retry_after=_QUOTA_RETRY,
+            )
+
+    async def add(
+        self, who: Identity, path: Path, *, filename: str, purpose: str, seconds: int | None
+    ) -> FileRecord:
+        """Keep a staged file, on disk when this returns. `seconds` is how long; None for ever.
+
+        Raises RateLimited.
+        """
+        record = self.record(f"file-{secrets.token_hex(12)}", path, filename, purpose, seconds)
+        self.check_room(who, record.bytes)
+        await to_thread.run_sync(self._commit, who.tenant, record, path)
+        return record
+
+    def record(
+        self, id: str, path: Path, filename: str, purpose: str, seconds: int | None = None
+    ) -> FileRecord:
+        """What the file at `path` will be called from now on."""
+        now = int(self._clock())
+        expires = None if seconds is None else now + seconds
+        return FileRecord(id, path.stat().st_size, now, filename, purpose, expires)
+
+    def take(self, record: FileRecord, path: Path) -> None:
+        """Have the content in its place, without its row; the one at `path` stays. Can be done again."""
+        target = self.path(record.id)
+        target.unlink(missing_ok=True)
+        os.link(path, target)
+        sync_folder(self._data.files)
+
+    def insert(self, db: Connection, tenant: str, record: FileRecord) -> None:
+        """The row for a content that is in its place."""
+        db.execute(
+            "insert into files values (?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.id,
+                tenant,
+                record.filename,
+                record.purpose,
+                record.bytes,
+                record.created_at,
+                record.expires_at,
+            ),
+        )
+
+    async def remove(self, tenant: str, id: str) -> None:
+        """Forget a file. Who is reading it can go on. Raises NotFound."""
+        self.find(tenant, id)
+        await to_thread.run_sync(self._delete, [id])
+
+    async def sweep(self, needed: Collection[str]) -> None:
+        """Throw away what has expired, but for what is still needed."""
+        rows = self._data.rows("select id from files where expires <= ?", (self._clock(),))
+        if gone := [row["id"] for row in rows if row["id"] not in needed]:
+            await to_thread.run_sync(self._delete, gone)
+
+    def _commit(self, tenant: str, record: FileRecord, path: Path) -> None:
+        self.take(record, path)
+        with self._data.write() as db:
+            self.insert(db, tenant, record)
+
+    def _delete(self, ids: list[str]) -> None:
+        with self._data.write() as db:
+            db.executemany("delete from files where id = ?", [(id,) for id in ids])
+        for id in ids:
+            self.path(id).unlink(missing_ok=True)
+
+
+def expiry(seconds: int, param: str) -> int:
+    """How long a file is to be kept. Raises RequestError."""
+    least, most = KEPT
+    if not least <= seconds <= most:
+        raise RequestError(f"`{param}` must be from {least} to {most}.", param=param, code="out_of_range")
+    return seconds
+
+
+def _record(row: Row) -> FileRecord:
+    return FileRecord(
+        row["id"], row["bytes"], row["created"], row["filename"], row["purpose"], row["expires"]
+    )

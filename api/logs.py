@@ -1,0 +1,87 @@
+"""What the server writes down: a line for each answer, and for whatever goes wrong, with the request's id.
+
+A line that is written while a request is served carries what is known of the request: its id (the client's
+`x-request-id`), its tenant, the model and the id of the answer. Prompts and answers are never written.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+LogFormat = Literal["text", "json"]
+
+_about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
+_QUIET = {"/health", "/ready", "/metrics"}  # asked every few seconds: shown with DEBUG only
+access = logging.getLogger("personae.access")
+
+
+@contextmanager
+def request(request_id: str) -> Iterator[None]:
+    """What is logged within, also by tasks that are started within, is about this request."""
+    token = _about.set({"request_id": request_id})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+def note(**known: object) -> None:
+    """Add what is now known of the request at hand, if there is one."""
+    about = _about.get()
+    if about is not None:
+        about.update(known)
+
+
+def answered(method: str, route: str, status: int, seconds: float) -> None:
+    """Write the line for an answer. Status 499: the client went away before there was one."""
+    level = logging.DEBUG if route in _QUIET else logging.INFO
+    if access.isEnabledFor(level):
+        note(method=method, route=route, status=status, seconds=round(seconds, 4))
+        access.log(level, "%s %s %d %.3fs", method, route, status, seconds)
+
+
+class TextFormatter(logging.Formatter):
+    """For people: time, level, logger, message, and the request's id if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the traceback if there is one."""
+        line, *rest = super().format(record).split("\n")
+        about = _about.get()
+        if about is not None:
+            line += f" [{about['request_id']}]"
+        return "\n".join([line, *rest])
+
+
+class JsonFormatter(logging.Formatter):
+    """For programs: one JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line: `time` (RFC 3339), `level`, `logger`, `message`, perhaps `error`, and the request."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage().encode("utf-8", "backslashreplace").decode(),
+            **(_about.get() or {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def configure(kind: LogFormat) -> None:
+    """Log to stderr, from INFO on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,174 @@
+"""`/openapi.json`: the API as a program reads it, made from the wire types and the table of operations.
+
+OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.1), whose schemas are JSON Schema as msgspec writes it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+import personae
+from personae.api.errors import ErrorAnswer
+from personae.api.operation import Content, Operation
+
+_JSON = "application/json"
+_REFS = "#/components/schemas/{name}"
+_PLACE = re.compile(r"\{(\w+)(:\w+)?\}")
+_RETRY = {429, 503}
+_MEANINGS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No valid API key.",
+    403: "The key may not do this.",
+    404: "No such thing; another tenant's is the same as none.",
+    408: "The request did not arrive in time.",
+    409: "The name is taken.",
+    413: "The body, or a list in it, is over its limit.",
+    429: "This tenant's limit is reached.",
+    431: "The headers are over their limit.",
+    500: "The request was accepted and could not be finished.",
+    503: "The server is full, starting or stopping.",
+    504: "The request's deadline passed.",
+}
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The OpenAPI document of these operations."""
+    types = [ErrorAnswer, *(each for one in operations for each in _types(one))]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFS)
+    schema_of = {repr(type): schema for type, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        path = _PLACE.sub(r"{\1}", one.path)
+        paths.setdefault(path, {})[one.method.lower()] = _operation(one, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Personae",
+            "version": personae.__version__,
+            "description": "OpenAI's API for many LoRA adapters of one base model.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "security": [{"key": []}],
+        "components": {
+            "schemas": components,
+            "responses": {str(status): _error(status, schema_of) for status in _MEANINGS},
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key; not asked for as long as none was made.",
+                }
+            },
+        },
+    }
+
+
+def _types(one: Operation) -> Iterator[Any]:
+    """Every type that the operation's description refers to."""
+    for content in _contents(one):
+        yield content.type
+    if one.query is not None:
+        for field in msgspec.structs.fields(one.query):
+            yield field.type
+    for header in one.headers:
+        yield header.type
+
+
+def _contents(one: Operation) -> Iterator[Content]:
+    if one.body is not None:
+        yield from _contents_of(one.body)
+    for answer in one.answers.values():
+        yield from _contents_of(answer)
+
+
+def _contents_of(answer: Any) -> Iterable[Content]:
+    several = answer if isinstance(answer, tuple) else (answer,)
+    return [each if isinstance(each, Content) else Content(_JSON, each) for each in several]
+
+
+def _operation(one: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    summary, _, rest = one.description.partition("\n")
+    described: dict[str, Any] = {
+        "operationId": one.endpoint.__name__,
+        "summary": summary,
+        "tags": [_tag(one)],
+        "responses": {
+            **{str(status): _answer(status, answer, schema_of) for status, answer in one.answers.items()},
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in one.errors},
+        },
+    }
+    if rest.strip():
+        described["description"] = " ".join(rest.split())
+    if one.open:
+        described["security"] = []
+    if one.admin:
+        described["description"] = (described.get("description", "") + " Needs an admin's key.").strip()
+    if parameters := list(_parameters(one, schema_of)):
+        described["parameters"] = parameters
+    if one.body is not None:
+        described["requestBody"] = {"required": True, "content": _content(one.body, schema_of)}
+    return described
+
+
+def _tag(one: Operation) -> str:
+    parts = [part for part in one.path.split("/") if part and part != "v1"]
+    return parts[0] if one.path.startswith("/v1/") else "server"
+
+
+def _parameters(one: Operation, schema_of: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, _ in _PLACE.findall(one.path):
+        schema = {"type": "string", "minLength": 1}
+        yield {"name": name, "in": "path", "required": True, "schema": schema}
+    if one.query is not None:
+        for field in msgspec.structs.fields(one.query):
+            yield {
+                "name": field.encode_name,
+                "in": "query",
+                "required": field.required,
+                "schema": schema_of[repr(field.type)],
+            }
+    for header in one.headers:
+        yield {
+            "name": header.name,
+            "in": "header",
+            "required": False,
+            "schema": schema_of[repr(header.type)],
+            "description": header.description,
+        }
+
+
+def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for content in _contents_of(answer):
+        schema = schema_of[repr(content.type)]
+        if content.media_type == "text/event-stream":
+            # OpenAPI 3.1 describes no streams: the body is text, each of its events holds one of these.
+            schema = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
+        found[content.media_type] = {"schema": schema}
+    return found
+
+
+def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": _REQUEST_ID,
+        "content": _content(answer, schema_of),
+    }
+
+
+def _error(status: int, schema_of: dict[str, Any]) -> dict[str, Any]:
+    headers = _REQUEST_ID | (_RETRY_AFTER if status in _RETRY else {})
+    content = {_JSON: {"schema": schema_of[repr(ErrorAnswer)]}}
+    return {"description": _MEANINGS[status], "headers": headers, "content": content}
+
+
+_REQUEST_ID = {
+    "x-request-id": {"schema": {"type": "string"}, "description": "The request's id, as in the server's log."}
+}
+_RETRY_AFTER = {
+    "retry-after": {"schema": {"type": "string"}, "description": "When to come back, in seconds."}
+}

@@ -1,0 +1,237 @@
+"""Reads an upload, multipart/form-data (RFC 7578), straight to disk: never more than a chunk in memory.
+
+The form's fields are known by name, each at most once. A field that is a file lies under the field's own name
+in the folder that it is read to; the name that the client gave it is told, and used for nothing here.
+"""
+
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+from anyio import to_thread
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from personae.errors import Overloaded, PayloadTooLarge, RateLimited, RequestError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+_MAX_TEXT = 256  # bytes of a text field
+_FLUSH = 2**20  # bytes that are gathered before a thread writes them
+_STAGED = 16  # uploads at the same time
+_STAGED_BY_TENANT = 4
+
+
+class Form(msgspec.Struct):
+    """What came: the fields that are texts, and the clients' names of those that are files."""
+
+    texts: dict[str, str]
+    filenames: dict[str, str]
+
+
+async def read_form(
+    stream: AsyncIterator[bytes],
+    content_type: str,
+    folder: Path,
+    *,
+    texts: Collection[str],
+    files: Mapping[str, int],
+) -> Form:
+    """Read the whole body; the files lie in `folder` and are on disk (fsync) when this returns.
+
+    `files` gives each file's most bytes; all of them must be there. Raises RequestError and PayloadTooLarge;
+    whatever was written by then is the caller's to remove.
+    """
+    kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary:
+        raise RequestError(
+            "Files are uploaded as multipart/form-data with a boundary.",
+            param="content-type",
+            code="unsupported_media_type",
+        )
+    form = _Form(folder, texts, files)
+    try:
+        parser = MultipartParser(boundary, form.callbacks())
+        async for chunk in stream:
+            parser.write(chunk)
+            if form.gathered >= _FLUSH:
+                await to_thread.run_sync(form.flush)
+        if not form.complete:
+            raise RequestError("The form ends before its closing boundary.", code="invalid_form")
+        await to_thread.run_sync(form.finish)
+    except FormParserError as error:
+        raise RequestError(f"The body is no valid multipart form: {error}.", code="invalid_form") from None
+    finally:
+        form.close()
+    return form.fields()
+
+
+class Staging:
+    """A folder in which every upload has one of its own until it is complete, then is renamed out of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._staged: Counter[str] = Counter()
+        self._janitor = ThreadPoolExecutor(1, "janitor")
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+
+    @contextmanager
+    def folder(self, tenant: str) -> Iterator[Path]:
+        """A new, empty folder; whatever is in it when the block ends is thrown away.
+
+        Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
+        """
+        if self._staged[tenant] >= _STAGED_BY_TENANT:
+            raise RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
+        if self._staged.total() >= _STAGED:
+            raise Overloaded(f"{_STAGED} uploads are running; try again shortly.")
+        self._staged[tenant] += 1
+        folder = self._path / secrets.token_hex(16)
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            self._staged -= Counter([tenant])
+            self._janitor.submit(shutil.rmtree, folder, ignore_errors=True)
+
+    def discard(self, path: Path) -> None:
+        """Throw a folder away that lies elsewhere on the same disk. It need not be there."""
+        trash = self._path / secrets.token_hex(16)
+        try:
+            os.rename(path, trash)
+        except FileNotFoundError:
+            return
+        self._janitor.submit(shutil.rmtree, trash, ignore_errors=True)
+
+    def settle(self) -> None:
+        """Wait until what has been thrown away so far is gone."""
+        self._janitor.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Wait until all of it is gone."""
+        self._janitor.shutdown()
+
+
+class _Form:
+    """What the parser's callbacks fill."""
+
+    def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:
+        self._folder = folder
+        self._limits = {**dict.fromkeys(texts, _MAX_TEXT), **files}
+        self._texts: dict[str, bytearray] = {}
+        self._filenames: dict[str, str] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._wanted = tuple(files)
+        self._name = ""
+        self._left = 0
+        self._header = (bytearray(), bytearray())
+        self._headers: dict[bytes, bytes] = {}
+        self._chunks: list[tuple[BinaryIO, bytes]] = []
+        self.gathered = 0
+        self.complete = False
+
+    def callbacks(self) -> "MultipartCallbacks":
+        return {
+            "on_part_begin": self._headers.clear,
+            "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+            "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._begin,
+            "on_part_data": self._data,
+            "on_end": self._end,
+        }
+
+    def _header_end(self) -> None:
+        name, value = self._header
+        self._headers[bytes(name).lower()] = bytes(value)
+        self._header = (bytearray(), bytearray())
+
+    def _begin(self) -> None:
+        """A part's headers are complete: it is a field that is known and new."""
+        kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name", b"").decode("utf-8", "backslashreplace")
+        if kind != b"form-data" or not name:
+            raise RequestError("A part of the form has no name.", code="invalid_form")
+        if name not in self._limits:
+            raise RequestError(
+                f"`{name[:80]}` is not a field of this form; those are {', '.join(self._limits)}.",
+                param=name[:80],
+                code="unknown_parameter",
+            )
+        if name in self._texts or name in self._files:
+            raise RequestError(f"`{name}` stands twice in the form.", param=name, code="invalid_form")
+        encoding = self._headers.get(b"content-transfer-encoding", b"binary").strip().lower()
+        if encoding not in (b"binary", b"8bit", b"7bit"):
+            raise RequestError(f"`{name}` has an encoding that is not served.", param=name)
+        self._name, self._left = name, self._limits[name]
+        if name in self._wanted:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._files[name] = os.fdopen(os.open(self._folder / name, flags, 0o600), "wb", buffering=0)
+            self._filenames[name] = options.get(b"filename", b"").decode("utf-8", "replace")
+        else:
+            self._texts[name] = bytearray()
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._left -= end - start
+        if self._left < 0:
+            raise PayloadTooLarge(
+                f"`{self._name}` has more than {self._limits[self._name]} bytes.", param=self._name
+            )
+        if self._name in self._texts:
+            self._texts[self._name] += data[start:end]
+        else:
+            self._chunks.append((self._files[self._name], data[start:end]))
+            self.gathered += end - start
+
+    def _end(self) -> None:
+        self.complete = True
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        chunks, self._chunks, self.gathered = self._chunks, [], 0
+        for file, data in chunks:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+
+    def finish(self) -> None:
+        """Have all of it on disk. Raises RequestError if a file is missing."""
+        for name in self._wanted:
+            if name not in self._files:
+                raise RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
+        self.flush()
+        for file in self._files.values():
+            os.fsync(file.fileno())
+        sync_folder(self._folder)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def fields(self) -> Form:
+        texts = {}
+        for name, value in self._texts.items():
+            try:
+                texts[name] = value.decode()
+            except UnicodeDecodeError:
+                raise RequestError(f"`{name}` is not UTF-8.", param=name) from None
+        return Form(texts, self._filenames)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the folder's entries on disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,65 @@
+"""The decoder's weights, as adapters that depend on them ask for them (`lora/base.py`)."""
+
+import torch
+from torch import Tensor
+
+from personae.engine.layers.linear import Linear
+from personae.engine.models.decoder import Decoder
+from personae.lora.adapter import GROUPS
+from personae.lora.base import Site, chunks
+
+
+class DecoderWeights:
+    """A decoder as `BaseWeights`. Norms are kept once they were asked for."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+        self._squares: dict[Site, Tensor] = {}
+
+    def squares(self, site: Site) -> Tensor:
+        """See BaseWeights."""
+        if site not in self._squares:
+            if site == "embedding":
+                parts = (chunk.float().square().sum(0) for chunk in chunks(self._model.embedding))
+                self._squares[site] = torch.stack(list(parts)).sum(0).cpu()
+            else:
+                linear, rows = self._find(site)
+                weight = linear.plain()[rows]
+                parts = (chunk.float().square().sum(1) for chunk in chunks(weight))
+                self._squares[site] = torch.cat(list(parts)).cpu()
+        return self._squares[site]
+
+    def project(self, site: Site, a: Tensor) -> Tensor:
+        """See BaseWeights."""
+        model = self._model
+        given = a.to(model.device, model.dtype)
+        if site == "embedding":
+            return (given @ model.embedding).float().cpu()
+        linear, rows = self._find(site)
+        found = linear(given)[:, rows].float().cpu()
+        bias = self.bias(site)
+        return found if bias is None else found - bias
+
+    def bias(self, site: Site) -> Tensor | None:
+        """See BaseWeights."""
+        if site == "embedding":
+            return None
+        linear, rows = self._find(site)
+        return None if linear.bias is None else linear.bias[rows].float().cpu()
+
+    def _find(self, site: Site) -> tuple[Linear, slice]:
+        """The merged matrix that a module is part of, and which of its rows it is."""
+        if isinstance(site, str):
+            return self._model.output, slice(None)
+        layer, module = site
+        group = next(group for group, modules in GROUPS.items() if module in modules)
+        block = self._model.layers[layer]
+        linear = {
+            "qkv": block.attention.qkv,
+            "o": block.attention.o,
+            "gate_up": block.mlp.gate_up,
+            "down": block.mlp.down,
+        }[group]
+        place = GROUPS[group].index(module)
+        start = sum(linear.outputs[:place])
+        return linear, slice(start, start + linear.outputs[place])

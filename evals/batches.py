@@ -1,0 +1,163 @@
+"""A batch beside interactive traffic, on a server that is killed in the middle of it.
+
+    python -m personae.evals.batches --requests 1000 --rate 2 --interactive 60
+
+Starts a server on the bundled model and a data directory of its own. Interactive requests come at random
+times (Poisson): alone, then beside a batch over the base and all adapters, then alone again, since the speed
+of a machine drifts. While the batch runs the server is killed (`kill -9`) and started again. At the end every
+`custom_id` must have one answer, and greedy answers must be those that the same requests get over HTTP.
+Prints the times of interactive requests with and without, and their ratios. Exit code 1 if anything was lost,
+doubled or differs.
+"""
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from personae.evals.bench.arrivals import Poisson
+from personae.evals.bench.client import Answer
+from personae.evals.bench.figures import Figures, Goals, figures
+from personae.evals.bench.session import subject, warm_up
+from personae.evals.bench.workload import Maker, Workload, words
+from personae.evals.served import Served
+
+CHAT = "/v1/chat/completions"
+CHECKED = 40  # answers that are asked for again over HTTP
+
+
+def interactive(url: str, rate: float, count: int, seed: int) -> list[Answer]:
+    """`count` requests to all models in turn, at random times."""
+    answers: list[Answer] = []
+    load = Workload(prompt="uniform:16,64", output="32", popularity="distinct", seed=seed)
+
+    async def run() -> None:
+        one = await subject(url)
+        await warm_up(one, load)
+        maker = Maker(load, one.models, words_per_token=0.5)
+        await Poisson(rate, seed).run(url, maker.make, count, answers.append)
+
+    asyncio.run(run())
+    return answers
+
+
+def lines(models: Sequence[str], count: int, tokens: int) -> list[dict[str, Any]]:
+    """The batch: every line its own prompt, the models in turn, greedy."""
+    made = []
+    for number in range(count):
+        text = words(random.Random(f"line {number}"), 8 + number % 24)
+        body = {
+            "model": models[number % len(models)],
+            "messages": [{"role": "user", "content": text}],
+            "temperature": 0,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+        }
+        made.append({"custom_id": f"line-{number}", "method": "POST", "url": CHAT, "body": body})
+    return made
+
+
+def start_batch(client: httpx.Client, requests: list[dict[str, Any]]) -> str:
+    """Upload and begin; the batch's id."""
+    content = "\n".join(map(json.dumps, requests)).encode()
+    file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}).json()
+    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    return str(client.post("/v1/batches", json=body).json()["id"])
+
+
+def wait(client: httpx.Client, id: str, done: int, console: Console) -> dict[str, Any]:
+    """Until so many requests are done, or the batch has ended."""
+    while True:
+        batch: dict[str, Any] = client.get(f"/v1/batches/{id}").json()
+        if batch["request_counts"]["completed"] >= done or batch["status"] in ("completed", "failed"):
+            console.print(f"batch {batch['status']}, {batch['request_counts']}", highlight=False)
+            return batch
+        time.sleep(1)
+
+
+def judge(
+    client: httpx.Client, batch: dict[str, Any], requests: list[dict[str, Any]]
+) -> tuple[int, int, int]:
+    """Requests that have no answer, that have several, and that have another one than over HTTP."""
+    text = client.get(f"/v1/files/{batch['output_file_id']}/content").text
+    answers = [json.loads(line) for line in text.splitlines()]
+    counts = Counter(answer["custom_id"] for answer in answers)
+    lost = sum(request["custom_id"] not in counts for request in requests)
+    doubled = sum(count > 1 for count in counts.values())
+    by_id = {answer["custom_id"]: answer["response"]["body"]["choices"][0] for answer in answers}
+    different = 0
+    for request in random.Random(0).sample(requests, min(CHECKED, len(requests))):
+        again = client.post(CHAT, json=request["body"], timeout=300).json()["choices"][0]
+        different += again["message"]["content"] != by_id[request["custom_id"]]["message"]["content"]
+    return lost, doubled, different
+
+
+def show(alone: Figures, beside: Figures) -> Table:
+    """Interactive times without and with the batch."""
+    table = Table("ms", "alone", "beside the batch", "ratio", title="interactive requests")
+    for name in ("first", "gap", "end"):
+        for quantile in ("p50", "p99"):
+            without, with_ = (getattr(getattr(found, name), quantile) for found in (alone, beside))
+            table.add_row(
+                f"{name} {quantile}",
+                f"{1000 * without:.0f}",
+                f"{1000 * with_:.0f}",
+                f"{with_ / without:.2f}",
+            )
+    table.add_row("requests", str(alone.requests), str(beside.requests), "")
+    table.add_row("errors", str(alone.errors or ""), str(beside.errors or ""), "")
+    return table
+
+
+def main(
+    requests: Annotated[int, typer.Option(help="Of the batch.")] = 1000,
+    tokens: Annotated[int, typer.Option(help="Of each answer of the batch.")] = 32,
+    count: Annotated[int, typer.Option("--interactive", help="Interactive requests, each time.")] = 60,
+    rate: Annotated[float, typer.Option(help="Interactive requests a second.")] = 2.0,
+    seed: int = 0,
+) -> None:
+    """Run, print, judge."""
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="personae-batches-") as folder:
+        log = Path(folder) / "server.log"
+        arguments = ["--data-dir", str(Path(folder) / "data")]
+        with Served(arguments, log) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+            models = [entry["id"] for entry in client.get("/v1/models").json()["data"]]
+            made = lines(models, requests, tokens)
+            interactive(server.url, rate, 2 * len(models), seed)  # every thread awake
+            alone = interactive(server.url, rate, count, seed + 1)
+            id = start_batch(client, made)
+            wait(client, id, 1, console)
+            beside = interactive(server.url, rate, count, seed + 2)
+            wait(client, id, requests // 2, console)
+            server.kill()
+            console.print("killed")
+        begun = time.monotonic()
+        with Served(arguments, log) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+            batch = wait(client, id, requests, console)
+            while batch["status"] not in ("completed", "failed", "expired"):
+                time.sleep(0.2)
+                batch = client.get(f"/v1/batches/{id}").json()
+            took = time.monotonic() - begun
+            lost, doubled, different = judge(client, batch, made)
+            alone += interactive(server.url, rate, count, seed + 3)
+    console.print(show(figures(alone, Goals()), figures(beside, Goals())))
+    console.print(
+        f"{requests} requests over {len(models)} models, {batch['status']}: {lost} lost, {doubled} doubled, "
+        f"{different} of {min(CHECKED, requests)} different; {took:.0f} s from the restart to the end"
+    )
+    raise typer.Exit(1 if lost or doubled or different else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,119 @@
+"""When requests are sent: in a closed loop, or at times that do not depend on the answers."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from personae.errors import RequestError
+from personae.evals.bench.client import Answer, Request, ask
+
+Make = Callable[[int, int | None, int | None], Request]
+OnAnswer = Callable[[Answer], None]
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A line of a trace: seconds since its beginning, and if it says so the tokens of prompt and answer."""
+
+    at: float
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed"):
+    """Each of `concurrency` clients sends its next request when its last answer is complete."""
+
+    concurrency: int = 8
+
+    async def run(self, url: str, make: Make, count: int, on_answer: OnAnswer) -> None:
+        """Send `count` requests."""
+        numbers = iter(range(count))
+
+        async def client() -> None:
+            for number in numbers:
+                on_answer(await ask(url, make(number, None, None)))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(self.concurrency, count)):
+                tasks.create_task(client())
+
+
+class Poisson(msgspec.Struct, frozen=True, tag="poisson"):
+    """`rate` requests a second on average, independent of each other."""
+
+    rate: float
+    seed: int = 0
+
+    async def run(self, url: str, make: Make, count: int, on_answer: OnAnswer) -> None:
+        """Send `count` requests, and wait for the answers."""
+        await _open(url, make, self.times(count), on_answer)
+
+    def times(self, count: int) -> Iterator[Arrival]:
+        """When."""
+        rng, at = random.Random(f"arrivals {self.seed}"), 0.0
+        for _ in range(count):
+            at += rng.expovariate(self.rate)
+            yield Arrival(at)
+
+
+class Bursts(msgspec.Struct, frozen=True, tag="bursts"):
+    """`size` requests at once, every `every` seconds."""
+
+    size: int
+    every: float
+
+    async def run(self, url: str, make: Make, count: int, on_answer: OnAnswer) -> None:
+        """Send `count` requests, and wait for the answers."""
+        await _open(url, make, self.times(count), on_answer)
+
+    def times(self, count: int) -> Iterator[Arrival]:
+        """When."""
+        return (Arrival(number // self.size * self.every) for number in range(count))
+
+
+class Trace(msgspec.Struct, frozen=True, tag="trace"):
+    """As a file says: JSON Lines of `at` in seconds, `prompt_tokens`, `output_tokens`. `speed` 2 is twice as
+    fast."""
+
+    path: str
+    speed: float = 1.0
+
+    async def run(self, url: str, make: Make, count: int, on_answer: OnAnswer) -> None:
+        """Replay at most `count` of its requests, and wait for the answers."""
+        await _open(url, make, self.times(count), on_answer)
+
+    def times(self, count: int) -> Iterator[Arrival]:
+        """When. Raises RequestError naming the line that is no arrival."""
+        lines = Path(self.path).read_text(encoding="utf-8").splitlines()[:count]
+        for number, line in enumerate(lines, 1):
+            try:
+                arrival = msgspec.json.decode(line, type=Arrival)
+            except msgspec.DecodeError as error:
+                raise RequestError(f"{self.path}, line {number}: {error}.", param="trace") from None
+            yield Arrival(arrival.at / self.speed, arrival.prompt_tokens, arrival.output_tokens)
+
+
+Arrivals = Closed | Poisson | Bursts | Trace
+
+
+async def _open(url: str, make: Make, times: Iterator[Arrival], on_answer: OnAnswer) -> None:
+    """Send each at its time, however many are on their way."""
+    begun = time.perf_counter()
+
+    async def send(request: Request) -> None:
+        on_answer(await ask(url, request))
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, arrival in enumerate(times):
+            request = make(number, arrival.prompt_tokens, arrival.output_tokens)
+            await asyncio.sleep(begun + arrival.at - time.perf_counter())
+            tasks.create_task(send(request))
+
+
+def write_trace(path: Path, arrivals: Iterator[Arrival]) -> None:
+    """A file for `Trace`."""
+    path.write_text("".join(json.dumps(msgspec.to_builtins(each)) + "\n" for each in arrivals))

@@ -1,0 +1,1 @@
+"""Running suites: targets, records, the runner, statistics."""

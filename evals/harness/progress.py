@@ -1,0 +1,76 @@
+"""A line for each suite while a run is under way: how far it is, and its score so far."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+
+from personae.evals.harness.records import Record
+from personae.evals.harness.statistics import wilson
+
+
+class Board:
+    """The progress display; a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            Elapsed(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._lines: dict[str, TaskID] = {}
+        self._tallies: dict[str, Tally] = {}
+
+    def begin(self, suite: str, total: int, done: list[Record]) -> None:
+        """Show a suite; `done` are outcomes of an earlier sitting."""
+        self._lines[suite] = self._progress.add_task(suite, total=total, score="")
+        self._tallies[suite] = Tally()
+        for record in done:
+            self.count(record)
+
+    def count(self, record: Record) -> None:
+        """Show one more outcome."""
+        tally = self._tallies[record.suite]
+        tally.count(record)
+        self._progress.update(self._lines[record.suite], advance=0 if record.part else 1, score=tally.shown())
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+class Tally:
+    """Counts of outcomes."""
+
+    def __init__(self) -> None:
+        self.judged = self.passed = self.errors = self.skipped = 0
+
+    def count(self, record: Record) -> None:
+        """One more."""
+        self.judged += record.judged
+        self.passed += record.judged and record.passed
+        self.errors += bool(record.error)
+        self.skipped += bool(record.skipped)
+
+    def shown(self) -> str:
+        """For a line of text."""
+        parts = []
+        if self.judged:
+            share, low, high = wilson(self.passed, self.judged)
+            parts.append(f"[green]{100 * share:.1f} %[/] [dim]({100 * low:.0f}-{100 * high:.0f})[/]")
+        if self.errors:
+            parts.append(f"[red]{self.errors} errors[/]")
+        if self.skipped:
+            parts.append(f"[yellow]{self.skipped} skipped[/]")
+        return " ".join(parts)

@@ -1,0 +1,138 @@
+"""One sitting of `personae eval run`: from options to results and report."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.console import Console
+
+from personae import __version__
+from personae.errors import RequestError
+from personae.evals.harness.progress import Board
+from personae.evals.harness.records import Head, Log, key_of, now
+from personae.evals.harness.runner import choose_models, plan, run
+from personae.evals.harness.target import Target, open_in_process, open_server, source_of
+from personae.evals.served import Served
+from personae.evals.suites.registry import open_suite, suite_type
+
+
+class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is asked for. Without `url` it is an engine of our own: in this process, or with `serve` a
+    server started for the run. `settings` are those of suites, as {"suite.name": text}."""
+
+    suites: tuple[str, ...]
+    out: Path
+    name: str = ""
+    url: str | None = None
+    key: str | None = None
+    serve: bool = False
+    model: Path | None = None
+    adapters: tuple[Path, ...] = ()
+    models: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    settings: dict[str, str] = {}
+    count: int | None = None
+    concurrency: int = 16
+    seed: int = 0
+    repeat: int = 1
+    temperature: float = 0.0
+    timeout: float = 600.0
+    resume: bool = False
+
+
+async def sit(options: EvalOptions, console: Console) -> Path:
+    """Play everything that has not been played, and return the folder.
+
+    Raises RequestError for options that make no sense, LoadError when our own engine does not start.
+    """
+    settings = {name: suite_settings(name, options) for name in options.suites}
+    suites = {name: open_suite(name, settings[name]) for name in options.suites}
+    unknown = {key.partition(".")[0] for key in options.settings} - set(suites)
+    if unknown:
+        raise RequestError(f"`--set` names {', '.join(sorted(unknown))}, which is not run.", param="set")
+    options.out.mkdir(parents=True, exist_ok=True)
+    async with open_target(options) as target:
+        models = choose_models(await target.models(), options.models)
+        seeds = range(options.seed, options.seed + options.repeat)
+        plans = [
+            plan(name, suite, models, modes=options.modes, tasks=options.tasks, seeds=seeds)
+            for name, suite in suites.items()
+        ]
+        if not any(one.plays for one in plans):
+            raise RequestError("There is nothing to run: no case fits these models, modes and tasks.")
+        sampling = {"temperature": options.temperature}
+        head = Head(
+            name=options.name or options.out.resolve().name,
+            target=target.about,
+            suites=settings,
+            tasks={one.name: one.tasks for one in plans},
+            models=[model.name for model in models],
+            sampling={**sampling, "seed": options.seed, "repeat": options.repeat},
+            version=__version__,
+            started=now(),
+        )
+        begun = time.monotonic()
+        complete = False
+        with Log(options.out, head, resume=options.resume) as log:
+            try:
+                with Board(console) as board:
+                    for one in plans:
+                        keys = {one.key(play) for play in one.plays}
+                        done = [record for record in log.records if key_of(record) in keys]
+                        board.begin(one.name, len(keys), done)
+                    for one in plans:
+                        await run(
+                            one,
+                            target,
+                            log,
+                            sampling=sampling,
+                            concurrency=options.concurrency,
+                            on_record=board.count,
+                        )
+                complete = True
+            finally:
+                for one in plans:
+                    one.suite.close()
+                log.end(round(time.monotonic() - begun, 3), complete=complete)
+    return options.out
+
+
+def suite_settings(name: str, options: EvalOptions) -> dict[str, str]:
+    """The settings of one suite; `count` is that of every suite that has one."""
+    prefix = f"{name}."
+    own = {key.removeprefix(prefix): text for key, text in options.settings.items() if key.startswith(prefix)}
+    fields = {field.name for field in msgspec.structs.fields(suite_type(name).settings)}
+    if options.count is not None and "count" in fields:
+        own = {"count": str(options.count), **own}
+    return own
+
+
+@asynccontextmanager
+async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
+    """The target that the options name. Raises LoadError or RequestError."""
+    if options.url is not None:
+        if options.serve or options.model is not None or options.adapters:
+            raise RequestError("`--url` is a server that runs; `--serve` and `--model` would start another.")
+        async with open_server(options.url, options.key, options.timeout) as server:
+            yield server
+    elif options.serve:
+        arguments = [] if options.model is None else [str(options.model)]
+        for folder in options.adapters:
+            arguments += ["--adapters", str(folder)]
+        served = Served(arguments, options.out / "server.log")
+        await anyio.to_thread.run_sync(served.__enter__)
+        try:
+            async with open_server(served.url, patience=options.timeout) as server:
+                server.about = f"personae serve {options.model.name if options.model else '(bundled model)'}"
+                server.source = source_of(options.model, options.adapters)
+                yield server
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(served.__exit__)
+    else:
+        async with open_in_process(options.model, options.adapters) as target:
+            yield target

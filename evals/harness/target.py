@@ -1,0 +1,233 @@
+"""What is evaluated: a server at a URL, or an engine in this process. Both take the bodies of OpenAI's API.
+
+What goes wrong is raised as the class of `personae.errors` that our server would have sent.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import httpx
+import msgspec
+
+from personae.api.library import Engine
+from personae.api.library import open as open_library
+from personae.api.local import DEMO
+from personae.errors import (
+    GrammarError,
+    NotFound,
+    Overloaded,
+    PersonaeError,
+    RateLimited,
+    RequestError,
+    RequestFailed,
+    UnsupportedParameter,
+)
+
+Body = dict[str, Any]
+_BY_CODE: dict[str, type[RequestError]] = {
+    "invalid_schema": GrammarError,
+    "unsupported_parameter": UnsupportedParameter,
+    "model_not_found": NotFound,
+}
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A name to ask for; it is the base's or an adapter's."""
+
+    name: str
+    base: bool
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A model folder, and folders of adapters by name."""
+
+    model: Path
+    adapters: dict[str, Path]
+
+
+class Target(Protocol):
+    """Something that answers."""
+
+    url: str | None
+    """Where it is reached over HTTP, if it is."""
+    about: str
+    """For the report's head."""
+    source: "Source | None"
+    """The folders that were loaded, if the engine is our own."""
+    key: str | None
+    """What a server is asked with."""
+
+    async def models(self) -> list[Model]:
+        """What may be asked for, bases first."""
+
+    async def chat(self, body: Body) -> Body:
+        """POST /v1/chat/completions."""
+
+    async def complete(self, body: Body) -> Body:
+        """POST /v1/completions."""
+
+    def stream_chat(self, body: Body) -> AsyncIterator[Body]:
+        """The chunks of a streamed chat completion."""
+
+
+class Server:
+    """An OpenAI-compatible server. `url` is its root, with or without `/v1`."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str, key: str | None = None) -> None:
+        self._client = client
+        self.url: str | None = url
+        self.about = url
+        self.source: Source | None = None
+        self.key = key
+
+    async def models(self) -> list[Model]:
+        """As /v1/models has it; an entry without `parent` is a base."""
+        try:
+            response = await self._client.get("/models")
+        except httpx.TransportError as error:
+            raise Overloaded(f"{self.url} cannot be reached: {error or type(error).__name__}.") from None
+        cards = _checked(response)["data"]
+        listed = [Model(card["id"], not card.get("parent")) for card in cards]
+        return sorted(listed, key=lambda model: not model.base)
+
+    async def chat(self, body: Body) -> Body:
+        """One answer."""
+        return await self._post("/chat/completions", body)
+
+    async def complete(self, body: Body) -> Body:
+        """One answer."""
+        return await self._post("/completions", body)
+
+    async def stream_chat(self, body: Body) -> AsyncIterator[Body]:
+        """Server-sent events as they come."""
+        async with self._client.stream(
+            "POST", "/chat/completions", json={**body, "stream": True}
+        ) as response:
+            if response.is_error:
+                await response.aread()
+                _checked(response)
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RequestFailed(str(event["error"].get("message", event["error"])))
+                yield event
+
+    async def _post(self, path: str, body: Body) -> Body:
+        try:
+            response = await self._client.post(path, json=body)
+        except httpx.TimeoutException:
+            raise RequestFailed("There was no answer in time.") from None
+        except httpx.TransportError as error:
+            raise Overloaded(f"{self.url} cannot be reached: {error or type(error).__name__}.") from None
+        return _checked(response)
+
+
+class InProcess:
+    """An engine in this process, as `personae.open` gives it."""
+
+    url: str | None = None
+    key: str | None = None
+
+    def __init__(self, engine: Engine, about: str, source: Source) -> None:
+        self._engine = engine
+        self.about = about
+        self.source: Source | None = source
+
+    async def models(self) -> list[Model]:
+        """The base and its adapters."""
+        first, *others = self._engine.models
+        return [Model(first, True), *(Model(name, False) for name in others)]
+
+    async def chat(self, body: Body) -> Body:
+        """One answer."""
+        answer: Body = msgspec.to_builtins(await self._engine.chat(**body))
+        return answer
+
+    async def complete(self, body: Body) -> Body:
+        """One answer."""
+        answer: Body = msgspec.to_builtins(await self._engine.complete(**body))
+        return answer
+
+    async def stream_chat(self, body: Body) -> AsyncIterator[Body]:
+        """Chunks as they come."""
+        async with self._engine.stream_chat(**body) as chunks:
+            async for chunk in chunks:
+                yield msgspec.to_builtins(chunk)
+
+
+@asynccontextmanager
+async def open_server(url: str, key: str | None = None, patience: float = 600.0) -> AsyncIterator[Server]:
+    """The server at `url`, asked with `key`; an answer may take `patience` seconds."""
+    root = url.rstrip("/").removesuffix("/v1")
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=f"{root}/v1", headers=headers, timeout=httpx.Timeout(patience, connect=10.0), limits=limits
+    ) as client:
+        yield Server(client, root, key)
+
+
+@asynccontextmanager
+async def open_in_process(
+    model: Path | None, adapters: tuple[Path, ...] = (), **options: Any
+) -> AsyncIterator[InProcess]:
+    """An engine of our own. Raises LoadError."""
+    async with open_library(model, adapters=adapters, **options) as engine:
+        about = f"in process: {model.name if model else 'the bundled model'}"
+        yield InProcess(engine, about, source_of(model, adapters))
+
+
+def source_of(model: Path | None, adapters: tuple[Path, ...]) -> Source:
+    """What an engine of our own loads for these options."""
+    if model is None:
+        model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
+    named = {path.name: path for folder in adapters for path in sorted(folder.iterdir()) if path.is_dir()}
+    return Source(model, named)
+
+
+@asynccontextmanager
+async def closing(chunks: AsyncIterator[Body]) -> AsyncIterator[AsyncIterator[Body]]:
+    """The stream for a `with` block, ended with it."""
+    try:
+        yield chunks
+    finally:
+        with anyio.CancelScope(shield=True):
+            await chunks.aclose()  # type: ignore[attr-defined]  # both are generators
+
+
+def _checked(response: httpx.Response) -> Body:
+    """The body, unless it is an error."""
+    if response.is_success:
+        body: Body = response.json()
+        return body
+    try:
+        error = response.json()["error"]
+        message, code, param = str(error["message"]), error.get("code"), error.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
+    raise _error(response.status_code, code)(
+        message, code=code, param=param, retry_after=_seconds(response.headers.get("retry-after"))
+    )
+
+
+def _error(status: int, code: str | None) -> type[PersonaeError]:
+    if status == RateLimited.status:
+        return RateLimited
+    if status in (502, 503, 504):
+        return Overloaded
+    if status >= 500:
+        return RequestFailed
+    return _BY_CODE.get(code or "", RequestError)
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return None if header is None else float(header)
+    except ValueError:
+        return None  # a date; the class has a default

@@ -1,0 +1,56 @@
+"""A `personae serve` process for the length of a `with` block."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from personae.errors import ModelLoadError
+
+_READY = re.compile(r"personae ready (\S+)")
+
+
+class Served:
+    """`url` is there once the block is entered. What the server says besides goes to the file `log`."""
+
+    def __init__(self, arguments: Sequence[str], log: Path | None = None) -> None:
+        self._arguments = arguments
+        self._log = log
+        self.url = ""
+
+    def __enter__(self) -> "Served":
+        """Raises ModelLoadError when the server ends before it is ready."""
+        command = [sys.executable, "-c", "from personae.api.cli import main; main()", "serve"]
+        self._stderr: IO[bytes] | None = None if self._log is None else self._log.open("wb")
+        self._process = subprocess.Popen(  # noqa: S603  # ourselves
+            [*command, *self._arguments, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if found := _READY.match(line):
+                self.url = found[1]
+                return self
+        code = self._process.wait()
+        told = "" if self._log is None else f" See {self._log}."
+        raise ModelLoadError(f"The server ended with {code} before it was ready.{told}")
+
+    @property
+    def pid(self) -> int:
+        """Of the server; the model's process is its child."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it at once, as a crash does (SIGKILL); the block may go on without it."""
+        self._process.kill()
+        self._process.wait(60)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+        if self._stderr is not None:
+            self._stderr.close()

@@ -1,0 +1,52 @@
+"""The suites by name. A suite's module is imported when it is asked for."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import msgspec
+
+from personae.errors import RequestError
+from personae.evals.suites.suite import Suite
+
+SUITES = {
+    "demo": "personae.evals.suites.demo:DemoTasks",
+    "schemas": "personae.evals.suites.schemas:Schemas",
+    "bfcl": "personae.evals.suites.bfcl.suite:Bfcl",
+    "reasoning": "personae.evals.suites.reasoning:Reasoning",
+    "lora": "personae.evals.suites.lora:LoraParity",
+    "determinism": "personae.evals.suites.determinism:Determinism",
+    "acceptance": "personae.evals.suites.acceptance:Acceptance",
+    "lm_eval": "personae.evals.suites.lm_eval:LmEval",
+}
+DEFAULT = ("demo", "schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
+
+
+def suite_type(name: str) -> type[Suite]:
+    """The class of that name. Raises RequestError when there is none, or what it needs is not installed."""
+    if name not in SUITES:
+        raise RequestError(f"There is no suite {name!r}; there are {', '.join(SUITES)}.", param="suites")
+    module, _, attribute = SUITES[name].partition(":")
+    try:
+        suite: type[Suite] = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise RequestError(f"Suite {name!r} needs the package {error.name!r}.", param="suites") from None
+    return suite
+
+
+def open_suite(name: str, settings: Mapping[str, str]) -> Suite:
+    """The suite with these settings, given as text. Raises RequestError naming the one that is wrong."""
+    suite = suite_type(name)
+    known = {field.name: field.type for field in msgspec.structs.fields(suite.settings)}
+    for key in settings:
+        if key not in known:
+            raise RequestError(
+                f"`{name}.{key}`: suite {name!r} has no such setting; it has {', '.join(known) or 'none'}.",
+                param=f"{name}.{key}",
+            )
+    values = {
+        key: value.split(",") if "list" in str(known[key]) else value for key, value in settings.items()
+    }
+    try:
+        return suite(msgspec.convert(values, suite.settings, strict=False))  # type: ignore[call-arg]  # see Suite
+    except msgspec.ValidationError as error:
+        raise RequestError(f"Settings of suite {name!r}: {error}.", param=name) from None

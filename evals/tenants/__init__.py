@@ -1,0 +1,1 @@
+"""What a server owes its tenants, measured from outside: scale, stalls, fairness, hostile uploads."""

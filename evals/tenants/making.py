@@ -1,0 +1,46 @@
+"""Random adapters of a base, as PEFT would save them."""
+
+import json
+from pathlib import Path
+
+import httpx
+import torch
+from safetensors.torch import save
+
+from personae.engine.config import read_config
+from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE
+
+
+class AdapterMaker:
+    """Makes adapters for the model in a folder. The same seed makes the same adapter."""
+
+    def __init__(self, model: Path, targets: tuple[str, ...] = tuple(PROJECTIONS)) -> None:
+        self._config = read_config(model)
+        self._targets = targets
+
+    def make(self, rank: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, bytes]:
+        """The two files, by name."""
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {}
+        for layer in range(self._config.layers):
+            for module in self._targets:
+                inputs, outputs = self._config.linear_shapes[module]
+                path = f"base_model.model.model.layers.{layer}.{PROJECTIONS[module]}"
+                a = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
+                b = torch.randn(outputs, rank, generator=generator) * 0.1 * rank**-0.5
+                tensors[f"{path}.lora_A.weight"] = a.to(dtype)
+                tensors[f"{path}.lora_B.weight"] = b.to(dtype)
+        config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank}
+        return {CONFIG_FILE: json.dumps(config).encode(), TENSORS_FILE: save(tensors)}
+
+    def bytes_per_rank(self, dtype: torch.dtype = torch.float32) -> int:
+        """What a rank takes in the file."""
+        widths = sum(sum(self._config.linear_shapes[module]) for module in self._targets)
+        return self._config.layers * widths * dtype.itemsize
+
+
+async def push(client: httpx.AsyncClient, name: str, files: dict[str, bytes]) -> None:
+    """Upload it; raises httpx.HTTPStatusError if it is refused."""
+    parts = {field: (field, content, "application/octet-stream") for field, content in files.items()}
+    response = await client.post("/v1/adapters", data={"name": name, "replace": "true"}, files=parts)
+    response.raise_for_status()

@@ -1,0 +1,138 @@
+"""Spoilt uploads by the thousand, to a real server: each must be a 4xx with a reason and leave nothing.
+
+    python -m personae.evals.tenants.uploads --count 10000
+
+Serves the bundled model with a data directory of its own, sends uploads spoilt in the ways of `spoiling.py`
+in turn, and looks each time at the answer, every hundred at what lies on disk. In the end the server must be
+the process that it was at the beginning, and take and serve a good upload. Exit code 1 if anything was wrong;
+what was sent is told by its number, from which and the seed it can be made again.
+"""
+
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+
+from personae.api.local import DEMO
+from personae.engine.config import read_config
+from personae.evals.served import Served
+from personae.evals.tenants.spoiling import SPOILERS, Upload, is_whole, whole
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class Siege:
+    """One run against one server. `wrong` lists what should not have been."""
+
+    def __init__(self, client: httpx.Client, data: Path, seed: int) -> None:
+        self.client = client
+        self.data = data
+        self.seed = seed
+        self.good = whole(*read_config(DEMO / "model").linear_shapes["q"])
+        self.wrong: list[str] = []
+        self.statuses: Counter[int] = Counter()
+
+    def spoilt(self, number: int) -> tuple[str, Upload]:
+        """The upload of that number, and how it is spoilt."""
+        names = list(SPOILERS)
+        how = names[number % len(names)]
+        return how, SPOILERS[how](random.Random(f"{self.seed}/{number}"), self.good)
+
+    def send(self, upload: Upload) -> httpx.Response:
+        """As any client would."""
+        files = {
+            name: ("x", content, "application/octet-stream")
+            for name, content in ((CONFIG, upload.config), (TENSORS, upload.tensors))
+        }
+        return self.client.post("/v1/adapters", data={"name": upload.name, **upload.fields}, files=files)
+
+    def attack(self, number: int) -> None:
+        """Send one and judge the answer."""
+        how, upload = self.spoilt(number)
+        where = f"{number} ({how})"
+        try:
+            response = self.send(upload)
+        except httpx.HTTPError as error:
+            self.wrong.append(f"{where}: no answer: {error!r}")
+            return
+        self.statuses[response.status_code] += 1
+        if response.status_code == 201:
+            if not (upload.judged and is_whole(upload, self.good)):
+                self.wrong.append(f"{where}: accepted")
+            self.client.delete("/v1/adapters/x")
+            return
+        reason = response.json().get("error", {}).get("message")
+        if not 400 <= response.status_code < 500 or not reason:
+            self.wrong.append(f"{where}: {response.status_code} {response.text[:200]}")
+        if str(self.data) in response.text:
+            self.wrong.append(f"{where}: tells a path of the server: {response.text[:200]}")
+
+    def look_around(self, number: int) -> None:
+        """Nothing may lie on disk, nothing be registered, and the server must be well."""
+        adapters = self.data / "adapters"
+        for _ in range(50):  # what was refused is thrown away beside the answers
+            left = [path.name for path in adapters.iterdir() if path.name != "staging"]
+            left += [path.name for path in (adapters / "staging").iterdir()]
+            if not left:
+                break
+            time.sleep(0.1)
+        else:
+            self.wrong.append(f"by {number}: files are left: {left[:5]}")
+        if self.client.get("/v1/adapters").json()["data"]:
+            self.wrong.append(f"by {number}: an adapter is registered")
+        if self.client.get("/ready").status_code != 200:
+            self.wrong.append(f"by {number}: the server is not ready")
+
+    def end_well(self) -> None:
+        """A good upload is taken, answers, and goes."""
+        created = self.send(self.good)
+        answer = self.client.post("/v1/completions", json={"model": "x", "prompt": "Hello", "max_tokens": 4})
+        removed = self.client.delete("/v1/adapters/x")
+        codes = [response.status_code for response in (created, answer, removed)]
+        if codes != [201, 200, 200]:
+            self.wrong.append(f"a good upload in the end: {codes}")
+        restarts = next(
+            line
+            for line in self.client.get("/metrics").text.splitlines()
+            if line.startswith("personae:back_restarts_total")
+        )
+        if float(restarts.split()[-1]):
+            self.wrong.append(restarts)
+
+
+def main(
+    count: Annotated[int, typer.Option(help="How many uploads.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of what is spoilt, and how.")] = 0,
+    first: Annotated[int, typer.Option(help="The number of the first, to repeat some.")] = 0,
+) -> None:
+    """Besiege a server."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        with (
+            Served(["--data-dir", str(data)], Path(folder) / "log") as served,
+            httpx.Client(base_url=served.url, timeout=60) as client,
+        ):
+            siege = Siege(client, data, seed)
+            begun = time.monotonic()
+            for number in range(first, first + count):
+                siege.attack(number)
+                if number % 100 == 99 or number == first + count - 1:
+                    siege.look_around(number)
+                if number % 1000 == 999:
+                    print(number + 1, dict(siege.statuses), f"{len(siege.wrong)} wrong", flush=True)
+            siege.end_well()
+            seconds = time.monotonic() - begun
+    print(f"{count} uploads in {seconds:.0f} s: {dict(sorted(siege.statuses.items()))}")
+    for line in siege.wrong[:50]:
+        print("WRONG", line)
+    sys.exit(bool(siege.wrong))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,31 @@
+"""Grammars that callers write: llama.cpp's GBNF, or Lark as llguidance reads it."""
+
+import re
+
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from personae.errors import GrammarError
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Element, Lark
+
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def is_gbnf(source: str) -> bool:
+    """Whether it is GBNF: its rules are written with `::=`, those of Lark with a colon."""
+    return _GBNF.search(source) is not None
+
+
+def grammar_spec(source: str) -> GrammarSpec:
+    """What binds a whole answer to a grammar."""
+    return GrammarSpec("ebnf" if is_gbnf(source) else "lark", source)
+
+
+def grammar_element(source: str, param: str) -> Element:
+    """The grammar as a part of an answer. Raises GrammarError, with `param`, when it cannot be read."""
+    if not is_gbnf(source):
+        return Lark(source, param)
+    try:
+        return Lark(gbnf_to_lark(source), param)
+    except Exception as error:  # the library's reader raises whatever it stumbles over
+        raise GrammarError(f"`{param}`: the grammar cannot be read: {error}", param=param) from error

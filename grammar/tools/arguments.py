@@ -1,0 +1,193 @@
+"""How a model family writes the arguments of a call: as a JSON object, or one by one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from personae.errors import GrammarError
+from personae.grammar.schema.gate import ASSERTIONS
+from personae.grammar.structure.elements import (
+    Element,
+    Exactly,
+    Json,
+    Lark,
+    OneOf,
+    Regex,
+    Repeat,
+    Sequence,
+    Until,
+    Verbatim,
+)
+from personae.grammar.structure.escaped import escaped_lark
+from personae.grammar.tools.function import Function
+from personae.grammar.tools.parameters import Parameter, branches, parameters_of
+
+Kind = Literal["text", "text or null", "json"]
+_ANY_KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonArguments:
+    """A JSON object."""
+
+    texts = ""
+
+    def element(self, function: Function) -> Element:
+        """What the arguments of a call may be."""
+        if isinstance(function.text, Lark):
+            text = Lark(escaped_lark(function.text.source, function.param), function.param)
+            return Sequence((Exactly('{ "input" : "'), text, Exactly('" }')))
+        return Json(function.parameters, function.strict, function.param)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedArguments:
+    """Arguments are written one by one, each `before_key KEY after_key VALUE after_value`, `between` any two.
+
+    Values are JSON, but for the `constants` of JSON that are spelled otherwise and for strings:
+
+    - `quote` set: a string stands between two of these, as it is;
+    - `raw`: where the schema allows text alone, a string stands as it is up to `after_value`, and `null`
+      beside it is written so. Otherwise it is a JSON string.
+
+    A string that a strict schema says more of than its type or its values is always a JSON string: only that
+    can be bound. `key` matches the names that can be written. A space is as in the texts of a ToolFormat.
+    """
+
+    before_key: str
+    after_key: str
+    after_value: str
+    between: str = ""
+    quote: str = ""
+    raw: bool = False
+    constants: Mapping[str, str] = field(default_factory=dict)
+    key: str = r"[^\s<>\"=]+"
+
+    @property
+    def texts(self) -> str:
+        """What a special token has to occur in to matter."""
+        return f"{self.before_key} {self.after_key} {self.after_value} {self.between} {self.quote}"
+
+    def element(self, function: Function) -> Element:
+        """What the arguments of a call may be. Raises GrammarError for a function that cannot be written."""
+        parameters = parameters_of(function)
+        for one in parameters.listed:
+            if not re.fullmatch(self.key, one.name):
+                raise GrammarError(
+                    f"{function.name}: this model has no way to write a parameter named {one.name!r}.",
+                    param=function.param,
+                )
+        if parameters.others is not None:
+            value = Json(parameters.others, function.strict, function.param)
+            pair = self._pair(Regex(_ANY_KEY, function.param), Sequence((value, self._end())))
+            more = Repeat(Sequence((Exactly(self.between), pair)) if self.between else pair)
+            return Repeat(Sequence((pair, more)), 0, 1)
+        pairs = [self._pair(Verbatim(one.name), self._value(one, function)) for one in parameters.listed]
+        return _in_order(pairs, [one.required for one in parameters.listed], self.between)
+
+    def kind(self, function: Function | None, key: str) -> Kind:
+        """How the value of an argument is to be read."""
+        if not self.raw:
+            return "json"
+        if function is None or function.custom:
+            return "text"
+        for one in parameters_of(function).listed:
+            if one.name == key:
+                return self._kind(one.schema, function.strict)
+        return "json"
+
+    def _pair(self, key: Element, value: Element) -> Element:
+        return Sequence((Exactly(self.before_key), key, Exactly(self.after_key), value))
+
+    def _kind(self, schema: dict[str, Any], strict: bool) -> Kind:
+        texts = [self._is_text(branch, strict) for branch in branches(schema)]
+        others = [branch for branch, text in zip(branches(schema), texts, strict=True) if not text]
+        if not any(texts) or any(not _is_null(branch) for branch in others):
+            return "json"
+        return "text or null" if others else "text"
+
+    def _is_text(self, schema: dict[str, Any], strict: bool) -> bool:
+        """Whether it allows strings alone, and these can be written as they are."""
+        values = schema.get("enum")
+        if values is not None:
+            end = self.quote or self.after_value
+            return all(isinstance(value, str) and end not in value for value in values)
+        if schema.get("type") != "string":
+            return False
+        return not strict or schema.keys() & ASSERTIONS == {"type"}
+
+    def _value(self, parameter: Parameter, function: Function) -> Element:
+        """A value and what comes after it."""
+        json = Sequence((Json(parameter.schema, function.strict, function.param), self._end()))
+        if function.text is not None:
+            return self._input(function.text, json)
+        if self.raw and self._kind(parameter.schema, function.strict) == "json":
+            return json
+        values = [self._branch(branch, function) for branch in branches(parameter.schema)]
+        if all(isinstance(value, Sequence) and isinstance(value.parts[0], Json) for value in values):
+            return json
+        return values[0] if len(values) == 1 else OneOf(tuple(values))
+
+    def _branch(self, schema: dict[str, Any], function: Function) -> Element:
+        values = schema.get("enum")
+        if (self.raw or self.quote) and self._is_text(schema, function.strict):
+            if values is None:
+                return self._string()
+            texts = OneOf(tuple(Verbatim(self.quote + value + self.quote) for value in values))
+            return Sequence((texts, self._end()))
+        if values is None and schema.get("type") in ("boolean", "null"):
+            values = [True, False] if schema["type"] == "boolean" else [None]
+        names = [_CONSTANTS.get(repr(value), "") for value in values or ()]
+        if names and all(names) and self.constants:
+            spelled = (Verbatim(self.constants.get(name, name)) for name in names)
+            return Sequence((OneOf(tuple(spelled)), self._end()))
+        return Sequence((Json(schema, function.strict, function.param), self._end()))
+
+    def _string(self) -> Element:
+        if not self.quote:
+            return Until(self.after_value)
+        return Sequence((Verbatim(self.quote), Until(self.quote), self._end()))
+
+    def _input(self, text: Regex | Lark, json: Element) -> Element:
+        """The value of a custom tool's only argument."""
+        end = self.quote or (self.after_value if self.raw else "")
+        if end:
+            bound = Regex(text.pattern, text.param, (end,)) if isinstance(text, Regex) else text
+            return Sequence((Verbatim(self.quote), bound, Verbatim(self.quote), self._end()))
+        if isinstance(text, Regex):
+            return json
+        return Sequence(
+            (Verbatim('"'), Lark(escaped_lark(text.source, text.param), text.param), Verbatim('"'))
+        )
+
+    def _end(self) -> Element:
+        return Exactly(self.after_value)
+
+
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+
+
+def _is_null(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "null" or schema.get("enum") == [None]
+
+
+def _in_order(pairs: list[Element], required: list[bool], between: str) -> Element:
+    """The pairs in their order, without those that are not required or with them."""
+    if not between:
+        return Sequence(
+            tuple(one if must else Repeat(one, 0, 1) for one, must in zip(pairs, required, strict=True))
+        )
+    firsts: list[Element] = []
+    for first, pair in enumerate(pairs):
+        parts = [pair]
+        for one, must in zip(pairs[first + 1 :], required[first + 1 :], strict=True):
+            more = Sequence((Exactly(between), one))
+            parts.append(more if must else Repeat(more, 0, 1))
+        firsts.append(Sequence(tuple(parts)))
+        if required[first]:
+            return OneOf(tuple(firsts)) if len(firsts) > 1 else firsts[0]
+    return Repeat(OneOf(tuple(firsts)), 0, 1) if firsts else Sequence(())
+
+
+Arguments = JsonArguments | KeyedArguments

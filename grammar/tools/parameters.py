@@ -1,0 +1,122 @@
+"""A function's schema, parameter by parameter, for formats that write each argument on its own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema_rs
+
+from personae.errors import GrammarError
+from personae.grammar.schema.document import pointer
+from personae.grammar.schema.gate import ASSERTIONS
+from personae.grammar.schema.walk import subschemas
+from personae.grammar.tools.function import Function
+
+_DEFINITIONS = ("$defs", "definitions")
+_UNDERSTOOD = frozenset({"type", "properties", "required", "additionalProperties"})
+_LOCAL = tuple(f"#/{name}/" for name in _DEFINITIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter and its schema, which stands alone: it has the definitions that it refers to."""
+
+    name: str
+    schema: dict[str, Any]
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters in the order in which they are written. `others` is the schema of any number of
+    parameters of other names, None if there may be none."""
+
+    listed: tuple[Parameter, ...]
+    others: dict[str, Any] | None = None
+
+
+def parameters_of(function: Function) -> Parameters:
+    """What a function takes. Where parameters are listed, only those can be written.
+
+    Raises GrammarError when a strict function's schema says more than what each parameter is.
+    """
+    schema = function.parameters
+    for keyword in schema if function.strict else ():
+        if keyword in ASSERTIONS and keyword not in _UNDERSTOOD:
+            raise _refusal(function, f"the keyword {keyword!r} at {pointer((keyword,))}")
+    definitions = {name: schema[name] for name in (*_DEFINITIONS, "$schema") if name in schema}
+    others = schema.get("additionalProperties", True)
+    properties = dict(schema.get("properties") or {})
+    for name in schema.get("required") or ():
+        if name not in properties:
+            if others is False:
+                raise GrammarError(f"The required {name!r} is not allowed.", param=function.param)
+            properties[name] = others
+    required = set(schema.get("required") or ())
+    listed = [
+        Parameter(name, _alone(one, definitions, function), name in required)
+        for name, one in properties.items()
+        if one is not False
+    ]
+    if listed or others is False:
+        return Parameters(tuple(listed))
+    return Parameters((), _alone(others, definitions, function))
+
+
+def _alone(schema: Any, definitions: dict[str, Any], function: Function) -> dict[str, Any]:
+    if not isinstance(schema, dict):
+        return {}
+    for one, path in subschemas(schema):
+        if "$ref" in one and not str(one["$ref"]).startswith(_LOCAL):
+            if function.strict:
+                raise _refusal(function, f"the reference {one['$ref']!r} at {pointer((*path, '$ref'))}")
+            return {}
+    return {**schema, **definitions}
+
+
+def _refusal(function: Function, what: str) -> GrammarError:
+    return GrammarError(
+        f"{function.name}: {what} cannot be enforced where a model writes arguments one by one, as this one "
+        "does. Remove it, or set strict to false.",
+        param=function.param,
+    )
+
+
+def branches(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Schemas that together allow what `schema` allows: the members of its unions, if they are plain ones."""
+    definitions = {name: schema[name] for name in (*_DEFINITIONS, "$schema") if name in schema}
+    return [branch | definitions for branch in _branches(schema, schema, frozenset())]
+
+
+def _branches(schema: Any, root: dict[str, Any], seen: frozenset[str]) -> Iterator[dict[str, Any]]:
+    if not isinstance(schema, dict):
+        yield {} if schema is True else {"not": {}}
+        return
+    says = schema.keys() & ASSERTIONS
+    if says == {"$ref"} and schema["$ref"] not in seen:
+        yield from _branches(_resolved(schema["$ref"], root), root, seen | {schema["$ref"]})
+    elif says == {"anyOf"}:
+        for one in schema["anyOf"]:
+            yield from _branches(one, root, seen)
+    elif says == {"type"} and isinstance(schema["type"], list):
+        for kind in schema["type"]:
+            yield {"type": kind}
+    elif says in ({"enum"}, {"const"}, {"enum", "type"}, {"const", "type"}):
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        if "type" in schema:
+            allowed = jsonschema_rs.validator_for({"type": schema["type"]})
+            values = [value for value in values if allowed.is_valid(value)]
+        for kind in (str, type(None)):
+            if members := [value for value in values if type(value) is kind]:
+                yield {"enum": members}
+        if others := [value for value in values if type(value) not in (str, type(None))]:
+            yield {"enum": others}
+    else:
+        yield {name: value for name, value in schema.items() if name not in _DEFINITIONS}
+
+
+def _resolved(reference: str, root: dict[str, Any]) -> Any:
+    value: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    return value

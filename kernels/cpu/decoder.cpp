@@ -1,0 +1,64 @@
+// The fused decoder behind a C interface; empty where the processor has no products of bfloat16 pairs.
+#if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__linux__)
+#include "decoder.h"
+
+extern "C" {
+
+int personae_has_decoder() { return 1; }
+
+// Whether the machine has AMX and it is used; `on` 0 or 1 sets it (where there is one), else asks.
+int personae_amx(int on) {
+    if (on == 0 || on == 1) amx_on() = on && AMX_BUILT && amx_allowed();
+    return amx_on();
+}
+
+void* personae_pack(const void* weight, int64_t n, int64_t k, int paired) {
+    return pack((const bf16*)weight, n, k, paired);
+}
+void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
+void personae_unpack(void* packed) { unpack((Packed*)packed); }
+
+// y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias.
+void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_t rows, const float* bias, void* y,
+                     int threads) {
+    struct Call {
+        const Packed& w;
+        Rows x;
+        int64_t rows;
+        const float* bias;
+        bf16* y;
+    };
+    const Packed& w = *(const Packed*)packed;
+    const int64_t padded = (rows + PANEL - 1) / PANEL * PANEL;
+    std::vector<bf16> memory(padded * w.blocks * 32 + 32, bf16{0});
+    Call call{w, {(bf16*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), w.blocks}, rows, bias, (bf16*)y};
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < w.k; d += 32)
+            std::memcpy(call.x.at(row, d / 32), (const bf16*)x + row * x_stride + d,
+                        std::min<int64_t>(32, w.k - d) * sizeof(bf16));
+    Team::of(threads).run({items_of(w)}, [](void* context, int, int64_t item, int) {
+        const Call& c = *(const Call*)context;
+        multiply_item(c.x, c.rows, c.w, item, [&](int64_t row, int64_t count, int64_t g, const float* sums) {
+            for (int64_t half = 0; half < 2; half++)
+                for (int64_t i = 0; i < count; i++)
+                    for (int64_t j = 0; j < c.w.width(g, half); j++) {
+                        const int64_t column = c.w.column(g, half) + j;
+                        c.y[(row + i) * c.w.n + column] =
+                            narrow<bf16>(sums[i * GROUP + half * 16 + j] + (c.bias ? c.bias[column] : 0.0f));
+                    }
+        });
+    }, &call);
+}
+
+void* personae_decoder(const DecoderShape* shape, const DecoderLayer* layers, int threads) {
+    return new Decoder(*shape, layers, threads);
+}
+void personae_decoder_free(void* decoder) { delete (Decoder*)decoder; }
+void personae_decoder_forward(void* decoder, const DecoderBatch* batch) { ((Decoder*)decoder)->forward(*batch); }
+void personae_decoder_logits(void* decoder, const float* hidden, int64_t count, float* logits) {
+    ((Decoder*)decoder)->logits(hidden, count, logits);
+}
+}
+#else
+extern "C" int personae_has_decoder() { return 0; }
+#endif

@@ -1,0 +1,375 @@
+// A whole step of a decoder as one program: norm, q k v, rotation, attention, o, norm, gate and up, down, for all
+// layers, without leaving C++ and without a fork or join between.
+//
+// The residual stream and every sum are float32; what enters a product is rounded to bfloat16. A row's result
+// depends on its own sequence and adapter alone, bit for bit: not on the rows beside it, nor on how its prompt was
+// cut into chunks, nor on the number of threads.
+#pragma once
+#include <vector>
+
+#include "attention_bf16.h"
+#include "lowrank.h"
+#include "team.h"
+
+namespace {
+
+struct DecoderLayer {
+    const Packed *qkv, *o, *gate_up, *down;
+    const float *attention_norm, *mlp_norm;
+    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
+    const float *q_norm, *k_norm;                               // over a head; null: none
+    int64_t window;                                             // 0: none
+};
+
+struct DecoderShape {
+    int64_t layers, hidden, heads, kv_heads, dim, inner, vocab;
+    float eps, scale;
+    const bf16* embedding;
+    const float *cos, *sin, *norm;
+    const Packed* output;
+};
+
+struct DecoderBatch {
+    const int64_t *tokens, *positions, *write_index;
+    const int32_t *query_start, *kv_length, *page_table;
+    int64_t count, rows, max_pages, page_size, page_stride, layer_stride, value_offset;
+    bf16* cache;
+    float* hidden;  // [count][hidden], the result
+    const Lora* lora;
+};
+
+// x / sqrt(mean(x^2) + eps) * weight, n a multiple of 16.
+inline float inverse_rms(const float* x, int64_t n, float eps) {
+    Vec squares = {};
+    for (int64_t d = 0; d < n; d += LANES) squares += load(x + d) * load(x + d);
+    return 1.0f / __builtin_sqrtf(sum(squares) / n + eps);
+}
+
+inline __m512 silu_times(__m512 gate, __m512 up) {  // through exp(-|g|), which cannot overflow
+    const Vec g = (Vec)gate, e = exp_negative(select(g < 0.0f, g, -g));
+    return (__m512)(g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * (Vec)up);
+}
+
+class Decoder {
+   public:
+    Decoder(const DecoderShape& shape, const DecoderLayer* layers, int threads)
+        : m_(shape),
+          layers_(layers, layers + shape.layers),
+          qkv_width_((shape.heads + 2 * shape.kv_heads) * shape.dim),
+          team_(Team::of(threads)) {
+        for (int i = 0; i < threads; i++) scratch_.emplace_back(shape.dim);
+    }
+
+    void forward(const DecoderBatch& batch) {
+        b_ = &batch;
+        reserve(batch.count);
+        plan_.reset(batch.lora ? new LoraPlan(*batch.lora) : nullptr);
+        if (plan_) {
+            shrunk_.resize(std::max<size_t>(shrunk_.size(), plan_->size));
+            find_runs();
+        }
+        cut_queries();
+        phases_.clear();
+        for (int64_t layer = 0; layer < m_.layers; layer++) {
+            const DecoderLayer& l = layers_[layer];
+            add(layer, NORM, row_blocks());
+            product(layer, QKV_PRODUCT, QKV, *l.qkv);
+            if (plan_) add(layer, QKV_EXPAND, plan_->expand[QKV].size());
+            if (several_) add(layer, APPEND, batch.count);
+            add(layer, ATTEND, queries_.size());
+            product(layer, O_PRODUCT, O, *l.o);
+            if (plan_) add(layer, O_EXPAND, plan_->expand[O].size());
+            add(layer, MLP_NORM, row_blocks());
+            product(layer, GATE_UP_PRODUCT, GATE_UP, *l.gate_up);
+            if (plan_) add(layer, GATE_UP_EXPAND, runs_.size() * gate_blocks());
+            product(layer, DOWN_PRODUCT, DOWN, *l.down);
+            if (plan_) add(layer, DOWN_EXPAND, plan_->expand[DOWN].size());
+        }
+        add(m_.layers, LAST, row_blocks());
+        run();
+    }
+
+    // hidden [count][hidden] -> logits [count][vocab].
+    void logits(const float* hidden, int64_t count, float* logits) {
+        reserve(count);
+        head_from_ = hidden, head_to_ = logits, head_count_ = count;
+        phases_.clear();
+        add(0, HEAD_NORM, (count + BLOCK_ROWS - 1) / BLOCK_ROWS);
+        add(0, HEAD_PRODUCT, items_of(*m_.output));
+        run();
+    }
+
+   private:
+    enum Kind {
+        NORM, QKV_PRODUCT, QKV_EXPAND, APPEND, ATTEND, O_PRODUCT, O_EXPAND, MLP_NORM, GATE_UP_PRODUCT,
+        GATE_UP_EXPAND, DOWN_PRODUCT, DOWN_EXPAND, LAST, HEAD_NORM, HEAD_PRODUCT
+    };
+    struct Phase {
+        int64_t layer;
+        Kind kind;
+        int64_t products;  // items of the base's product; after them come those of the adapters' shrink
+    };
+    struct Queries {  // of one row and key/value head
+        int64_t row, head, first, count;
+    };
+    struct Run {  // rows that take one adapter, or none
+        int64_t row, rows;
+        int64_t gate, up;  // updates, -1: none
+    };
+    static constexpr int64_t BLOCK_ROWS = 4, GATE_WIDTH = 256;
+
+    void add(int64_t layer, Kind kind, int64_t size, int64_t products = 0) {
+        if (!size) return;
+        phases_.push_back({layer, kind, products});
+        sizes_.push_back(size);
+    }
+    void product(int64_t layer, Kind kind, Input input, const Packed& w) {
+        add(layer, kind, items_of(w) + (plan_ ? int64_t(plan_->shrink[input].size()) : 0), items_of(w));
+    }
+    void run() {
+        team_.run(sizes_, [](void* self, int phase, int64_t item, int thread) {
+            ((Decoder*)self)->work(((Decoder*)self)->phases_[phase], item, thread);
+        }, this);
+        sizes_.clear();
+    }
+    int64_t row_blocks() const { return (b_->count + BLOCK_ROWS - 1) / BLOCK_ROWS; }
+    int64_t gate_blocks() const { return (m_.inner + GATE_WIDTH - 1) / GATE_WIDTH; }
+
+    void reserve(int64_t count) {
+        const int64_t rows = (count + PANEL - 1) / PANEL * PANEL;
+        if (rows <= capacity_) return;
+        capacity_ = rows;
+        residual_.resize(rows * m_.hidden);
+        output_.resize(rows * m_.hidden);
+        qkv_.resize(rows * qkv_width_);
+        gate_up_.resize(rows * 2 * m_.inner);
+        normed_ = tiles(normed_memory_, rows, m_.hidden);
+        mixed_ = tiles(mixed_memory_, rows, m_.heads * m_.dim);
+        inner_ = tiles(inner_memory_, rows, m_.inner);
+    }
+    static Rows tiles(std::vector<bf16>& memory, int64_t rows, int64_t width) {
+        const int64_t blocks = (width + 31) / 32;
+        memory.assign(rows * blocks * 32 + 32, bf16{0});  // zeros beyond the width, and room to align
+        return {(bf16*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), blocks};
+    }
+
+    void cut_queries() {
+        const int64_t group = m_.heads / m_.kv_heads, block = std::max<int64_t>(1, QUERIES / group);
+        queries_.clear();
+        several_ = false;
+        for (int64_t row = 0; row < b_->rows; row++) {
+            const int64_t count = b_->query_start[row + 1] - b_->query_start[row];
+            several_ |= count > 1;
+            for (int64_t first = 0; first < count; first += block)
+                for (int64_t head = 0; head < m_.kv_heads; head++)
+                    queries_.push_back({row, head, first, std::min(block, count - first)});
+        }
+    }
+
+    void find_runs() {
+        runs_.clear();
+        int64_t at = 0;
+        const Lora& lora = *b_->lora;
+        for (int64_t i = 0; i < lora.segments; i++) {
+            if (!lora.rows[i]) continue;
+            if (lora.first_row[i] > at) runs_.push_back({at, lora.first_row[i] - at, -1, -1});
+            Run run{lora.first_row[i], lora.rows[i], -1, -1};
+            for (size_t u = 0; u < plan_->updates.size(); u++)
+                if (plan_->updates[u].row == run.row) {
+                    if (plan_->updates[u].module == 4) run.gate = int64_t(u);
+                    if (plan_->updates[u].module == 5) run.up = int64_t(u);
+                }
+            runs_.push_back(run);
+            at = run.row + run.rows;
+        }
+        if (at < b_->count) runs_.push_back({at, b_->count - at, -1, -1});
+    }
+
+    void work(const Phase& phase, int64_t item, int thread) {
+        const int64_t layer = phase.layer;
+        const DecoderLayer& l = layers_[std::min(layer, m_.layers - 1)];
+        switch (phase.kind) {
+            case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm);
+            case MLP_NORM: return norm_rows(item, O, l.mlp_norm);
+            case LAST: return norm_rows(item, DOWN, nullptr);
+            case QKV_PRODUCT: return base_or_shrink(phase, item, QKV, *l.qkv, normed_, l.qkv_bias, qkv_.data(), qkv_width_);
+            case O_PRODUCT: return base_or_shrink(phase, item, O, *l.o, mixed_, l.o_bias, output_.data(), m_.hidden);
+            case DOWN_PRODUCT: return base_or_shrink(phase, item, DOWN, *l.down, inner_, l.down_bias, output_.data(), m_.hidden);
+            case GATE_UP_PRODUCT:
+                if (plan_) return base_or_shrink(phase, item, GATE_UP, *l.gate_up, normed_, l.gate_up_bias, gate_up_.data(), 2 * m_.inner);
+                return gated(item, l);
+            case QKV_EXPAND: return expand(plan_->expand[QKV][item], layer, qkv_.data(), qkv_width_);
+            case O_EXPAND: return expand(plan_->expand[O][item], layer, output_.data(), m_.hidden);
+            case DOWN_EXPAND: return expand(plan_->expand[DOWN][item], layer, output_.data(), m_.hidden);
+            case GATE_UP_EXPAND: return expand_gated(item, layer);
+            case APPEND: return append(l, layer, item);
+            case ATTEND: return attend(l, layer, queries_[item], scratch_[thread]);
+            case HEAD_NORM: return head_norm(item);
+            case HEAD_PRODUCT: return store_product(item, *m_.output, normed_, head_count_, nullptr, head_to_, m_.vocab);
+        }
+    }
+
+    // residual = embedding, or residual + what the module before gave; then the norm, into tiles, or the result.
+    void norm_rows(int64_t item, Input after, const float* weight) {
+        const int64_t end = std::min(b_->count, (item + 1) * BLOCK_ROWS), n = m_.hidden;
+        for (int64_t row = item * BLOCK_ROWS; row < end; row++) {
+            float* x = residual_.data() + row * n;
+            if (after == INPUTS) {
+                const bf16* from = m_.embedding + b_->tokens[row] * n;
+                for (int64_t d = 0; d < n; d += LANES) store(x + d, load(from + d));
+            } else {
+                const float* y = output_.data() + row * n;
+                for (int64_t d = 0; d < n; d += LANES) store(x + d, load(x + d) + load(y + d));
+            }
+            if (weight)
+                normalise(x, weight, row);
+            else
+                std::memcpy(b_->hidden + row * n, x, n * sizeof(float));
+        }
+    }
+
+    void normalise(const float* x, const float* weight, int64_t row) {
+        const Vec scale = splat(inverse_rms(x, m_.hidden, m_.eps));
+        for (int64_t d = 0; d < m_.hidden; d += 32)
+            put(normed_.at(row, d / 32), (__m512)(load(x + d) * scale * load(weight + d)),
+                (__m512)(load(x + d + 16) * scale * load(weight + d + 16)));
+    }
+
+    void head_norm(int64_t item) {
+        const int64_t end = std::min(head_count_, (item + 1) * BLOCK_ROWS);
+        for (int64_t row = item * BLOCK_ROWS; row < end; row++)
+            normalise(head_from_ + row * m_.hidden, m_.norm, row);
+    }
+
+    void base_or_shrink(const Phase& phase, int64_t item, Input input, const Packed& w, const Rows& x,
+                        const float* bias, float* y, int64_t stride) {
+        if (item < phase.products) return store_product(item, w, x, b_->count, bias, y, stride);
+        shrink_piece(*b_->lora, *plan_, plan_->shrink[input][item - phase.products], phase.layer, x, shrunk_.data());
+    }
+
+    static void store_product(int64_t item, const Packed& w, const Rows& x, int64_t rows, const float* bias, float* y,
+                              int64_t stride) {
+        multiply_item(x, rows, w, item, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+            for (int64_t half = 0; half < 2; half++) {
+                const int64_t column = w.column(g, half), width = w.width(g, half);
+                const __mmask16 there = __mmask16((1u << width) - 1);
+                const __m512 add = bias ? _mm512_maskz_loadu_ps(there, bias + column) : _mm512_setzero_ps();
+                for (int64_t i = 0; i < count; i++)
+                    _mm512_mask_storeu_ps(y + (row + i) * stride + column, there,
+                                          _mm512_add_ps(_mm512_load_ps(c + i * GROUP + half * 16), add));
+            }
+        });
+    }
+
+    void gated(int64_t item, const DecoderLayer& l) {
+        const Packed& w = *l.gate_up;
+        multiply_item(normed_, b_->count, w, item, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+            const float* bias = l.gate_up_bias;
+            const __m512 gate = bias ? _mm512_loadu_ps(bias + g * 16) : _mm512_setzero_ps();
+            const __m512 up = bias ? _mm512_loadu_ps(bias + m_.inner + g * 16) : _mm512_setzero_ps();
+            for (int64_t i = 0; i < count; i++)
+                put(inner_.at(row + i, g / 2) + g % 2 * 16,
+                    silu_times(_mm512_add_ps(_mm512_load_ps(c + i * GROUP), gate),
+                               _mm512_add_ps(_mm512_load_ps(c + i * GROUP + 16), up)));
+        });
+    }
+
+    void expand(const Piece& piece, int64_t layer, float* y, int64_t stride) {
+        const Update& u = plan_->updates[piece.update];
+        int64_t column = 0;  // where k and v lie beside q
+        for (int64_t module = 0; module < u.module && u.module < 3; module++) column += b_->lora->module[module].out;
+        expand_piece(*b_->lora, u, piece.first, piece.count, layer, shrunk_.data(), y + column, stride);
+    }
+
+    void expand_gated(int64_t item, int64_t layer) {
+        const Run& run = runs_[item / gate_blocks()];
+        const int64_t first = item % gate_blocks() * GATE_WIDTH, count = std::min(GATE_WIDTH, m_.inner - first);
+        float* y = gate_up_.data();
+        for (int64_t update : {run.gate, run.up})
+            if (update >= 0)
+                expand_piece(*b_->lora, plan_->updates[update], first, count, layer, shrunk_.data(),
+                             y + (update == run.up ? m_.inner : 0), 2 * m_.inner);
+        for (int64_t row = run.row; row < run.row + run.rows; row++) {
+            const float* gate = y + row * 2 * m_.inner;
+            for (int64_t c = first; c < first + count; c += 16)
+                put(inner_.at(row, c / 32) + c % 32,
+                    silu_times(_mm512_loadu_ps(gate + c), _mm512_loadu_ps(gate + m_.inner + c)));
+        }
+    }
+
+    // A head of q or k: its norm, if it has one, the rotation, and rounding.
+    void rotate(const float* x, const float* norm, int64_t position, bf16* to) const {
+        const int64_t half = m_.dim / 2;
+        const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
+        const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps) : 1.0f);
+        for (int64_t d = 0; d < half; d += LANES) {
+            Vec first = load(x + d), second = load(x + half + d);
+            if (norm) {
+                first = first * scale * load(norm + d);
+                second = second * scale * load(norm + half + d);
+            }
+            put(to + d, (__m512)(first * load(cos + d) - second * load(sin + d)));
+            put(to + half + d, (__m512)(second * load(cos + d) + first * load(sin + d)));
+        }
+    }
+
+    bf16* keys(int64_t layer) const { return b_->cache + layer * b_->layer_stride; }
+
+    void append_head(const DecoderLayer& l, int64_t layer, int64_t token, int64_t head) {
+        const int64_t index = b_->write_index[token];
+        bf16* key = keys(layer) + index / b_->page_size * b_->page_stride +
+                    (head * b_->page_size + index % b_->page_size) * m_.dim;
+        const float* k = qkv_.data() + token * qkv_width_ + (m_.heads + head) * m_.dim;
+        rotate(k, l.k_norm, b_->positions[token], key);
+        for (int64_t d = 0; d < m_.dim; d += 32)
+            put(key + b_->value_offset + d, _mm512_loadu_ps(k + m_.kv_heads * m_.dim + d),
+                _mm512_loadu_ps(k + m_.kv_heads * m_.dim + d + 16));
+    }
+
+    void append(const DecoderLayer& l, int64_t layer, int64_t token) {
+        for (int64_t head = 0; head < m_.kv_heads; head++) append_head(l, layer, token, head);
+    }
+
+    void attend(const DecoderLayer& l, int64_t layer, const Queries& q, AttentionScratch& s) {
+        const int64_t group = m_.heads / m_.kv_heads, start = b_->query_start[q.row] + q.first;
+        const int64_t length = b_->kv_length[q.row], vectors = q.count * group;
+        const int64_t position = length - (b_->query_start[q.row + 1] - b_->query_start[q.row]) + q.first;
+        if (!several_) append_head(l, layer, start, q.head);  // nobody else needs this key
+        for (int64_t m = 0; m < vectors; m++)
+            rotate(qkv_.data() + (start + m / group) * qkv_width_ + (q.head * group + m % group) * m_.dim, l.q_norm,
+                   b_->positions[start + m / group], s.queries.data() + m * m_.dim);
+        const Pages pages{keys(layer), keys(layer) + b_->value_offset, b_->page_table + q.row * b_->max_pages,
+                          b_->page_size, b_->page_stride, m_.dim};
+        attend_bf16(pages, q.head, group, vectors, position, length, m_.scale, l.window, s);
+        for (int64_t m = 0; m < vectors; m++)
+            for (int64_t d = 0; d < m_.dim; d += 32) {
+                const float* from = s.mixed.data() + m * m_.dim + d;
+                put(mixed_.at(start + m / group, ((q.head * group + m % group) * m_.dim + d) / 32),
+                    _mm512_loadu_ps(from), _mm512_loadu_ps(from + 16));
+            }
+    }
+
+    const DecoderShape m_;
+    const std::vector<DecoderLayer> layers_;
+    const int64_t qkv_width_;
+    Team& team_;
+    std::vector<AttentionScratch> scratch_;  // by thread
+    // Of the step in hand.
+    const DecoderBatch* b_ = nullptr;
+    std::unique_ptr<LoraPlan> plan_;
+    std::vector<Run> runs_;
+    std::vector<Queries> queries_;
+    bool several_ = false;  // a row has more than one token: all keys are written before anyone attends
+    std::vector<Phase> phases_;
+    std::vector<int64_t> sizes_;
+    const float* head_from_ = nullptr;
+    float* head_to_ = nullptr;
+    int64_t head_count_ = 0;
+    // [rows][...], kept from step to step.
+    int64_t capacity_ = 0;
+    std::vector<float> residual_, output_, qkv_, gate_up_, shrunk_;
+    std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_;
+    Rows normed_{}, mixed_{}, inner_{};
+};
+
+}  // namespace

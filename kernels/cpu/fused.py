@@ -1,0 +1,261 @@
+"""The fused decoder of decoder.h through ctypes: packed weights, and a step as one call."""
+
+import ctypes
+import weakref
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep
+
+MODULES = ("q", "k", "v", "o", "gate", "up", "down")
+MAX_GROUP = 32  # query heads that share a key/value head
+
+
+def _pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_void_p) for name in names]
+
+
+def _sizes(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_int64) for name in names]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *_pointers("qkv", "o", "gate_up", "down", "attention_norm", "mlp_norm"),
+        *_pointers("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm"),
+        *_sizes("window"),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *_sizes("layers", "hidden", "heads", "kv_heads", "dim", "inner", "vocab"),
+        ("eps", c_float),
+        ("scale", c_float),
+        *_pointers("embedding", "cos", "sin", "norm", "output"),
+    )
+
+
+class _Module(ctypes.Structure):
+    _fields_ = (
+        *_pointers("a", "b"),
+        *_sizes("a_layer", "b_layer"),
+        *_pointers("rank", "pages"),
+        *_sizes("max_pages", "inputs", "outputs"),
+    )
+
+
+class _Lora(ctypes.Structure):
+    _fields_ = (
+        *_pointers("first_row", "rows", "adapter"),
+        *_sizes("segments"),
+        ("module", _Module * len(MODULES)),
+    )
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        *_pointers("tokens", "positions", "write_index", "query_start", "kv_length", "page_table"),
+        *_sizes("count", "rows", "max_pages", "page_size", "page_stride", "layer_stride", "value_offset"),
+        *_pointers("cache", "hidden"),
+        ("lora", POINTER(_Lora)),
+    )
+
+
+class Fused:
+    """The library's functions for decoders; `take` is the backend's operator `fuse`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.pack = library.personae_pack
+        self.pack.argtypes, self.pack.restype = [c_void_p, c_int64, c_int64, c_int], c_void_p
+        self.unpack = library.personae_unpack
+        self.unpack.argtypes = [c_void_p]
+        self.plain = library.personae_plain
+        self.plain.argtypes = [c_void_p, c_void_p]
+        self.linear = library.personae_linear
+        self.linear.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int]
+        self.make = library.personae_decoder
+        self.make.argtypes, self.make.restype = [c_void_p, c_void_p, c_int], c_void_p
+        self.free = library.personae_decoder_free
+        self.free.argtypes = [c_void_p]
+        self.forward = library.personae_decoder_forward
+        self.forward.argtypes = [c_void_p, c_void_p]
+        self.logits = library.personae_decoder_logits
+        self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
+        self.amx = library.personae_amx
+        self.amx.argtypes = [c_int]
+
+    def take(self, weights: DecoderWeights) -> "CpuDecoder | None":
+        """See `kernels.decoder.fuse`: bfloat16, and sizes that fill registers."""
+        hidden, inner = weights.embedding.shape[1], weights.layers[0].down.weight.shape[1]
+        if (
+            weights.embedding.dtype is not torch.bfloat16
+            or hidden % 32
+            or inner % 32
+            or weights.head_dim % 32
+            or weights.heads // weights.kv_heads > MAX_GROUP
+        ):
+            return None
+        return CpuDecoder(self, weights)
+
+
+class CpuLinear:
+    """See `kernels.decoder.PackedLinear`. Holds the packed weight until it is collected."""
+
+    def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
+        weight = linear.weight.contiguous()
+        self._calls = calls
+        self._outputs, self._inputs = weight.shape
+        self.bias = None if linear.bias is None else linear.bias.float()
+        handle = calls.pack(weight.data_ptr(), self._outputs, self._inputs, paired)
+        if handle is None:
+            raise MemoryError(f"no memory for a packed weight of {weight.nbytes} bytes")
+        self.handle: int = handle
+        weakref.finalize(self, calls.unpack, handle)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `PackedLinear`."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        y = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
+        bias = None if self.bias is None else self.bias.data_ptr()
+        self._calls.linear(
+            self.handle,
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            bias,
+            y.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return y
+
+    def plain(self) -> Tensor:
+        """See `PackedLinear`."""
+        weight = torch.empty(self._outputs, self._inputs, dtype=torch.bfloat16)
+        self._calls.plain(self.handle, weight.data_ptr())
+        return weight
+
+
+class CpuDecoder:
+    """See `kernels.decoder.FusedDecoder`."""
+
+    def __init__(self, calls: Fused, weights: DecoderWeights) -> None:
+        self._calls = calls
+        self._kept: list[Tensor | CpuLinear] = []
+        self.output = CpuLinear(calls, LinearWeights(weights.output, None))
+        self.linears = tuple(
+            (
+                CpuLinear(calls, layer.qkv),
+                CpuLinear(calls, layer.o),
+                CpuLinear(calls, layer.gate_up, paired=True),
+                CpuLinear(calls, layer.down),
+            )
+            for layer in weights.layers
+        )
+        self._hidden = weights.embedding.shape[1]
+        self._vocab = weights.output.shape[0]
+        self._logits = torch.empty(0, self._vocab)
+        layers = (_Layer * len(weights.layers))(*map(self._layer, weights.layers, self.linears))
+        shape = _Shape(
+            len(weights.layers),
+            self._hidden,
+            weights.heads,
+            weights.kv_heads,
+            weights.head_dim,
+            weights.layers[0].down.weight.shape[1],
+            self._vocab,
+            weights.eps,
+            weights.head_dim**-0.5,
+            self._keep(weights.embedding),
+            self._keep(weights.cos),
+            self._keep(weights.sin),
+            self._keep(weights.norm.float()),
+            self.output.handle,
+        )
+        self._handle = calls.make(byref(shape), layers, torch.get_num_threads())
+        weakref.finalize(self, calls.free, self._handle)
+
+    def _keep(self, tensor: Tensor) -> int:
+        """Its address, for as long as this decoder lives."""
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _layer(self, layer: LayerWeights, linears: tuple[CpuLinear, ...]) -> _Layer:
+        norms = layer.qk_norms or (None, None)
+        return _Layer(
+            *(linear.handle for linear in linears),
+            self._keep(layer.attention_norm.float()),
+            self._keep(layer.mlp_norm.float()),
+            *(None if linear.bias is None else linear.bias.data_ptr() for linear in linears),
+            *(None if norm is None else self._keep(norm.float()) for norm in norms),
+            layer.window or 0,
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Tensor,
+        batch: AttentionBatch,
+        lora: LoraStep | None,
+    ) -> Tensor:
+        """See `FusedDecoder.forward`."""
+        hidden = torch.empty(tokens.shape[0], self._hidden)
+        call = _Batch(
+            tokens.data_ptr(),
+            positions.data_ptr(),
+            batch.write_index.data_ptr(),
+            batch.query_start.data_ptr(),
+            batch.kv_length.data_ptr(),
+            batch.page_table.data_ptr(),
+            tokens.shape[0],
+            batch.kv_length.shape[0],
+            batch.page_table.shape[1],
+            cache.shape[4],
+            cache.stride(2),
+            cache.stride(0),
+            cache.stride(1),
+            cache.data_ptr(),
+            hidden.data_ptr(),
+            None if lora is None else ctypes.pointer(_lora(lora)),
+        )
+        self._calls.forward(self._handle, byref(call))
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `FusedDecoder.logits`."""
+        hidden, rows = hidden.contiguous(), hidden.shape[0]
+        if rows > self._logits.shape[0]:
+            self._logits = torch.empty(rows, self._vocab)
+        self._calls.logits(self._handle, hidden.data_ptr(), rows, self._logits.data_ptr())
+        return self._logits[:rows]
+
+
+def _lora(lora: LoraStep) -> _Lora:
+    stacks = (lora.stacks[name] for name in MODULES)
+    modules = [
+        _Module(
+            stack.a.data_ptr(),
+            stack.b.data_ptr(),
+            stack.a.stride(0),
+            stack.b.stride(0),
+            stack.table.rank.data_ptr(),
+            stack.table.pages.data_ptr(),
+            stack.table.pages.shape[1],
+            stack.a.shape[2],
+            stack.b.shape[2],
+        )
+        for stack in stacks
+    ]
+    work = lora.work
+    return _Lora(
+        work.first_row.data_ptr(),
+        work.rows.data_ptr(),
+        work.adapter.data_ptr(),
+        work.rows.shape[0],
+        (_Module * len(MODULES))(*modules),
+    )

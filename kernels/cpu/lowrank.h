@@ -1,0 +1,131 @@
+// SGMV in bfloat16: the low-rank updates of a step's adapters, cut into items that run among the base's products.
+//
+// Shrink: t = x A^T, a page of 8 ranks and two rows at a time, float32. Expand: y += t B, B widened to float32, so
+// nothing is lost between. A row's sums run over the inputs and over the ranks in their order, whoever else is there.
+#pragma once
+#include <vector>
+
+#include "packed.h"
+
+namespace {
+
+constexpr int64_t RANKS = 8;       // ranks of a page; those past an adapter's own are zero
+constexpr int64_t WIDE = 512;      // outputs per item of expand
+
+struct LoraModule {  // one of q, k, v, o, gate, up, down, in all layers
+    const bf16 *a, *b;
+    int64_t a_layer, b_layer;  // elements between layers
+    const int32_t *rank, *pages;
+    int64_t max_pages, in, out;
+};
+
+struct Lora {
+    const int32_t *first_row, *rows, *adapter;
+    int64_t segments;
+    LoraModule module[7];
+};
+
+enum Input { QKV, O, GATE_UP, DOWN, INPUTS };
+constexpr int FIRST_MODULE[] = {0, 3, 4, 6, 7};
+
+struct Update {  // one adapter's module in this step
+    int64_t module, row, rows, pages, shrunk;  // shrunk: where its t [rows][pages * 8] begins
+    const int32_t* page;
+};
+
+struct Piece {  // an item: pages from `first` on (shrink) or outputs (expand) of an update
+    int64_t update, first, count;
+};
+
+// The items of one step, the same in every layer.
+struct LoraPlan {
+    std::vector<Update> updates;
+    std::vector<Piece> shrink[INPUTS], expand[INPUTS];
+    int64_t size = 0;  // floats of t
+
+    explicit LoraPlan(const Lora& lora) {
+        for (int input = 0; input < INPUTS; input++)
+            for (int64_t i = 0; i < lora.segments; i++)
+                for (int module = FIRST_MODULE[input]; module < FIRST_MODULE[input + 1]; module++) {
+                    const LoraModule& m = lora.module[module];
+                    const int32_t slot = lora.adapter[i];
+                    const int64_t pages = (m.rank[slot] + RANKS - 1) / RANKS, id = int64_t(updates.size());
+                    if (!pages || !lora.rows[i]) continue;
+                    updates.push_back(
+                        {module, lora.first_row[i], lora.rows[i], pages, size, m.pages + slot * m.max_pages});
+                    size += lora.rows[i] * pages * RANKS;
+                    for (int64_t p = 0; p < pages; p += 2) shrink[input].push_back({id, p, std::min<int64_t>(2, pages - p)});
+                    for (int64_t c = 0; c < m.out; c += WIDE)
+                        expand[input].push_back({id, c, std::min(WIDE, m.out - c)});
+                }
+    }
+};
+
+// Two rows' products with 8 rows of A -> 16 sums; one row's -> 8 (twice the same work saved).
+template <int R>
+void shrink_page(const bf16* const* x, const bf16* a, int64_t in, float* const* t) {
+    __m512 sum[R][RANKS];
+    for (int i = 0; i < R; i++)
+        for (int r = 0; r < RANKS; r++) sum[i][r] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < in; d += 32) {
+        __m512bh xs[R];
+        for (int i = 0; i < R; i++) xs[i] = pairs_at(x[i] + d / 32 * TILE);
+        for (int r = 0; r < RANKS; r++) {
+            const __m512bh as = pairs_at(a + r * in + d);
+            for (int i = 0; i < R; i++) sum[i][r] = _mm512_dpbf16_ps(sum[i][r], xs[i], as);
+        }
+    }
+    for (int i = 0; i < R; i++)
+        for (int r = 0; r < RANKS; r++) t[i][r] = _mm512_reduce_add_ps(sum[i][r]);
+}
+
+inline void shrink_piece(const Lora& lora, const LoraPlan& plan, const Piece& piece, int64_t layer, const Rows& x,
+                         float* t) {
+    const Update& u = plan.updates[piece.update];
+    const LoraModule& m = lora.module[u.module];
+    for (int64_t p = piece.first; p < piece.first + piece.count; p++) {
+        const bf16* a = m.a + layer * m.a_layer + u.page[p] * RANKS * m.in;
+        float* to = t + u.shrunk + p * RANKS;
+        const int64_t stride = u.pages * RANKS;
+        for (int64_t row = 0; row < u.rows; row += 2) {
+            const int64_t second = std::min(row + 1, u.rows - 1);
+            const bf16* rows[] = {x.at(u.row + row, 0), x.at(u.row + second, 0)};
+            float* sums[] = {to + row * stride, to + second * stride};
+            (second == row ? shrink_page<1> : shrink_page<2>)(rows, a, m.in, sums);
+        }
+    }
+}
+
+// y [R rows][outputs first to first + count] += t B, a page of 8 ranks after the other: B is read as it lies.
+template <int R>
+void expand_rows(const Update& u, const LoraModule& m, const bf16* b, int64_t first, int64_t count, const float* t,
+                 float* y, int64_t y_stride) {
+    const int64_t stride = u.pages * RANKS;
+    for (int64_t p = 0; p < u.pages; p++, t += RANKS) {
+        const bf16* page = b + u.page[p] * RANKS * m.out;
+        for (int64_t c = first; c < first + count; c += 16) {
+            Vec sum[R];
+            for (int i = 0; i < R; i++) sum[i] = load(y + i * y_stride + c);
+            for (int r = 0; r < RANKS; r++) {
+                const Vec values = load(page + r * m.out + c);
+                for (int i = 0; i < R; i++) sum[i] += t[i * stride + r] * values;
+            }
+            for (int i = 0; i < R; i++) store(y + i * y_stride + c, sum[i]);
+        }
+    }
+}
+
+// y points at the module's outputs of the step's first row. Outputs come in sixteens.
+inline void expand_piece(const Lora& lora, const Update& u, int64_t first, int64_t count, int64_t layer,
+                         const float* t, float* y, int64_t y_stride) {
+    const LoraModule& m = lora.module[u.module];
+    for (int64_t row = 0; row < u.rows;) {
+        const int64_t left = u.rows - row, n = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        (n == 8 ? expand_rows<8> : n == 4 ? expand_rows<4> : n == 2 ? expand_rows<2> : expand_rows<1>)(
+            u, m, m.b + layer * m.b_layer, first, count, t + u.shrunk + row * u.pages * RANKS,
+            y + (u.row + row) * y_stride, y_stride);
+        row += n;
+    }
+}
+
+}  // namespace

@@ -1,0 +1,237 @@
+// Linear layers on bfloat16 weights that were packed once.
+//
+// A weight [n, k] is cut into groups of 32 outputs x 32 inputs, two tiles of 1 KiB that lie one after the other in
+// the order in which a product reads them. A tile is what AMX calls the second operand: [16 pairs of inputs][16
+// outputs][2]. The rows x are cut into tiles of 16 rows x 32 inputs. Both instruction sets read the same layout.
+//
+// Each output of a row is one sum over the inputs in their order, whatever the number of rows: a row's result has
+// the same bits alone and in company. (AMX and AVX-512 round differently; a machine uses one of them.)
+#pragma once
+#include <immintrin.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t TILE = 16 * 32;     // elements of a tile
+constexpr int64_t GROUP = 32;         // outputs of a group
+constexpr int64_t PANEL = 32;         // rows that share a reading of a group
+constexpr int64_t AHEAD = 1024;       // bytes: where the weights are prefetched; further brings less (measured)
+
+// paired: the outputs are two halves (gate and up) and a group is 16 of each, so that they meet in a register.
+struct Packed {
+    int64_t n, k, groups, blocks;  // blocks of 32 inputs
+    bool paired;
+    size_t bytes;
+    bf16* tiles;
+
+    const bf16* group(int64_t g) const { return tiles + g * blocks * 2 * TILE; }
+    // The first output of one of a group's two tiles, and how many of its 16 are outputs at all.
+    int64_t column(int64_t g, int64_t half) const { return paired ? half * (n / 2) + g * 16 : g * GROUP + half * 16; }
+    int64_t width(int64_t g, int64_t half) const {
+        const int64_t end = paired ? (half + 1) * (n / 2) : n;
+        return std::max<int64_t>(0, std::min<int64_t>(16, end - column(g, half)));
+    }
+};
+
+// Calls visit(element of the tiles, output, input) for each element of one group.
+template <typename Visit>
+void visit_group(const Packed& p, int64_t g, Visit visit) {
+    for (int64_t block = 0; block < p.blocks; block++)
+        for (int64_t half = 0; half < 2; half++) {
+            bf16* tile = p.tiles + ((g * p.blocks + block) * 2 + half) * TILE;
+            const int64_t column = p.column(g, half), width = p.width(g, half);
+            for (int64_t i = 0; i < 32 && block * 32 + i < p.k; i++)
+                for (int64_t j = 0; j < width; j++) visit(tile[i / 2 * 32 + j * 2 + i % 2], column + j, block * 32 + i);
+        }
+}
+
+inline void plain(const Packed& p, bf16* weight) {
+    for (int64_t g = 0; g < p.groups; g++)
+        visit_group(p, g, [&](bf16 element, int64_t output, int64_t input) { weight[output * p.k + input] = element; });
+}
+
+inline Packed* pack(const bf16* weight, int64_t n, int64_t k, bool paired) {
+    const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP;
+    Packed* p = new Packed{n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, 0, nullptr};
+    p->bytes = (p->groups * p->blocks * 2 * TILE * sizeof(bf16) + (2 << 20) - 1) >> 21 << 21;
+    void* memory = mmap(nullptr, p->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        delete p;
+        return nullptr;
+    }
+    madvise(memory, p->bytes, MADV_HUGEPAGE);  // reading it from end to end misses no translations
+    p->tiles = (bf16*)memory;
+#pragma omp parallel for
+    for (int64_t g = 0; g < p->groups; g++)
+        visit_group(*p, g, [&](bf16& element, int64_t output, int64_t input) { element = weight[output * k + input]; });
+    return p;
+}
+
+inline void unpack(Packed* p) {
+    munmap(p->tiles, p->bytes);
+    delete p;
+}
+
+// Rows as tiles: where the 32 inputs of a block lie, of one row.
+struct Rows {
+    bf16* tiles;
+    int64_t blocks;
+
+    bf16* at(int64_t row, int64_t block) const { return tiles + (row / 16 * blocks + block) * TILE + row % 16 * 32; }
+};
+
+inline bf16* put(bf16* to, __m512 low, __m512 high) {  // 32 floats, rounded
+    const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+    std::memcpy(to, &both, 64);
+    return to;
+}
+inline void put(bf16* to, __m512 x) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(x);
+    std::memcpy(to, &rounded, 32);
+}
+
+inline __m512bh pair_of(const bf16* p) {  // one pair, in all lanes
+    int32_t both;
+    std::memcpy(&both, p, 4);
+    return (__m512bh)_mm512_set1_epi32(both);
+}
+inline __m512bh pairs_at(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+template <int R>
+void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, float* c) {
+    __m512 sum[R][2];
+    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int64_t block = 0; block < blocks; block++, x += TILE, w += 2 * TILE)
+        for (int pair = 0; pair < 16; pair++) {
+            _mm_prefetch((const char*)(w + pair * 32) + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char*)(w + TILE + pair * 32) + AHEAD, _MM_HINT_T0);
+            const __m512bh w0 = pairs_at(w + pair * 32), w1 = pairs_at(w + TILE + pair * 32);
+            for (int r = 0; r < R; r++) {
+                const __m512bh xs = pair_of(x + r * 32 + pair * 2);
+                sum[r][0] = _mm512_dpbf16_ps(sum[r][0], xs, w0);
+                sum[r][1] = _mm512_dpbf16_ps(sum[r][1], xs, w1);
+            }
+        }
+    for (int r = 0; r < R; r++) {
+        _mm512_store_ps(c + r * GROUP, sum[r][0]);
+        _mm512_store_ps(c + r * GROUP + 16, sum[r][1]);
+    }
+}
+
+// c [rows][32] = x (from the row that starts a panel) times one group, with AVX-512.
+inline void multiply_avx512(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, float* c) {
+    static void (*const few[])(const bf16*, const bf16*, int64_t, float*) = {
+        multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,
+        multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>};
+    for (int64_t row = 0; row < rows; row += 8)
+        few[std::min<int64_t>(8, rows - row) - 1](x + row / 16 * blocks * TILE + row % 16 * 32, w, blocks,
+                                                  c + row * GROUP);
+}
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+constexpr bool AMX_BUILT = true;
+
+inline bool amx_allowed() {  // the kernel wants to be asked before a process uses tiles
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    static const bool allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+    return allowed;
+}
+
+inline void begin_tiles() {
+    struct alignas(64) {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    _tile_loadconfig(&config);
+}
+inline void end_tiles() { _tile_release(); }
+
+inline void prefetch_group(const bf16* w, int64_t ahead) {
+    for (int64_t at = 0; at < 4 * TILE; at += 64) _mm_prefetch((const char*)w + ahead + at, _MM_HINT_T0);
+}
+
+inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, float* c) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (rows <= 16) {
+        for (int64_t block = 0; block < blocks; block++, x += TILE, w += 2 * TILE) {
+            prefetch_group(w, AHEAD);
+            _tile_loadd(4, x, 64);
+            _tile_loadd(6, w, 64);
+            _tile_loadd(7, w + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+    } else {
+        const bf16* below = x + blocks * TILE;
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE, w += 2 * TILE) {
+            prefetch_group(w, 4 * AHEAD);
+            _tile_loadd(4, x, 64);
+            _tile_loadd(5, below, 64);
+            _tile_loadd(6, w, 64);
+            _tile_loadd(7, w + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(2, c + 16 * GROUP, GROUP * 4);
+        _tile_stored(3, c + 16 * GROUP + 16, GROUP * 4);
+    }
+    _tile_stored(0, c, GROUP * 4);
+    _tile_stored(1, c + 16, GROUP * 4);
+}
+#else
+constexpr bool AMX_BUILT = false;
+inline bool amx_allowed() { return false; }
+inline void begin_tiles() {}
+inline void end_tiles() {}
+inline void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, float*) {}
+#endif
+
+inline bool& amx_on() {  // switched off by tests, which want to see both
+    static bool on = AMX_BUILT && amx_allowed();
+    return on;
+}
+
+// x [rows, k] times the groups `first` to `last` of a weight. take(row, count, group, c) gets each product:
+// c [count][32], the outputs of the group for `count` rows from `row` on.
+template <typename Take>
+void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, Take take) {
+    alignas(64) float c[PANEL * GROUP];
+    const bool amx = amx_on();
+    if (amx) begin_tiles();
+    for (int64_t row = 0; row < rows; row += PANEL) {
+        const int64_t count = std::min(PANEL, rows - row);
+        const bf16* panel = x.tiles + row / 16 * x.blocks * TILE;
+        for (int64_t g = first; g < last; g++) {
+            if (amx)
+                multiply_amx(panel, w.group(g), w.blocks, count, c);
+            else
+                multiply_avx512(panel, w.group(g), w.blocks, count, c);
+            take(row, count, g, c);
+        }
+    }
+    if (amx) end_tiles();
+}
+
+// Groups per item of work: some 64 KiB of weights, two microseconds' reading.
+inline int64_t groups_per_item(const Packed& w) {
+    return std::max<int64_t>(1, (64 << 10) / (w.blocks * 2 * TILE * int64_t(sizeof(bf16))));
+}
+inline int64_t items_of(const Packed& w) { return (w.groups + groups_per_item(w) - 1) / groups_per_item(w); }
+
+template <typename Take>
+void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, Take take) {
+    const int64_t each = groups_per_item(w), first = item * each;
+    multiply(x, rows, w, first, std::min(first + each, w.groups), take);
+}
+
+}  // namespace

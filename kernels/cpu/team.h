@@ -1,0 +1,150 @@
+// Threads that run one program together: phases one after the other, each cut into items.
+//
+// A step of a decoder has some 250 phases of a few microseconds to some hundred. Forking and joining OpenMP
+// threads for each costs more than some of the phases do, and a barrier stalls everyone as soon as the machine
+// wants one of the cores for somebody else (the HTTP process, say). Here nobody waits for a thread, only for
+// work: items are claimed, each thread's own share first and then the others', and a phase is over when its items
+// are done. A thread that has lost its core between two items holds up nobody, and finds when it comes back that
+// its share was taken.
+#pragma once
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+class Team {
+   public:
+    typedef void (*Work)(void* context, int phase, int64_t item, int thread);
+
+    // The process's team of this size, made at first use, and again in a forked child, where it has no threads.
+    static Team& of(int threads) {
+        static std::mutex making;
+        static std::map<std::pair<pid_t, int>, Team*> teams;  // never freed: they sleep until the process ends
+        std::lock_guard<std::mutex> lock(making);
+        Team*& team = teams[{getpid(), threads}];
+        if (!team) team = new Team(threads);
+        return *team;
+    }
+
+    int size() const { return int(threads_) + 1; }
+
+    // Runs work(context, p, i, thread) for each phase p and each i below sizes[p]; returns when all are done.
+    void run(const std::vector<int64_t>& sizes, Work work, void* context) {
+        std::lock_guard<std::mutex> lock(running_);
+        const uint32_t turn = turn_.load() + 1;
+        Run& run = runs_[turn & 1];
+        for (int spins = 0; run.inside.load(); spins++) relax(spins);  // a straggler from two turns ago
+        run.begin(sizes, size(), work, context);
+        turn_.store(turn);
+        if (sleeping_.load()) syscall(SYS_futex, &turn_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        run.take_part(0);
+    }
+
+   private:
+    struct alignas(64) Counter {
+        std::atomic<int64_t> value{0};
+    };
+
+    struct Run {
+        std::atomic<int> inside{0};
+        std::vector<int64_t> sizes;
+        Work work = nullptr;
+        void* context = nullptr;
+        int threads = 1;
+        std::unique_ptr<Counter[]> next;  // [phases][threads], items claimed of each thread's share
+        std::unique_ptr<Counter[]> done;  // [phases]
+        size_t capacity = 0;
+
+        void begin(const std::vector<int64_t>& phases, int team, Work what, void* with) {
+            sizes = phases, work = what, context = with, threads = team;
+            if (capacity < sizes.size()) {
+                capacity = sizes.size();
+                next.reset(new Counter[capacity * threads]);
+                done.reset(new Counter[capacity]);
+            }
+            for (size_t i = 0; i < sizes.size() * threads; i++) next[i].value.store(0, std::memory_order_relaxed);
+            for (size_t i = 0; i < sizes.size(); i++) done[i].value.store(0, std::memory_order_relaxed);
+        }
+
+        void take_part(int me) {
+            for (int phase = 0; phase < int(sizes.size()); phase++) {
+                const int64_t size = sizes[phase];
+                int64_t mine = 0;
+                for (int other = 0; other < threads; other++) {
+                    const int whose = (me + other) % threads;
+                    const int64_t first = size * whose / threads, count = size * (whose + 1) / threads - first;
+                    std::atomic<int64_t>& claimed = next[phase * threads + whose].value;
+                    while (claimed.load(std::memory_order_relaxed) < count) {
+                        const int64_t item = claimed.fetch_add(1, std::memory_order_relaxed);
+                        if (item >= count) break;
+                        work(context, phase, first + item, me);
+                        mine++;
+                    }
+                }
+                std::atomic<int64_t>& done_here = done[phase].value;
+                if (mine) done_here.fetch_add(mine, std::memory_order_acq_rel);
+                if (me && phase + 1 == int(sizes.size())) return;
+                for (int spins = 0; done_here.load(std::memory_order_acquire) < size; spins++) relax(spins);
+            }
+        }
+    };
+
+    explicit Team(int threads) : threads_(threads - 1) {
+        for (int i = 1; i < threads; i++) std::thread([this, i] { serve(i); }).detach();
+    }
+
+    // Waiting for work in hand, which is a matter of microseconds unless its thread has lost its core.
+    static void relax(int spins) {
+        if (spins < 2000)
+            _mm_pause();
+        else
+            sched_yield();
+    }
+
+    void serve(int me) {
+        for (uint32_t seen = 0;;) {
+            seen = next_turn(seen);
+            Run& run = runs_[seen & 1];
+            run.inside.fetch_add(1);
+            if (turn_.load() == seen) run.take_part(me);
+            run.inside.fetch_sub(1);
+        }
+    }
+
+    // Between two steps the host samples, and others want the core: spin for a moment only, then sleep.
+    uint32_t next_turn(uint32_t seen) {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(30);
+        for (;;) {
+            const uint32_t turn = turn_.load();
+            if (turn != seen) return turn;
+            if (std::chrono::steady_clock::now() < until) {
+                _mm_pause();
+                continue;
+            }
+            sleeping_.fetch_add(1);
+            syscall(SYS_futex, &turn_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+            sleeping_.fetch_sub(1);
+        }
+    }
+
+    std::atomic<uint32_t> turn_{0};  // counts the runs; the threads sleep on it
+    std::atomic<int> sleeping_{0};
+    Run runs_[2];  // by turn's parity: a straggler of the last run reads its own, not the next one's
+    std::mutex running_;
+    const size_t threads_;
+};
+
+}  // namespace

@@ -1,0 +1,115 @@
+"""A whole forward pass in one call, where a device's backend has one; elsewhere the layers run in turn.
+
+The backend takes the weights over: it lays them out as it likes, and what it was given may be let go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.registry import optional
+from personae.kernels.sgmv import RankTable, WorkList
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeights:
+    """y = x weight^T + bias. weight: [outputs, inputs]; merged modules lie one after the other."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full attention."""
+
+    attention_norm: Tensor
+    qkv: LinearWeights
+    qk_norms: tuple[Tensor, Tensor] | None
+    o: LinearWeights
+    mlp_norm: Tensor
+    gate_up: LinearWeights
+    down: LinearWeights
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A decoder as `engine/models/decoder.py` describes it. cos, sin: [positions, D / 2] float32."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    output: Tensor
+    cos: Tensor
+    sin: Tensor
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStack:
+    """A module's arenas of all layers: a [layers, rows, in], b [layers, rows, out]; see `kernels/sgmv.py`."""
+
+    a: Tensor
+    b: Tensor
+    table: RankTable
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStep:
+    """The adapters of one step. stacks: by module, "q", "k", "v", "o", "gate", "up" and "down"."""
+
+    stacks: Mapping[str, LoraStack]
+    work: WorkList
+
+
+class PackedLinear(Protocol):
+    """A linear module whose weight lies as the backend likes it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, inputs] -> [T, outputs]."""
+
+    def plain(self) -> Tensor:
+        """The weight as it was given, [outputs, inputs]: a copy."""
+
+
+class FusedDecoder(Protocol):
+    """Weights that were taken over. One thread at a time uses it."""
+
+    @property
+    def linears(self) -> tuple[tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear], ...]:
+        """Each layer's qkv, o, gate_up and down, for whoever runs layers one by one."""
+
+    @property
+    def output(self) -> PackedLinear:
+        """The output matrix."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Tensor,
+        batch: AttentionBatch,
+        lora: LoraStep | None,
+    ) -> Tensor:
+        """tokens, positions: [T] int64; cache: [layers, 2, pages, kv_heads, page_size, D] -> [T, H] float32.
+
+        Appends the tokens' keys and values; a row of the result has the same bits in any company.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call writes again."""
+
+
+def fuse(weights: DecoderWeights) -> FusedDecoder | None:
+    """Hands the weights to the backend of their device; None, and nothing has changed, if it does not take
+    this shape or dtype."""
+    backend = optional("fuse", weights.embedding.device)
+    fused: FusedDecoder | None = None if backend is None else backend(weights)
+    return fused

@@ -1,0 +1,45 @@
+"""Several adapters at once, weighted: the update is the weighted sum of theirs.
+
+That is again an adapter: its rows of A are theirs one after the other, and so are those of B, each with its
+scaling and weight in it (PEFT's `add_weighted_adapter` with "cat"). Its identity says what it is made of, so
+whoever knows it can make it, and nothing has to be kept of it anywhere.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from personae.errors import AdapterError
+from personae.lora.adapter import Adapter, LoraPair, make_adapter
+
+_PREFIX = "mix:"
+
+Part = tuple[str, float]
+"""An adapter's digest, and its weight."""
+
+
+def mix_id(parts: Iterable[Part]) -> str:
+    """The identity of a mix; the order of its parts does not matter."""
+    return _PREFIX + ",".join(f"{digest}*{float(weight)!r}" for digest, weight in sorted(parts))
+
+
+def parts_of(id: str) -> list[Part] | None:
+    """What a mix is made of; None for the identity of a plain adapter."""
+    if not id.startswith(_PREFIX):
+        return None
+    pairs = (part.partition("*") for part in id.removeprefix(_PREFIX).split(","))
+    return [(digest, float(weight)) for digest, _, weight in pairs]
+
+
+def mixed(id: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter:
+    """The mix of that identity. Raises AdapterError for an adapter that is more than low rank."""
+    for adapter, _ in parts:
+        if adapter.traits():
+            raise AdapterError(f"{adapter.name!r} is {', '.join(adapter.traits())} and cannot be combined")
+    pairs = {}
+    for site in sorted({site for adapter, _ in parts for site in adapter.pairs}):
+        found = [(adapter.pairs[site], weight) for adapter, weight in parts if site in adapter.pairs]
+        a = torch.cat([pair.a.float() for pair, _ in found])
+        b = torch.cat([pair.b.float() * (pair.scaling * weight) for pair, weight in found])
+        pairs[site] = LoraPair(a, b, 1.0)
+    return make_adapter(" + ".join(adapter.name for adapter, _ in parts), pairs, digest=id)

@@ -1,0 +1,191 @@
+"""What adapters do where tokens come in and go out: at the embedding, and at the output matrix.
+
+Each kind of change is a class that knows its tensors, as its file has them, and makes a `Placed` of them: the
+tensors on the device and what they do to the rows of one adapter. It runs once per step and adapter, not per
+layer, so plain torch is fast enough.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personae.lora.affine import Affine
+from personae.lora.base import BaseWeights, Site
+
+Place = Literal["embedding", "output"]
+
+
+class Placed(Protocol):
+    """A change on the device."""
+
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """Change the embedded rows x: [n, hidden] of tokens: [n] int64, in place."""
+
+    def output(self, x: Tensor, logits: Tensor) -> None:
+        """Change logits: [n, vocabulary] float32 of the normed rows x: [n, hidden], in place."""
+
+
+class VocabularyChange(Protocol):
+    """A change as it was read. `places` says what it changes; `kind` is its name in digests and messages."""
+
+    @property
+    def kind(self) -> str:
+        """Its name."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What it changes."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of all that decides what it computes."""
+
+    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
+        """Its form on the device. Raises AdapterError if its numbers cannot be computed with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """W + scaling * B A, perhaps with DoRA's magnitude or a bias on B.
+
+    a: [rank, in], b: [rank, out]; at the embedding `in` is the vocabulary and `out` the hidden size, at the
+    output the reverse. The scaling is folded into b in float32.
+    """
+
+    place: Place
+    a: Tensor
+    b: Tensor
+    scaling: float
+    affine: Affine
+
+    @property
+    def kind(self) -> str:
+        """Its name."""
+        return f"lora on {self.place}"
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What it changes."""
+        return (self.place,)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See VocabularyChange."""
+        yield "a", self.a
+        yield "b", self.b.float() * self.scaling
+        yield from self.affine.tensors()
+
+    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
+        """See VocabularyChange."""
+        a, b = self.a.float(), self.b.float() * self.scaling
+        site: Site = self.place
+        gain, shift = self.affine.resolve(base, site, a, b)
+        if gain is not None:
+            b = b * gain.cpu()
+        vectors = [None if vector is None else vector.to(device) for vector in (gain, shift)]
+        if self.place == "embedding":
+            return PlacedEmbedding(a.T.contiguous().to(device, dtype), b.to(device, dtype), *vectors)
+        return PlacedOutput(a.to(device, dtype), b.to(device, dtype), *vectors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedEmbedding:
+    """x <- gain x + shift + a[token] b; a: [vocabulary, rank], b: [rank, hidden]."""
+
+    a: Tensor
+    b: Tensor
+    gain: Tensor | None
+    shift: Tensor | None
+
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """See Placed."""
+        wide = x.float()
+        if self.gain is not None:
+            wide = wide * self.gain
+        if self.shift is not None:
+            wide = wide + self.shift
+        x.copy_(torch.addmm(wide, F.embedding(tokens, self.a).float(), self.b.float()))
+
+    def output(self, x: Tensor, logits: Tensor) -> None:
+        """Nothing changes there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedOutput:
+    """y <- gain y + shift + x A^T b; a: [rank, hidden], b: [rank, vocabulary]."""
+
+    a: Tensor
+    b: Tensor
+    gain: Tensor | None
+    shift: Tensor | None
+
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """Nothing changes there."""
+
+    def output(self, x: Tensor, logits: Tensor) -> None:
+        """See Placed."""
+        if self.gain is not None:
+            logits.mul_(self.gain)
+        if self.shift is not None:
+            logits.add_(self.shift)
+        logits.addmm_(F.linear(x, self.a).float(), self.b.float())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of the embedding, of the output matrix, or of both, that are others than the base's.
+
+    ids: [n] int64 of tokens, ascending, or None for all of them; rows: [n, hidden].
+    """
+
+    places: tuple[Place, ...]
+    ids: Tensor | None
+    rows: Tensor
+
+    @property
+    def kind(self) -> str:
+        """Its name."""
+        return f"rows of {' and '.join(self.places)}"
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See VocabularyChange."""
+        if self.ids is not None:
+            yield "ids", self.ids
+        yield "rows", self.rows
+
+    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
+        """See VocabularyChange."""
+        ids = None if self.ids is None else self.ids.to(device)
+        return PlacedRows(self.places, ids, self.rows.to(device, dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedRows:
+    """The rows on the device."""
+
+    places: tuple[Place, ...]
+    ids: Tensor | None
+    rows: Tensor
+
+    def embed(self, tokens: Tensor, x: Tensor) -> None:
+        """See Placed."""
+        if "embedding" not in self.places:
+            return
+        if self.ids is None:
+            x.copy_(F.embedding(tokens, self.rows))
+            return
+        at = torch.searchsorted(self.ids, tokens).clamp_max(len(self.ids) - 1)
+        theirs = (self.ids[at] == tokens)[:, None]
+        x.copy_(torch.where(theirs, self.rows[at], x))
+
+    def output(self, x: Tensor, logits: Tensor) -> None:
+        """See Placed."""
+        if "output" not in self.places:
+            return
+        found = F.linear(x, self.rows).float()
+        if self.ids is None:
+            logits.copy_(found)
+        else:
+            logits[:, self.ids] = found

@@ -1,0 +1,325 @@
+"""What becomes of a batch, by the virtual clock: finished, failed, expired, cancelled, taken up again."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from batch_house import CHAT, START, open_batches, request
+from fake_engine import FakeEngine, byte_tokenizer
+from virtual_clock import virtual_clock
+
+from personae.api.batches import run
+from personae.api.batches.journal import OUTPUT, Journal
+from personae.api.settings import ApiSettings
+from personae.api.tenants.store import Limits
+from personae.errors import Overloaded
+
+pytestmark = virtual_clock
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A jumping clock would take the time that a thread works for nothing to do."""
+
+    async def inline(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return work(*arguments)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
+
+
+def echo(log: Any) -> str:
+    """An answer that tells the prompt."""
+    return "got " + TOKENIZER.decode(log.tokens[: log.prompt_length], True).split("\n")[1]
+
+
+def texts(lines: list[dict[str, Any]]) -> dict[str, str]:
+    """Answers by custom id."""
+    assert len({line["custom_id"] for line in lines}) == len(lines), "nothing twice"
+    return {line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
+
+
+async def test_every_request_is_answered_as_it_would_be_over_http(tmp_path: Path) -> None:
+    async with open_batches(tmp_path, FakeEngine("Hello, world!")) as house:
+        models = ("base", "team/pirate")
+        id = await house.start(
+            [request(f"r{i}", model=models[i % 2], seed=i) for i in range(200)], metadata={"run": "1"}
+        )
+        batch = await house.until(id, "completed")
+        lines = await house.lines(batch["output_file_id"])
+        single = (await house.client.post(CHAT, json=request("x")["body"])).json()
+    assert texts(lines) == {f"r{i}": "Hello, world!" for i in range(200)}
+    first = next(line for line in lines if line["custom_id"] == "r0")
+    assert first["response"]["status_code"] == 200
+    assert first["error"] is None
+    same = {"choices", "model", "object", "usage"}
+    assert {k: first["response"]["body"][k] for k in same} == {k: single[k] for k in same}
+    assert batch["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+    assert batch["usage"]["output_tokens"] == 200 * single["usage"]["completion_tokens"]
+    assert batch["usage"]["total_tokens"] == 200 * single["usage"]["total_tokens"]
+    assert batch["error_file_id"] is None
+    assert batch["metadata"] == {"run": "1"}
+    assert START <= batch["created_at"] <= batch["in_progress_at"] <= batch["finalizing_at"]
+    assert not list((tmp_path / "batches").iterdir()), "nothing is left of it"
+
+
+async def test_its_sequences_give_way_and_are_bounded(tmp_path: Path) -> None:
+    most = 0
+
+    class Watched(FakeEngine):
+        def stream(self, logs: Any) -> Any:
+            nonlocal most
+            most = max(most, len(self.live) + len(logs))
+            assert all(log.background for log in logs)
+            return super().stream(logs)
+
+    async with open_batches(tmp_path, Watched(), ApiSettings(batch_concurrency=5)) as house:
+        ids = [await house.start([request(f"{i}", n=2) for i in range(20)]) for _ in range(2)]
+        for id in ids:
+            batch = await house.until(id, "completed")
+            assert batch["request_counts"]["completed"] == 20
+    assert most == 4, "two requests of two"
+
+
+async def test_a_request_that_fails_has_its_error_in_the_error_file(tmp_path: Path) -> None:
+    async with open_batches(tmp_path) as house:
+        long = request("long", "x" * 2000)
+        batch = await house.until(await house.start([request("good"), long]), "completed")
+        good, bad = await house.lines(batch["output_file_id"]), await house.lines(batch["error_file_id"])
+    assert [line["custom_id"] for line in good] == ["good"]
+    assert [line["custom_id"] for line in bad] == ["long"]
+    assert bad[0]["response"]["status_code"] == 400
+    assert bad[0]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+
+
+async def test_a_full_engine_is_asked_again(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.refuse = Overloaded("full", retry_after=5.0)
+    async with open_batches(tmp_path, engine) as house:
+        id = await house.start([request("a"), request("b")])
+        await anyio.sleep(60)
+        assert (await house.get(id))["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
+        engine.refuse = None
+        assert (await house.until(id, "completed"))["request_counts"]["completed"] == 2
+
+
+BROKEN: dict[str, tuple[Any, str, str | None]] = {
+    "no JSON": (b"{", "invalid_json_line", None),
+    "no object": (b"[]", "invalid_line", None),
+    "no custom_id": ({"method": "POST", "url": CHAT, "body": {}}, "invalid_line", None),
+    "twice": (request("r1"), "duplicate_custom_id", "custom_id"),
+    "method": (request("x") | {"method": "GET"}, "invalid_method", "method"),
+    "url": (request("x") | {"url": "/v1/completions"}, "invalid_url", "url"),
+    "unknown": (request("x", bogus=1), "unknown_parameter", "body.bogus"),
+    "type": (request("x", max_tokens="many"), "invalid_type", "body.max_tokens"),
+    "missing": (request("x") | {"body": {"model": "base"}}, "missing_required_parameter", "body.messages"),
+    "stream": (request("x", stream=True), "invalid_line", "body.stream"),
+    "timeout": (request("x", timeout=5), "invalid_line", "body.timeout"),
+    "model": (request("x", model="nobody"), "model_not_found", "body.model"),
+    "too long": (request("x", "y" * 5000), "line_too_long", None),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_a_broken_line_fails_the_batch_and_is_named(tmp_path: Path, what: str) -> None:
+    line, code, param = BROKEN[what]
+    engine = FakeEngine()
+    async with open_batches(tmp_path, engine, ApiSettings(max_body_bytes=4000)) as house:
+        batch = await house.until(await house.start([request("r1"), b"", line, request("r2")]), "failed")
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"]) == (code, 3), error
+    assert error["param"] == (param or error["param"])
+    assert not engine.submitted, "nothing is run of a batch that fails"
+    assert batch["failed_at"] is not None
+    assert batch["output_file_id"] is None
+
+
+async def test_a_file_without_requests_or_with_too_many_fails(tmp_path: Path) -> None:
+    async with open_batches(tmp_path, settings=ApiSettings(max_batch_lines=3)) as house:
+        empty = await house.until(await house.start([b" "]), "failed")
+        many = await house.until(await house.start([request(str(i)) for i in range(4)]), "failed")
+        wrong = await house.until(await house.start([b"x"] * 3), "failed")
+    assert empty["errors"]["data"][0]["code"] == "empty_file"
+    assert many["errors"]["data"] == [
+        {"code": "too_many_requests", "message": "A batch has at most 3 requests.", "param": None, "line": 4}
+    ]
+    assert [error["line"] for error in wrong["errors"]["data"]] == [1, 2, 3]
+
+
+async def test_what_is_done_when_its_time_is_up_is_kept(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda log: "done" if log.params.seed == 1 else "never")
+    engine.hold_after = 5
+    async with open_batches(tmp_path, engine) as house:
+        id = await house.start([request("quick", seed=1), request("slow", seed=2)], completion_window="5m")
+        await anyio.sleep(200)
+        assert (await house.get(id))["request_counts"]["completed"] == 1
+        batch = await house.until(id, "expired")
+        good, bad = await house.lines(batch["output_file_id"]), await house.lines(batch["error_file_id"])
+    assert texts(good) == {"quick": "done"}
+    assert [(line["custom_id"], line["error"]["code"]) for line in bad] == [("slow", "batch_expired")]
+    assert batch["expires_at"] == batch["created_at"] + 300
+    assert batch["expired_at"] - batch["expires_at"] < 5
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
+
+
+async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
+    engine = FakeEngine(lambda log: "done" if log.params.seed == 1 else "never")
+    engine.hold_after = 5
+    async with open_batches(tmp_path, engine) as house:
+        id = await house.start([request("quick", seed=1), *(request(f"slow{i}") for i in range(100))])
+        await anyio.sleep(10)
+        answer = await house.client.post(f"/v1/batches/{id}/cancel")
+        assert answer.json()["status"] == "cancelling"
+        again = await house.client.post(f"/v1/batches/{id}/cancel")
+        assert again.json()["status"] in ("cancelling", "cancelled") or again.status_code == 409
+        batch = await house.until(id, "cancelled")
+        assert not engine.live, "the engine has let go of them"
+        good, bad = await house.lines(batch["output_file_id"]), await house.lines(batch["error_file_id"])
+        late = await house.client.post(f"/v1/batches/{id}/cancel")
+    assert texts(good) == {"quick": "done"}
+    assert {line["custom_id"] for line in bad} == {f"slow{i}" for i in range(100)}
+    assert {line["error"]["code"] for line in bad} == {"batch_cancelled"}
+    assert late.status_code == 409
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+async def test_a_restart_loses_nothing_and_does_nothing_twice(tmp_path: Path, held: int) -> None:
+    wanted = [request(f"r{i}", f"text {i}") for i in range(60)]
+    engine = FakeEngine(lambda log: echo(log) if int(echo(log).split()[-1]) % 4 < held else "-" * 50)
+    engine.hold_after = 30
+    async with open_batches(tmp_path, engine) as house:
+        id = await house.start(wanted)
+        await anyio.sleep(30)
+        before = await house.get(id)
+    assert before["request_counts"] == {"total": 60, "completed": 15 * held, "failed": 0}
+    with (tmp_path / "batches" / id / OUTPUT).open("ab") as file:
+        file.write(b'{"id": "torn", "custom_id": "r3", "respo')  # the power went
+    engine = FakeEngine(echo)
+    async with open_batches(tmp_path, engine, at=100) as house:
+        batch = await house.until(id, "completed")
+        lines = await house.lines(batch["output_file_id"])
+    assert texts(lines) == {f"r{i}": f"got text {i}" for i in range(60)}
+    assert len(engine.submitted) == 60 - 15 * held, "only what was missing"
+    assert batch["request_counts"]["completed"] == 60
+
+
+async def test_a_batch_whose_time_was_up_while_the_server_was_down_expires(tmp_path: Path) -> None:
+    engine = FakeEngine(hold_after=1)
+    async with open_batches(tmp_path, engine) as house:
+        id = await house.start([request("a")], completion_window="10m")
+        await house.until(id, "in_progress")
+    async with open_batches(tmp_path, engine, at=10_000) as house:
+        batch = await house.until(id, "expired")
+        (line,) = await house.lines(batch["error_file_id"])
+    assert line["error"]["code"] == "batch_expired"
+
+
+async def test_one_that_was_being_finished_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def crash(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the lights went out")
+
+    async with open_batches(tmp_path) as house:
+        monkeypatch.setattr(house.batches._store, "finish", crash)
+        id = await house.start([request("a")])
+        batch = await house.until(id, "finalizing")
+        await anyio.sleep(5)
+        assert batch["output_file_id"] is None
+    async with open_batches(tmp_path) as house:
+        batch = await house.until(id, "completed")
+        assert list(texts(await house.lines(batch["output_file_id"]))) == ["a"]
+
+
+async def test_one_that_stumbles_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_batches(tmp_path) as house:
+        finish, failures = house.batches._store.finish, 2
+
+        async def locked(*arguments: Any, **changes: Any) -> Any:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise sqlite3.OperationalError("database is locked")
+            return await finish(*arguments, **changes)
+
+        monkeypatch.setattr(house.batches._store, "finish", locked)
+        batch = await house.until(await house.start([request("a")]), "completed")
+        assert list(texts(await house.lines(batch["output_file_id"]))) == ["a"]
+
+
+async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, full = Journal._append, True
+
+    def append(self: Journal, name: str, data: bytes) -> None:
+        if full:
+            with self.paths[name].open("ab") as file:
+                file.write(data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        write(self, name, data)
+
+    monkeypatch.setattr(Journal, "_append", append)
+    async with open_batches(tmp_path) as house:
+        id = await house.start([request(str(i)) for i in range(10)])
+        await anyio.sleep(3 * run._DISK_RETRY)
+        assert (await house.get(id))["request_counts"]["completed"] == 0, "what is not on disk does not count"
+        full = False
+        batch = await house.until(id, "completed")
+        assert len(texts(await house.lines(batch["output_file_id"]))) == 10
+
+
+async def test_a_tenant_that_is_held_to_tokens_keeps_half_of_them_for_itself(tmp_path: Path) -> None:
+    engine = FakeEngine("x" * 20)
+    async with open_batches(tmp_path, engine, keys=True) as house:
+        tenants = house.batches._tenants
+        assert tenants is not None
+        tenants.create_tenant("ann", Limits(tokens_per_minute=500))
+        house.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
+        meter = house.app.state.door.meter
+        meter._clock = anyio.current_time
+        id = await house.start([request(str(i)) for i in range(30)])
+        least = 500.0
+        while (await house.get(id))["status"] != "completed":
+            await anyio.sleep(1)
+            bucket = meter._accounts["ann"].tokens
+            if bucket is not None:
+                least = min(least, bucket._level)
+        assert anyio.current_time() > 60, "it took its time"
+    assert least > -30 * 21 / 2
+
+
+async def test_requests_of_a_revoked_tenant_are_not_run(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.refuse = Overloaded("full", retry_after=5.0)
+    async with open_batches(tmp_path, engine, keys=True) as house:
+        tenants = house.batches._tenants
+        assert tenants is not None
+        tenants.create_tenant("ann", Limits())
+        house.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
+        id = await house.start([request("a")])
+        await anyio.sleep(12)
+        tenants.revoke_tenant("ann")
+        engine.refuse = None
+        await anyio.sleep(60)
+        assert house.batches.get("ann", id).status == "completed"
+        assert house.batches.get("ann", id).request_counts.failed == 1
+    assert not engine.submitted
+
+
+async def test_the_adapter_of_a_request_that_waits_can_be_removed_and_is_missed(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.refuse = Overloaded("full", retry_after=5.0)
+    async with open_batches(tmp_path, engine) as house:
+        id = await house.start([request("a", model="team/pirate")])
+        await anyio.sleep(12)
+        monkey = engine.models("default")
+        engine.models = lambda tenant: {"base": monkey["base"]}  # type: ignore[method-assign]  # it is gone
+        engine.refuse = None
+        batch = await house.until(id, "completed")
+        (line,) = await house.lines(batch["error_file_id"])
+    assert line["response"]["body"]["error"]["code"] == "model_not_found"

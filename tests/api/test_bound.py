@@ -1,0 +1,123 @@
+"""What binds the text of an answer: `structured_outputs`, its older names, structural tags; both routes."""
+
+import json
+from typing import Any
+
+import asgi
+import pytest
+from fake_engine import FakeEngine, byte_tokenizer
+from starlette.applications import Starlette
+from tool_chat import TAGS, TEMPLATE, WEATHER
+
+from personae.api.app import create_app
+from personae.errors import GrammarError
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Json, Regex, Sequence, Until, decode_structure
+
+pytestmark = pytest.mark.anyio
+
+USER = {"role": "user", "content": "hi"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SOURCE = json.dumps(SCHEMA, separators=(",", ":"))
+GBNF = 'root ::= "yes" | "no"'
+LARK = 'start: "yes" | "no"'
+TAG = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
+
+
+async def spec_of(app: Starlette, engine: FakeEngine, path: str, **extra: Any) -> GrammarSpec:
+    fields = {"messages": [USER]} if "chat" in path else {"prompt": "hi"}
+    async with asgi.client(app) as client:
+        response = await client.post(path, json={"model": "base", **fields, **extra})
+    assert response.status_code == 200, response.text
+    grammar = engine.submitted[-1].grammar
+    assert grammar is not None
+    return grammar
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("asked", "spec"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, GrammarSpec("json_schema", SOURCE)),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, GrammarSpec("json_schema", SOURCE)),
+        ({"structured_outputs": {"json_object": True}}, GrammarSpec("json_object")),
+        ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, GrammarSpec("choice", '["a","b"]')),
+        ({"structured_outputs": {"grammar": GBNF}}, GrammarSpec("ebnf", GBNF)),
+        ({"structured_outputs": {"grammar": LARK}}, GrammarSpec("lark", LARK)),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": False}}, GrammarSpec("regex", "a")),
+        ({"guided_json": SCHEMA}, GrammarSpec("json_schema", SOURCE)),
+        ({"guided_regex": "a+", "guided_decoding_backend": "auto"}, GrammarSpec("regex", "a+")),
+        ({"guided_choice": ["a", "b"]}, GrammarSpec("choice", '["a","b"]')),
+        ({"guided_grammar": GBNF}, GrammarSpec("ebnf", GBNF)),
+    ],
+    ids=str,
+)
+async def test_every_spelling_becomes_the_same_spec(
+    app: Starlette, engine: FakeEngine, path: str, asked: dict[str, Any], spec: GrammarSpec
+) -> None:
+    assert await spec_of(app, engine, path, **asked) == spec
+
+
+async def test_a_structural_tag_is_the_same_in_both_forms_and_fields(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": SCHEMA}}
+    newer = {"format": {"type": "triggered_tags", "triggers": ["<a"], "tags": [{**tag, "end": "</a>"}]}}
+    older = {"structures": [TAG], "triggers": ["<a"]}
+    sources = set()
+    for form in (newer, older):
+        for asked in (
+            {"response_format": {"type": "structural_tag", **form}},
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", **form}}},
+            {"structured_outputs": {"structural_tag": json.dumps(form)}},
+        ):
+            spec = await spec_of(app, engine, "/v1/chat/completions", **asked)
+            assert spec.kind == "structure"
+            param = next(iter(asked))
+            if param == "structured_outputs":
+                param += ".structural_tag"
+            assert json.dumps(param) in spec.source, "an error would name this field"
+            sources.add(spec.source.replace(param, "x"))
+    assert len(sources) == 1
+
+
+async def test_what_binds_the_text_begins_after_reasoning_and_stands_beside_tools() -> None:
+    engine = FakeEngine("hm</think>a", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    app = create_app(engine)
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    spec = await spec_of(app, engine, "/v1/chat/completions", guided_regex="a+", **thinking)
+    element = decode_structure(spec.source)
+    assert isinstance(element, Sequence)
+    assert element.parts[0] == Until("</think>")
+    assert isinstance(element.parts[1], Sequence)
+    assert element.parts[1].parts[-1] == Regex("a+", "guided_regex")
+    engine.answer = "yes"
+    extra = {"tools": [WEATHER], "structured_outputs": {"grammar": GBNF}}
+    spec = await spec_of(app, engine, "/v1/chat/completions", **extra)
+    assert "structured_outputs.grammar" in spec.source
+    assert "get_weather" in spec.source
+    spec = await spec_of(app, engine, "/v1/chat/completions", guided_json=SCHEMA, tools=[WEATHER])
+    assert json.dumps("guided_json") in spec.source
+    assert Json(SCHEMA, True, "guided_json").param == "guided_json"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_what_the_compiler_refuses_is_named_as_the_caller_wrote_it(
+    app: Starlette, engine: FakeEngine, path: str, asked: dict[str, Any], param: str
+) -> None:
+    fields = {"messages": [USER]} if "chat" in path else {"prompt": "hi"}
+    for own in (None, "response_format.json_schema.schema", "structured_outputs.regex"):
+        engine.refuse_late = GrammarError("no", param=own)
+        visit = await asgi.Visit(path, {"model": "base", **fields, **asked}).run(app)
+        assert (visit.status, visit.error["param"]) == (400, param)

@@ -1,0 +1,182 @@
+"""What has been used against servers like this one."""
+
+import hmac
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asgi
+import pytest
+from fake_engine import FakeEngine, byte_tokenizer
+from starlette.applications import Starlette
+from uploads import open_house
+
+from personae.api.app import create_app
+from personae.api.chat_template import ChatTemplate
+from personae.api.schema import UserMessage
+from personae.api.settings import ApiSettings
+from personae.errors import RequestError
+
+pytestmark = pytest.mark.anyio
+USER = {"role": "user", "content": "hi"}
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        (TEXT, "prompt_embeds", "UEsDBA=="),  # tensors that a client pickled
+        (CHAT, "prompt_embeds", "UEsDBA=="),
+        (CHAT, "chat_template", "{{ ''.__class__.__mro__ }}"),
+        (CHAT, "documents", [{"url": "http://169.254.169.254/"}]),
+        (CHAT, "mm_processor_kwargs", {"trust_remote_code": True}),
+        (CHAT, "media_io_kwargs", {}),
+        (TEXT, "cache_salt", "another-tenants"),
+        (CHAT, "cache_salt", "another-tenants"),
+        (TEXT, "lora_path", "/etc/passwd"),
+        (TEXT, "logits_processors", ["os.system"]),
+        (CHAT, "vllm_xargs", {"a": 1}),
+        (CHAT, "kv_transfer_params", {"remote_host": "10.0.0.1"}),
+        (TEXT, "priority", -(10**9)),
+    ],
+)
+async def test_what_other_servers_let_clients_send_is_refused_by_name(
+    app: Starlette, engine: FakeEngine, path: str, field: str, value: Any
+) -> None:
+    asked = {"model": "base", "prompt": "hi"} if path == TEXT else {"model": "base", "messages": [USER]}
+    async with asgi.client(app) as client:
+        response = await client.post(path, json=asked | {field: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "file:///etc/passwd",
+        "data:image/png;base64,AAAA",
+        "gopher://x",
+    ],
+)
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "input_audio", "file"])
+async def test_no_url_of_a_client_is_ever_fetched(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, kind: str, url: str
+) -> None:
+    async def connect(*_: Any, **__: Any) -> None:
+        raise AssertionError("the server connects to somewhere")
+
+    monkeypatch.setattr(anyio, "connect_tcp", connect)
+    part = {"type": kind, kind: {"url": url, "data": url, "file_data": url}}
+    async with asgi.client(app) as client:
+        response = await client.post(
+            CHAT, json={"model": "base", "messages": [{"role": "user", "content": [part]}]}
+        )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content[0].type")
+
+
+BIASES = json.dumps(dict.fromkeys(range(50_000), 1)).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"model":' * 50_000,
+        b'{"model": "base", "prompt": "hi", "max_tokens": ' + b"9" * 100_000 + b"}",
+        b'{"model": "base", "prompt": "hi", "temperature": 1e' + b"9" * 100_000 + b"}",
+        b'{"model": "base", "prompt": "hi", "logit_bias": '
+        + json.dumps(dict.fromkeys(range(50_000), 1)).encode()
+        + b"}",
+        b'{"model": "base", "prompt": ' + json.dumps(["a"] * 100_000).encode() + b"}",
+        b'{"model": "base", "prompt": "hi", "stop": ' + json.dumps(["x"] * 100_000).encode() + b"}",
+        b'{"model": "base", "prompt": "hi", "stop_token_ids": ' + json.dumps([1] * 100_000).encode() + b"}",
+        b'{"model": "base", "prompt": "hi", "response_format": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}",
+    ],
+    ids=["arrays", "objects", "digits", "exponent", "biases", "prompts", "stops", "stop-tokens", "depth"],
+)
+async def test_a_bomb_of_json_is_a_quick_400(app: Starlette, engine: FakeEngine, body: bytes) -> None:
+    begun = time.perf_counter()
+    async with asgi.client(app) as client:
+        response = await client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert time.perf_counter() - begun < 5
+    assert engine.submitted == []
+
+
+async def test_a_grammar_over_its_limit_is_refused_by_the_field_it_came_in(engine: FakeEngine) -> None:
+    app = create_app(engine, ApiSettings(max_grammar_bytes=1000))
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(100)}}
+    asked = {"model": "base", "messages": [USER]}
+    async with asgi.client(app) as client:
+        for field, value in (
+            ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": wide}}),
+            ("structured_outputs", {"json": wide}),
+            ("structured_outputs", {"regex": "a" * 2000}),
+        ):
+            response = await client.post(CHAT, json=asked | {field: value})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, "grammar_too_large")
+            assert error["param"].startswith(field)
+        small = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+        response = await client.post(CHAT, json=asked | {"response_format": small})
+        assert response.status_code == 200
+    assert len(engine.submitted) == 1
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"), [({"seconds": 0.05}, "long"), ({"characters": 1000}, "characters")]
+)
+def test_a_template_has_its_time_and_its_size(limits: dict[str, Any], why: str) -> None:
+    template = ChatTemplate(ENDLESS, {}, **limits)
+    begun = time.perf_counter()
+    with pytest.raises(RequestError, match=why):
+        template.render([UserMessage("hi")])
+    assert time.perf_counter() - begun < 5
+
+
+async def test_a_long_conversation_is_rendered_beside_the_loop() -> None:
+    """Others go on while a template works; `slow` makes it work for a while."""
+    slow = "{% for a in range(99999) %}{% for b in range(9) %}{% endfor %}{% endfor %}hello"
+    engine = FakeEngine(tokenizer=byte_tokenizer(slow))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await anyio.sleep(0.001)
+            turns += 1
+
+    async with asgi.client(create_app(engine)) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        long = [{"role": "user", "content": "x" * 20_000}]
+        response = await client.post(CHAT, json={"model": "base", "messages": long})
+        tasks.cancel_scope.cancel()
+    assert response.json()["usage"]["prompt_tokens"] == len("hello")
+    assert turns > 3
+
+
+async def test_a_key_that_is_not_known_takes_the_path_of_one_that_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    compare = hmac.compare_digest
+
+    def noting(a: bytes, b: bytes) -> bool:
+        compared.append(len(a))
+        return compare(a, b)
+
+    monkeypatch.setattr("personae.api.tenants.store.hmac.compare_digest", noting)
+    with open_house(tmp_path) as house:
+        key = house.key("ann")
+        wrong = key[:-1] + ("0" if key[-1] != "0" else "1")
+        for tried in (wrong, "psn_" + "0" * 12 + "_" + "0" * 64, "nonsense", key):
+            async with house.client(tried) as client:
+                await client.get("/v1/models")
+    assert compared == [32, 32, 32, 32], "each is compared with 32 bytes, in constant time"

@@ -1,0 +1,151 @@
+from fake_executor import Bench, FakeExecutor, make_log, solo
+
+from personae.engine.background import Allowance, Tiers
+from personae.engine.fairness import FirstComeFirstServed, Key
+from personae.engine.plan import MemoryLayout
+from personae.engine.scheduler import Scheduler
+
+USER, BATCH = Key("a", None), Key("a", None, True)
+LONG = {"max_tokens": 30, "ignore_eos": True}
+
+
+def tiers(patience: int = 10**6) -> Tiers:
+    return Tiers(FirstComeFirstServed(), FirstComeFirstServed(), patience)
+
+
+def bench(
+    *, seqs: int = 4, pages: int = 64, beside: int = 2, tokens: int = 16, patience: int = 10**6
+) -> Bench:
+    layout = MemoryLayout(pages, 4, seqs, 64, tokens)
+    return Bench(Scheduler(layout, tiers(patience), beside), FakeExecutor(layout), 2)
+
+
+def batch(id: int, length: int = 4, **changes: object):
+    fields = {**LONG, **changes}
+    return make_log(f"batch{id}", range(id, id + length), background=True, **fields)
+
+
+def user(id: int, length: int = 4, **changes: object):
+    return make_log(f"user{id}", range(40 + id, 40 + id + length), **{**LONG, "max_tokens": 5, **changes})
+
+
+def rows_by_kind(it: Bench, plan) -> tuple[int, int]:
+    """Tokens of the plan: of users, of batches."""
+    kinds = [0, 0]
+    for row in plan.rows:
+        owner = next(s for s in it.scheduler._running if s.slot == row.slot)
+        kinds[owner.background] += row.count
+    return kinds[0], kinds[1]
+
+
+def test_background_keys_have_their_turn_when_no_others_wait():
+    policy = tiers()
+    policy.offer(BATCH, 0)
+    policy.offer(USER, 1)
+    assert policy.choose() == USER
+    policy.withdraw(USER)
+    assert policy.choose() == BATCH
+
+
+def test_a_background_key_that_got_nothing_for_long_goes_first():
+    policy = tiers(patience=10)
+    policy.offer(BATCH, 0)
+    policy.offer(USER, 1)
+    policy.charge(USER, 5, 4)
+    assert policy.choose() == USER
+    policy.charge(USER, 0, 1)
+    assert policy.choose() == BATCH
+    policy.charge(BATCH, 1, 0)
+    assert policy.choose() == USER, "one goes first, not all"
+
+
+def test_service_counts_against_others_only_while_a_background_key_waits():
+    policy = tiers(patience=10)
+    policy.offer(USER, 0)
+    policy.charge(USER, 100, 100)
+    policy.offer(BATCH, 1)
+    assert policy.choose() == USER
+
+
+def test_the_allowance_is_small_for_a_while_after_others_were_there():
+    allowance = Allowance(512, 8, quiet=3)
+    assert allowance.of(False) == 512
+    assert allowance.of(True) == 8
+    allowance.stepped(True)
+    seen = []
+    for _ in range(4):
+        seen.append(allowance.of(False))
+        allowance.stepped(False)
+    assert seen == [8, 8, 8, 512]
+
+
+def test_alone_they_have_every_row():
+    it = bench()
+    it.add(*(batch(i) for i in range(4)))
+    assert rows_by_kind(it, it.plan()) == (0, 16)
+
+
+def test_beside_others_they_have_their_allowance_and_no_more():
+    it = bench(seqs=4, beside=2)
+    it.add(*(batch(i, max_tokens=200) for i in range(3)))
+    for _ in range(3):
+        it.step()
+    it.add(user(0, max_tokens=20))
+    it.commit()
+    for _ in range(10):
+        plan = it.plan()
+        users, batches = rows_by_kind(it, plan)
+        assert (users > 0, batches) == (True, 2)
+        it.commit()
+
+
+def test_a_newcomer_has_a_seat_at_once_although_batches_have_them_all():
+    it = bench(seqs=4)
+    it.add(*(batch(i) for i in range(8)))
+    for _ in range(5):
+        it.step()
+    it.add(user(0), user(1))
+    it.commit()
+    plan = it.plan()
+    assert {admission.log.id for admission in plan.admissions} == {"user0", "user1"}
+    it.run()
+    for log in (*(batch(i) for i in range(8)), user(0), user(1)):
+        assert it.brought[log.id].tokens == solo(log, 64).tokens, "displaced and come back, no token lost"
+
+
+def test_a_newcomer_gets_the_memory_that_batches_hold():
+    it = bench(seqs=4, pages=12)
+    it.add(*(batch(i, length=12, max_tokens=8) for i in range(3)))
+    it.step()
+    it.add(user(0, length=20))
+    it.commit()
+    assert [admission.log.id for admission in it.plan().admissions] == ["user0"]
+    it.run()
+
+
+def test_when_memory_ends_background_goes_first_whoever_came_last():
+    it = bench(seqs=2, pages=8)
+    it.add(user(0, length=4, max_tokens=24))
+    it.step()
+    it.add(batch(0, length=4, max_tokens=24))
+    it.add(user(1, length=4, max_tokens=4))
+    it.run()
+    assert it.ended.index("user0") < it.ended.index("batch0")
+    assert it.scheduler.preemptions
+
+
+def test_one_that_was_passed_over_for_too_long_gets_a_seat_and_keeps_it():
+    it = bench(seqs=1, patience=40)
+    it.add(*(user(i, length=4 + i) for i in range(12)))
+    it.add(batch(0))
+    it.run()
+    place = it.ended.index("batch0")
+    assert 2 < place < 10, "not first, not last"
+
+
+def test_without_patience_it_would_have_been_last():
+    it = bench(seqs=1)
+    it.add(*(user(i, length=4 + i) for i in range(12)))
+    it.add(batch(0))
+    it.run()
+    assert it.ended[-1] == "batch0"

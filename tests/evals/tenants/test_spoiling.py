@@ -1,0 +1,46 @@
+"""A hundred spoilt uploads of the siege, against the app in process: each refused, nothing left behind."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from uploads import CONFIG, SHAPES, TENSORS, open_house, upload
+
+from personae.evals.tenants.spoiling import SPOILERS, Upload, is_whole, whole
+
+GOOD = whole(*SHAPES.modules["q"])
+
+
+def files(spoilt: Upload) -> dict[str, bytes]:
+    return {CONFIG: spoilt.config, TENSORS: spoilt.tensors}
+
+
+def test_every_way_to_spoil_an_upload_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async def siege() -> None:
+        with open_house(tmp_path) as house:
+            async with house.client() as client:
+                assert (await upload(client, "x", files(GOOD))).status_code == 201
+                await client.delete("/v1/adapters/x")
+                for number in range(20):
+                    for how, spoil in SPOILERS.items():
+                        spoilt = spoil(random.Random(f"{number}"), GOOD)
+                        answer = await upload(client, spoilt.name, files(spoilt), **spoilt.fields)
+                        if answer.status_code == 201:
+                            assert spoilt.judged, how
+                            assert is_whole(spoilt, GOOD), how
+                            await client.delete("/v1/adapters/x")
+                        else:
+                            assert 400 <= answer.status_code < 500, (how, number, answer.text)
+                            assert answer.json()["error"]["message"]
+            assert house.leftovers() == []
+
+    asyncio.run(siege())
+
+
+def test_another_reader_tells_a_whole_upload_from_others() -> None:
+    assert is_whole(GOOD, GOOD)
+    assert not is_whole(SPOILERS["not_finite"](random.Random(0), GOOD), GOOD)
+    assert not is_whole(SPOILERS["odd_config"](random.Random(0), GOOD), GOOD)
+    with pytest.raises(Exception, match="header"):
+        is_whole(SPOILERS["lying_length"](random.Random(0), GOOD), GOOD)

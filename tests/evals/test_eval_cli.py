@@ -1,0 +1,175 @@
+"""`personae eval`: the command, on the bundled model."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_server import Running, running
+from typer.testing import CliRunner
+
+from personae.api.cli import app
+from personae.api.options import ServeOptions
+from personae.evals.harness.records import RESULTS, read_run
+from personae.evals.suites.registry import DEFAULT, SUITES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "evals.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(ServeOptions(device="cpu")) as server:
+        yield server
+
+
+def personae(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    code = "from personae.api.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".pkg"), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_all_default_suites_run_against_a_server(server: Running, tmp_path: Path) -> None:
+    small = ["--count", "1", "--set", "determinism.tokens=8", "--set", "determinism.requests=2"]
+    small += ["--set", "determinism.crowd=3", "--set", "acceptance.every=6", "--set", "schemas.count=3"]
+    small += ["--set", "schemas.limit=48", "--set", "reasoning.limit=16", "--set", "bfcl.limit=48"]
+    models = ["--models", "base", "--models", "triage"]
+    done = personae("eval", "run", "--url", server.url, "--out", "results", *models, *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    run = read_run(tmp_path / "results")
+    assert run.complete
+    assert {record.suite for record in run.records} == set(DEFAULT)
+    assert {record.model for record in run.records} == {"personae-demo", "triage"}
+    assert not [record for record in run.records if record.error]
+    skipped = {(record.suite, record.task) for record in run.records if record.skipped}
+    assert skipped == {("lora", "logprobs"), ("determinism", "preempted"), ("determinism", "restarted")}
+    same = [record for record in run.records if record.suite == "determinism" and record.judged]
+    assert len(same) == 12
+    assert all(record.passed for record in same)
+    exact = [r for r in run.records if r.suite == "demo" and r.model == "triage" and r.mode == "constrained"]
+    assert exact[0].scores == {"valid": 1.0, "well-formed": 1.0}
+    html = (tmp_path / "results" / "report.html").read_text()
+    assert all(f'id="{suite}"' in html for suite in DEFAULT)
+    assert "| tool | personae-demo | free |" in (tmp_path / "results" / "report.md").read_text()
+
+
+def test_an_engine_in_process_is_compared_with_peft_and_disturbed(tmp_path: Path) -> None:
+    done = personae(
+        *("eval", "run", "lora", "determinism", "--out", "results", "--models", "base", "--models", "verse"),
+        *("--task", "logprobs", "--task", "preempted", "--task", "restarted"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = read_run(tmp_path / "results").records
+    assert len(records) == 6 * 2 + 2
+    assert all(record.passed for record in records), [record.note for record in records]
+    assert all(r.values["disturbances"] >= 1 for r in records if r.suite == "determinism")
+    assert all(r.values["largest difference"] < 1e-3 for r in records if r.suite == "lora")
+
+
+def test_lm_evaluation_harness_asks_the_server(server: Running, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    tokenizer = ROOT / "evals" / "demo" / "model"
+    done = personae(
+        *("eval", "run", "lm_eval", "--url", server.url, "--out", "results", "--models", "base"),
+        *("--count", "6", "--set", f"lm_eval.tokenizer={tokenizer}"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = read_run(tmp_path / "results").records
+    by_task = {record.task: [r for r in records if r.task == record.task] for record in records}
+    assert {task: len(parts) for task, parts in by_task.items()} == {
+        "personae_which_tool": 6,
+        "personae_repeat": 6,
+        "personae_extract": 6,
+    }
+    assert all("acc" in record.scores for record in by_task["personae_which_tool"])
+    assert sum(record.passed for record in records) >= 3
+
+
+def test_a_run_goes_on_and_is_compared(server: Running, tmp_path: Path) -> None:
+    line = ("eval", "run", "demo", "--url", server.url, "--count", "2", "--task", "chat", "--out", "a")
+    assert personae(*line, cwd=tmp_path).returncode == 0
+    lines = (tmp_path / "a" / RESULTS).read_text().splitlines(keepends=True)
+    (tmp_path / "a" / RESULTS).write_text("".join(lines[:2]))
+    again = personae(*line, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    assert personae(*line, "--resume", cwd=tmp_path).returncode == 0
+    assert len(read_run(tmp_path / "a").records) == 2
+    told = personae("eval", "report", "a", "a", "--out", "both", cwd=tmp_path)
+    assert told.stdout.split() == ["both/report.html", "both/report.md"]
+    assert "a against a" in (tmp_path / "both" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nonsense"], "There is no suite 'nonsense'"),
+        (["run", "demo", "--url", "http://127.0.0.1:1"], "cannot be reached"),
+        (["run", "demo", "--set", "demo.colour=red"], "`demo.colour`"),
+        (["run", "demo", "--set", "demo.count=many"], "count"),
+        (["run", "demo", "--set", "count=1"], "SUITE.NAME=VALUE"),
+        (["run", "demo", "--set", "bfcl.count=1"], "which is not run"),
+        (["run", "demo", "--resume"], "--out"),
+        (["run", "demo", "--serve", "--url", "http://x"], "--serve"),
+        (["report", "nowhere"], "No such file"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["eval", *arguments])
+    assert result.exit_code == 2
+    assert message in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    assert "Traceback" not in result.output
+
+
+def test_the_suites_are_listed_with_their_settings() -> None:
+    result = CliRunner().invoke(app, ["eval", "list"])
+    assert result.exit_code == 0
+    assert all(f"\n{name}: " in f"\n{result.output}" for name in SUITES)
+    assert "--set demo.count=64" in result.output
+
+
+def test_the_page_documents_every_suite_option_and_setting() -> None:
+    listed = CliRunner().invoke(app, ["eval", "list"]).output
+    assert all(f"| `{name}` |" in PAGE for name in SUITES)
+    for suite, setting in re.findall(r"--set (\w+)\.(\w+)=", listed):
+        row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{suite}` |"))
+        assert f"`{setting}`" in row, f"{suite}.{setting}"
+    options = re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["eval", "run", "--help"]).output)
+    assert all(f"`{option}" in PAGE or f"{option} " in PAGE for option in set(options) - {"--help"})
+
+
+def test_the_pages_commands_run(server: Running, tmp_path: Path) -> None:
+    """As they stand, but for the server's address and smaller counts, so that they take seconds."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines() if line]
+    assert len(lines) >= 4
+    with contextlib.suppress(FileExistsError):
+        os.symlink(ROOT / "evals", tmp_path / "evals")
+    for line in lines:
+        words = line.replace("http://127.0.0.1:8000", server.url).split()
+        assert words[0] == "personae", line
+        if words[1:3] == ["eval", "run"]:
+            words = [word if word != "64" else "1" for word in words]
+            words += ["--task", "chat"] if "--count" in words else []
+        done = personae(*words[1:], cwd=tmp_path)
+        assert done.returncode == 0, line + "\n" + done.stderr + done.stdout
+    assert json.loads((tmp_path / "runs" / "before" / RESULTS).read_text().splitlines()[0])["type"] == "run"

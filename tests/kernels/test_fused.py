@@ -1,0 +1,214 @@
+"""The fused decoder: transformers' arithmetic, and a row's bits that do not depend on its company."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf import hf_logits, hf_model, relative_error
+from paged import PagedSequences
+from safetensors import safe_open
+from tiny_adapters import lora_shapes, make_adapter_folder
+from tiny_models import VOCAB, model_folder
+
+from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
+from personae.kernels.cpu import operators
+from personae.kernels.cpu.build import library
+from personae.kernels.registry import reference_only
+from personae.lora.peft import read_adapter
+from personae.lora.pool import LoraPool
+from personae.lora.segments import LoraBatch, work_list
+
+pytestmark = pytest.mark.skipif(
+    "fuse" not in operators(), reason="no compiler, or no AVX-512 products of bfloat16 on this machine"
+)
+CPU = torch.device("cpu")
+BIASED = {"attention_bias": True, "mlp_bias": True, "head_dim": 32}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"head_dim": 32}),
+    "llama tied, with biases": ("llama", {**BIASED, "tie_word_embeddings": True}),
+    "llama, one KV head": ("llama", {"num_key_value_heads": 1, "head_dim": 96}),
+    "mistral, windowed": ("mistral", {"head_dim": 32}),
+    "qwen2, upper layers windowed": ("qwen2", {"use_sliding_window": True, "head_dim": 64}),
+    "qwen3": ("qwen3", {"hidden_size": 96}),
+}
+
+
+@pytest.fixture(params=["amx", "avx512"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    found = library()
+    assert found is not None
+    before = found.personae_amx(-1)
+    if found.personae_amx(request.param == "amx") != (request.param == "amx"):
+        pytest.skip("no AMX on this machine")
+    yield request.param
+    found.personae_amx(before)
+
+
+def folder_of(variant: str) -> Path:
+    family, overrides = VARIANTS[variant]
+    return model_folder(family, torch_dtype="bfloat16", **overrides)
+
+
+def decoder_of(folder: Path) -> Decoder:
+    decoder = load_model(folder, device=CPU)
+    assert decoder._fused is not None
+    return decoder
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def all_logits(decoder: Decoder, prompt: list[int], **pages: int) -> torch.Tensor:
+    hidden, _ = PagedSequences(decoder, **pages).forward({"a": prompt})
+    return decoder.logits(hidden).clone()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(variant: str, isa: str) -> None:
+    folder = folder_of(variant)
+    prompt = tokens_of(1, 150)
+    truth = hf_logits(hf_model(folder), prompt)  # float32 arithmetic on the same weights
+    decoder = decoder_of(folder)
+    fused = all_logits(decoder, prompt)
+    with reference_only():
+        layered = all_logits(decoder, prompt)
+    assert fused.dtype == torch.float32
+    errors = [float((found - truth).norm() / truth.norm()) for found in (fused, layered)]
+    assert errors[0] < 0.02
+    assert errors[0] < 1.1 * errors[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_token_has_the_same_bits_prefilled_chunked_decoded_and_in_company(variant: str, isa: str) -> None:
+    decoder = decoder_of(folder_of(variant))
+    prompt = tokens_of(2, 100)
+    whole = all_logits(decoder, prompt)
+    parts = PagedSequences(decoder, page_size=8, seed=1)
+    company = {name: tokens_of(seed, 3 * seed) for seed, name in enumerate("bcde", 1)}
+    at = 0
+    for number, count in enumerate([1, 1, 7, 33, 1, 16, 40, 1]):
+        others = {
+            name: tokens[number : number + 1] if number else tokens[:1] for name, tokens in company.items()
+        }
+        others = {name: tokens for name, tokens in others.items() if tokens}
+        found = parts.step({**others, "a": prompt[at : at + count]})["a"]
+        at += count
+        assert torch.equal(found, whole[at - 1])
+    assert at == len(prompt)
+
+
+def test_the_number_of_threads_does_not_show(isa: str) -> None:
+    folder, prompt = folder_of("qwen3"), tokens_of(3, 70)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(all_logits(decoder_of(folder), prompt))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_long_contexts_and_steps_of_many_rows() -> None:
+    folder = folder_of("llama")
+    decoder = decoder_of(folder)
+    prompt = tokens_of(4, 1000)
+    assert relative_error(all_logits(decoder, prompt)[-1], hf_logits(hf_model(folder), prompt)[-1]) < 0.05
+    together = PagedSequences(decoder)
+    step = together.step({f"{i}": prompt[i : i + 2] for i in range(40)})
+    for i in (0, 17, 39):
+        assert torch.equal(step[f"{i}"], PagedSequences(decoder).step({"a": prompt[i : i + 2]})["a"])
+
+
+RANKS = {"small": 3, "eight": 8, "wide": 64, "odd": 13}
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, LoraPool, dict[str, int]]:
+    """A decoder and a pool of adapters of several ranks, one of them on two modules only."""
+    folder = model_folder("llama", torch_dtype="bfloat16", head_dim=32)
+    shapes = lora_shapes(folder)
+    pool = LoraPool(shapes, capacity_rows=192, max_adapters=8, dtype=torch.bfloat16, device=CPU)
+    slots = {}
+    for seed, (name, rank) in enumerate({**RANKS, "partial": 16}.items()):
+        targets = {"targets": ("k_proj", "up_proj")} if name == "partial" else {}
+        path = make_adapter_folder(tmp_path_factory.mktemp(name), folder, rank=rank, seed=seed, **targets)
+        adapter = read_adapter(path, shapes)
+        slots[name] = pool.load(adapter)
+        pool.pin(adapter.digest)
+    return decoder_of(folder), pool, slots
+
+
+def batch_of(pool: LoraPool, slots: list[int | None], counts: list[int]) -> LoraBatch:
+    return LoraBatch(pool, work_list(slots, counts, CPU))
+
+
+def test_adapters_change_what_they_change_layer_by_layer(
+    adapted: tuple[Decoder, LoraPool, dict[str, int]], isa: str
+) -> None:
+    decoder, pool, slots = adapted
+    names = [*slots, None]
+    counts = [1, 9, 2, 5, 1, 3]
+    chunks = {f"{name}": tokens_of(seed, counts[seed]) for seed, name in enumerate(names)}
+    lora = batch_of(pool, [None if name is None else slots[name] for name in names], counts)
+    fused = {name: logits.clone() for name, logits in PagedSequences(decoder).step(chunks, lora).items()}
+    plain = {name: logits.clone() for name, logits in PagedSequences(decoder).step(chunks).items()}
+    with reference_only():
+        layered = PagedSequences(decoder).step(chunks, lora)
+    for name in chunks:
+        assert relative_error(fused[name], layered[name]) < 0.05
+        assert (relative_error(fused[name], plain[name]) > 0.05) == (name != "None")
+    assert torch.equal(fused["None"], plain["None"])
+
+
+def test_an_adapters_rows_have_the_same_bits_alone_and_among_other_adapters(
+    adapted: tuple[Decoder, LoraPool, dict[str, int]], isa: str
+) -> None:
+    decoder, pool, slots = adapted
+    prompts = {name: tokens_of(seed, 20) for seed, name in enumerate(slots)}
+    together = PagedSequences(decoder, seed=3)
+    mixed = {}
+    for first, last in ((0, 12), (12, 13), (13, 20)):
+        lora = batch_of(pool, list(slots.values()), [last - first] * len(slots))
+        found = together.step({name: prompt[first:last] for name, prompt in prompts.items()}, lora)
+        mixed = {name: logits.clone() for name, logits in found.items()}
+    for name, slot in slots.items():
+        alone = PagedSequences(decoder).step({name: prompts[name]}, batch_of(pool, [slot], [20]))[name]
+        assert torch.equal(alone, mixed[name])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "overrides"),
+    [("float32", {"head_dim": 32}), ("bfloat16", {"head_dim": 24}), ("bfloat16", {"intermediate_size": 72})],
+)
+def test_other_dtypes_and_shapes_go_layer_by_layer(dtype: str, overrides: dict[str, int]) -> None:
+    folder = model_folder("llama", torch_dtype=dtype, **overrides)
+    decoder = load_model(folder, device=CPU)
+    assert decoder._fused is None
+    prompt = tokens_of(5, 30)
+    last = PagedSequences(decoder).step({"a": prompt})["a"]
+    assert relative_error(last, hf_logits(hf_model(folder), prompt)[-1]) < 0.05
+
+
+def test_packed_weights_can_be_had_back() -> None:
+    folder = folder_of("llama tied, with biases")
+    decoder = decoder_of(folder)
+    with safe_open(folder / "model.safetensors", framework="pt") as stored:
+        found = decoder.layers[1].mlp.gate_up.plain()
+        truth = [stored.get_tensor(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up")]
+        assert torch.equal(found, torch.cat(truth))
+        assert torch.equal(decoder.output.plain(), stored.get_tensor("model.embed_tokens.weight"))
+
+
+def test_what_lies_beyond_a_sequence_may_be_nan(isa: str) -> None:
+    decoder = decoder_of(folder_of("llama"))
+    sequences = PagedSequences(decoder, page_size=16)  # its cache is NaN until it is written
+    for length in (1, 15, 2, 16):
+        assert sequences.step({f"{length}": tokens_of(6, length)})[f"{length}"].isfinite().all()

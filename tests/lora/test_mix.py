@@ -1,0 +1,60 @@
+"""Weighted adapters together are what PEFT's `add_weighted_adapter` makes of them."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from tiny_adapters import lora_shapes, make_adapter, make_adapter_folder, tiny_config
+
+from personae.errors import AdapterError
+from personae.lora.adapter import make_adapter as adapter_of
+from personae.lora.affine import Affine
+from personae.lora.library import AdapterLibrary
+from personae.lora.mix import mix_id, mixed, parts_of
+from personae.lora.peft import PROJECTIONS, read_adapter
+
+BASE = tiny_config()
+SHAPES = lora_shapes(BASE)
+SPECS = {
+    "one": {"rank": 4, "targets": ("q_proj", "down_proj"), "seed": 1},
+    "two": {"rank": 9, "targets": ("q_proj", "v_proj"), "rslora": True, "seed": 2},
+}
+
+
+@given(
+    st.lists(st.tuples(st.text("0123456789abcdef", min_size=64, max_size=64), st.floats(-16, 16)), min_size=1)
+)
+def test_the_identity_says_what_it_is_made_of_in_any_order(parts: list[tuple[str, float]]) -> None:
+    assert parts_of(mix_id(parts)) == sorted(parts)
+    assert mix_id(parts) == mix_id(reversed(parts))
+    assert parts_of(parts[0][0]) is None
+
+
+def test_the_update_is_the_weighted_sum_that_peft_makes(tmp_path: Path) -> None:
+    folders = {name: make_adapter_folder(tmp_path / name, BASE, **spec) for name, spec in SPECS.items()}
+    adapters = {name: read_adapter(folder, SHAPES) for name, folder in folders.items()}
+    model = make_adapter(BASE, **SPECS["one"])
+    assert isinstance(model, PeftModel)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.load_adapter(folders["two"], "two")
+        model.add_weighted_adapter(["default", "two"], [0.75, -1.5], "mix", combination_type="cat")
+    weights = {"one": 0.75, "two": -1.5}
+    library = AdapterLibrary(SHAPES, {a.digest: folders[name] for name, a in adapters.items()}, None, 2**20)
+    found = library.read(mix_id((adapters[name].digest, weight) for name, weight in weights.items()))
+    assert found.ranks == {"q": 13, "down": 4, "v": 9}
+    for (layer, module), pair in found.pairs.items():
+        linear = model.get_submodule(f"base_model.model.model.layers.{layer}.{PROJECTIONS[module]}")
+        delta = linear.get_delta_weight("mix")
+        torch.testing.assert_close((pair.a.T @ pair.b).T * pair.scaling, delta, atol=1e-5, rtol=1e-5)
+
+
+def test_an_adapter_that_is_more_than_low_rank_is_refused(tmp_path: Path) -> None:
+    plain = read_adapter(make_adapter_folder(tmp_path / "one", BASE, **SPECS["one"]), SHAPES)
+    dora = adapter_of("dora", plain.pairs, affine={(0, "q"): Affine(magnitude=torch.ones(32))})
+    with pytest.raises(AdapterError, match="'dora' is DoRA and cannot be combined"):
+        mixed("mix:x", [(plain, 1.0), (dora, 1.0)])

@@ -1,0 +1,175 @@
+"""The whole company under a virtual clock: whatever is drawn, nothing happens that must not; and what must
+not happen is noticed when it is planted."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from personae.actors.executor import Executor
+from personae.actors.inbox import Inbox
+from personae.actors.messages import Sampled
+from personae.actors.simulation.swarm import draw
+from personae.actors.simulation.workload import Workload
+from personae.actors.simulation.world import Scenario, Violation, simulate
+from personae.engine import live
+from personae.engine.fairness import VirtualTokenCounters
+from personae.engine.prefix import PrefixCache, root_key
+from personae.engine.roster import Roster
+
+PACKAGES = str(Path(__file__).resolve().parents[2] / ".pkg")
+CALM = Scenario(1, Workload(requests=60, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0), every=1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_happens_that_must_not_whatever_is_drawn(seed: int) -> None:
+    report = simulate(draw(seed, requests=50))
+    assert sum(report.outcomes.values()) >= report.requests == 50
+    assert report.lulls
+
+
+def test_a_run_without_faults_serves_everybody() -> None:
+    report = simulate(CALM)
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert (report.restarts, report.faults) == (0, {})
+
+
+@pytest.mark.parametrize("kind", ["crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load"])
+def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
+    load = replace(CALM.workload, requests=150, rate=20.0)
+    report = simulate(replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=(kind,)))
+    assert report.faults[kind]
+    assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
+    assert report.outcomes.get("unlucky", 0) <= 3
+    assert bool(report.restarts) == (kind not in {"stall", "slow"})
+
+
+def test_a_row_that_fails_ends_its_own_request_only() -> None:
+    report = simulate(replace(CALM, seed=3, faults_every=0.05, kinds=("fail",)))
+    assert 0 < report.outcomes["error"] <= report.faults["fail"]
+    assert report.restarts == 0
+
+
+def test_whoever_kills_the_engine_is_ended_and_nobody_else() -> None:
+    load = replace(CALM.workload, requests=150, poison=0.03, siblings=0.0)
+    report = simulate(replace(CALM, seed=5, workload=load))
+    assert report.outcomes.keys() == {"stop", "length", "quarantined"}
+    assert report.outcomes["quarantined"] >= 2
+    # Aboard in two deaths each; several may be aboard in the first.
+    assert report.restarts <= 2 * report.outcomes["quarantined"]
+
+
+def test_an_engine_that_cannot_be_kept_ends_every_request() -> None:
+    load = replace(CALM.workload, requests=80, poison=0.2)
+    report = simulate(replace(CALM, workload=load, max_restarts=1))
+    assert report.outcomes["engine lost"]
+    assert report.outcomes.keys() <= {"engine lost", "stop", "length", "quarantined"}
+    assert report.restarts == 1
+
+
+def test_a_seed_replays_exactly_in_another_process_with_other_hashes() -> None:
+    script = "from personae.actors.simulation.swarm import draw\n"
+    script += "from personae.actors.simulation.world import simulate\n"
+    script += "r = simulate(draw(11, 50)); print(r.trace, r.loop_steps, r.seconds, r.outcomes)"
+    environment = {**os.environ, "PYTHONPATH": PACKAGES, "PYTHONHASHSEED": "4711"}
+    other = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    report = simulate(draw(11, 50))
+    assert other.stdout.split(maxsplit=3)[:3] == [
+        str(report.trace), str(report.loop_steps), str(report.seconds)
+    ]  # fmt: skip
+    assert simulate(draw(11, 50)) == report
+
+
+# Planted bugs
+
+
+def leaked_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = PrefixCache.release
+
+    def leak(self: PrefixCache, lease, pages, *, keep=True):  # type: ignore[no-untyped-def]  # as the original
+        release(self, lease, pages[:-1], keep=keep)
+
+    monkeypatch.setattr(PrefixCache, "release", leak)
+
+
+def lost_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    post, posts = Executor.post, [0]
+
+    def lose(self, to, message):  # type: ignore[no-untyped-def]  # as the original
+        posts[0] += isinstance(message, Sampled)
+        if posts[0] != 7:
+            post(self, to, message)
+
+    monkeypatch.setattr(Executor, "post", lose)
+
+
+def double_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Inbox.put
+
+    def twice(self: Inbox, delta):  # type: ignore[no-untyped-def]  # as the original
+        put(self, delta)
+        if delta.finish is not None:
+            put(self, delta)
+
+    monkeypatch.setattr(Inbox, "put", twice)
+
+
+def lost_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    put, puts = Inbox.put, [0]
+
+    def skip(self: Inbox, delta):  # type: ignore[no-untyped-def]  # as the original
+        puts[0] += 1
+        if puts[0] != 20 or delta.finish is not None:
+            put(self, delta)
+
+    monkeypatch.setattr(Inbox, "put", skip)
+
+
+def shared_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "root_key", lambda salt, adapter: root_key(b"everybody's", None))
+
+
+def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
+    def richest(self: VirtualTokenCounters):  # type: ignore[no-untyped-def]  # as the original
+        return max(self._heads, key=lambda key: (self._counters[key], key[0], key[1] or ""))
+
+    monkeypatch.setattr(VirtualTokenCounters, "choose", richest)
+
+
+def forgotten_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter, entered = Roster.enter, [0]
+
+    def forget(self: Roster, log):  # type: ignore[no-untyped-def]  # as the original
+        entered[0] += 1
+        if entered[0] != 9:
+            enter(self, log)
+
+    monkeypatch.setattr(Roster, "enter", forget)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (leaked_page, "page|allocate"),
+        (lost_reply, "out of order|owes a step"),
+        (double_finish, "has ended, and more of it has come|ends twice"),
+        (lost_token, "alone it would be"),
+        (shared_cache, "another's KV"),
+        (unfair, "served"),
+        (forgotten_sequence, "never ended"),
+    ],
+)
+def test_a_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    load = replace(CALM.workload, requests=200, rate=2000.0, tenants=3, adapters=2, prompt=(16, 40))
+    scenario = replace(CALM, workload=load, pages=20, slots=4, longest_wait=30.0, lull=200)
+    with pytest.raises(Violation, match=found):
+        simulate(scenario)
