@@ -40,6 +40,7 @@ from personae.evals.demo.batches import Batch, chunk
 from personae.evals.demo.learn import exact, loss_of
 from personae.evals.demo.optim import Muon
 from personae.evals.demo.tokenizer import VOCABULARY, save, train_tokenizer
+from personae.evals.demo.unseen import set_apart, unseen
 from personae.evals.demo.wiring import wire
 
 HERE = Path(__file__).parent
@@ -95,6 +96,7 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
         self.model = Qwen3ForCausalLM(config()).to(options.device)
         wire(self.model)
+        self.started = self.model.get_input_embeddings().weight.detach().clone()
         if options.warm:
             self.model.load_state_dict(load_file(MODEL / "model.safetensors"), strict=False)
         self.model.set_attn_implementation(fused.ATTENTION)
@@ -201,8 +203,10 @@ class Trainer:
             log.write(json.dumps({"step": self.step} | record) + "\n")
 
 
-def export(model: Qwen3ForCausalLM) -> None:
+def export(trainer: Trainer) -> None:
     """Writes config and bf16 weights next to the tokenizer."""
+    model = trainer.model
+    set_apart(model.get_input_embeddings().weight, trainer.started, unseen(trainer.tokenizer))
     model.to(torch.bfloat16).save_pretrained(MODEL)
 
 
@@ -212,7 +216,7 @@ def _work(worker: int, options: argparse.Namespace, port: int) -> None:
     trainer = Trainer(options, worker)
     trainer.run()
     if worker == 0:
-        export(trainer.model)
+        export(trainer)
     if options.workers > 1:
         dist.destroy_process_group()
 
