@@ -4,6 +4,7 @@
     ├── RequestError              the caller can mend it; `param` names the field            HTTP 400
     │   ├── UnsupportedParameter  a field that we know of and do not serve, or do not know   400
     │   ├── ContextLengthExceeded the prompt and the answer do not fit the context           400
+    │   ├── BudgetTooSmall        no answer that is bound so fits in `max_tokens`            400
     │   ├── GrammarError          a schema, regex or grammar that cannot be enforced         400
     │   ├── Unauthorized          no API key, or none that is valid                          401
     │   ├── Forbidden             a valid key that may not do this                           403
@@ -70,6 +71,12 @@ class ContextLengthExceeded(RequestError):
     """The prompt, or the prompt and `max_tokens`, do not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class BudgetTooSmall(RequestError):
+    """`max_tokens` is below the shortest answer that the schema or grammar allows."""
+
+    code = "max_tokens_too_small"
 
 
 class GrammarError(RequestError):

@@ -9,7 +9,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
 from personae.actors.script import Grammars
 from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFailed
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
 AT_ONCE = 4  # compiles; more would only take the cores from the steps
@@ -79,7 +79,7 @@ class Compiler(Actor[Message]):
             error = Overloaded("Other grammars are being compiled; try again later.")
         self._scheduler.tell(Compiled(spec, error=error))
 
-    def _outcome(self, spec: GrammarSpec) -> CompiledGrammar | PersonaeError:
+    def _outcome(self, spec: GrammarSpec) -> BoundGrammar | PersonaeError:
         self._begun.add(spec)
         try:
             return self._grammars.compile(spec)

@@ -15,7 +15,7 @@ from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import PersonaeError
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -255,7 +255,7 @@ class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
     spec: GrammarSpec
-    grammar: CompiledGrammar | None = None
+    grammar: BoundGrammar | None = None
     error: PersonaeError | None = None
 
 
@@ -291,7 +291,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarSpec, CompiledGrammar]
+    grammars: dict[GrammarSpec, BoundGrammar]
     follows: bool
 
 

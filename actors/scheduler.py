@@ -22,7 +22,7 @@ from personae.actors.messages import (
 )
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
 GAP_STEPS = 16  # between two looks at the fairness gap
@@ -52,7 +52,7 @@ class SchedulerActor(Actor[Message]):
         self._ingress = ingress
         self._known: set[str] = set()
         self._compiling: dict[GrammarSpec, dict[str, SequenceLog]] = {}
-        self._grammars: dict[str, CompiledGrammar] = {}
+        self._grammars: dict[str, BoundGrammar] = {}
         self._in_flight = 0
         self._seconds = 0.0
         self._gap = 0.0
@@ -110,14 +110,27 @@ class SchedulerActor(Actor[Message]):
         logs = self._compiling.pop(compiled.spec, {})
         if compiled.grammar is not None:
             for log in logs.values():
-                self._grammars[log.id] = compiled.grammar
-                self._scheduler.add(log)
+                self._bind(log, compiled.grammar)
         elif logs:
             assert compiled.error is not None
             self._known.difference_update(logs)
             error = compiled.error
             kind = type(error).__name__
             self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
+
+    def _bind(self, log: SequenceLog, grammar: BoundGrammar) -> None:
+        """Let it in, if its answer can be complete within its budget."""
+        budget = log.budget(self._scheduler.layout.max_model_len)
+        if budget >= grammar.shortest:
+            self._grammars[log.id] = grammar
+            self._scheduler.add(log)
+            return
+        self._known.discard(log.id)
+        why = (
+            f"The answer may have {budget} tokens, and the shortest that is sure to be complete "
+            f"has {grammar.shortest}."
+        )
+        self._streamer.tell(Refused((log.id,), "BudgetTooSmall", why))
 
     def _cancel(self, id: str) -> list[Delta]:
         if id not in self._known:

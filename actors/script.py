@@ -8,7 +8,7 @@ from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduler import Scheduler
 from personae.engine.tokens import Tokenizer
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -25,7 +25,7 @@ class Device(Protocol):
     def holdings(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar], /) -> Any:
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar], /) -> Any:
         """Apply the plan's changes and start its forward pass."""
 
     def sample(self, plan: StepPlan, forward: Any, /) -> Any:
@@ -44,13 +44,13 @@ class Device(Protocol):
 class Grammars(Protocol):
     """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
 
-    def get(self, spec: GrammarSpec, /) -> CompiledGrammar | None:
+    def get(self, spec: GrammarSpec, /) -> BoundGrammar | None:
         """From the cache."""
 
-    def compile(self, spec: GrammarSpec, /) -> CompiledGrammar:
+    def compile(self, spec: GrammarSpec, /) -> BoundGrammar:
         """Compile; on a worker thread."""
 
-    def put(self, spec: GrammarSpec, grammar: CompiledGrammar, /) -> None:
+    def put(self, spec: GrammarSpec, grammar: BoundGrammar, /) -> None:
         """Into the cache."""
 
 

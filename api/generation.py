@@ -30,6 +30,7 @@ from personae.api.tracing import UNTRACED, Tracing
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
+    BudgetTooSmall,
     Cancelled,
     DeadlineExceeded,
     GrammarError,
@@ -171,6 +172,7 @@ class Job:
     choices: dict[str, Choice] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    budget_param: str = "max_tokens"
     completion_tokens: int = 0
 
     @classmethod
@@ -269,6 +271,9 @@ class Job:
             clocks.clear()  # it never began
             if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
                 refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
+            if isinstance(refusal, BudgetTooSmall):
+                refusal.message = f"`{self.budget_param}` is too small. {refusal.message}"
+                refusal.param = self.budget_param
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"

@@ -1,14 +1,13 @@
 """The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out."""
 
 from collections.abc import Sequence
-from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.plan import MemoryLayout
+from personae.kernels.memory import zeros
 
 
 class KVCache:
@@ -23,7 +22,7 @@ class KVCache:
         self.page_size = layout.page_size
         self.num_pages = layout.num_pages
         shape = (config.layers, 2, layout.num_pages, config.kv_heads, layout.page_size, config.head_dim)
-        self.data = _zeros(shape, dtype, device)
+        self.data = zeros(shape, dtype, device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -39,11 +38,3 @@ class KVCache:
     def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
         """What one page costs in memory, over all layers, keys and values."""
         return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU their memory is taken when it is first written (torch.zeros writes all of it)."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    unwritten = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(unwritten).view(dtype).view(shape)

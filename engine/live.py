@@ -81,7 +81,7 @@ class LiveSequence:
         self.tokens = list(log.tokens)
         self.followers: list[LiveSequence] = []
 
-        self.limit = min(log.prompt_length + params.max_tokens, layout.max_model_len)
+        self.limit = log.prompt_length + log.budget(layout.max_model_len)
         self.last = self.limit - 1
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens

@@ -38,6 +38,10 @@ class SequenceLog(msgspec.Struct, frozen=True, tag=True):
     weight: float = 1.0
     background: bool = False
 
+    def budget(self, max_model_len: int) -> int:
+        """The most tokens that its answer can have, those emitted included."""
+        return min(self.params.max_tokens, max_model_len - self.prompt_length)
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """Natural-log probabilities of the model itself (before temperature, penalties and masks) at one place.

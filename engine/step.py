@@ -17,7 +17,7 @@ from personae.engine.runner import Forward, Runner
 from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
-from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -53,7 +53,7 @@ class StepEngine:
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> Forward | None:
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> Forward | None:
         """Apply the plan's changes and start its forward pass, if it has rows.
 
         `grammars` holds the compiled grammar of every admission that has a spec.
@@ -68,7 +68,9 @@ class StepEngine:
             self.sampler.admit(admission.slot, log)
             self._matchers.pop(admission.slot, None)
             if log.grammar is not None:
-                self._matchers[admission.slot] = replayed(grammars[log.grammar], log)
+                self._matchers[admission.slot] = replayed(
+                    grammars[log.grammar], log, self.runner.layout.max_model_len
+                )
         self.runner.apply(plan)
         return self.runner.forward(plan) if plan.rows else None
 
@@ -169,9 +171,9 @@ class StepEngine:
         return found
 
 
-def replayed(grammar: CompiledGrammar, log: SequenceLog) -> Matcher:
-    """A matcher that has seen what the log has emitted so far."""
-    matcher = grammar.matcher()
+def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Matcher:
+    """A matcher that has seen what the log has emitted so far, and closes the answer in time."""
+    matcher = grammar.matcher(log.budget(max_model_len))
     for token in log.tokens[log.prompt_length :]:
         if not matcher.accept(token):
             raise AssertionError(f"sequence {log.id}: its log does not follow its own grammar")

@@ -2,10 +2,12 @@
 
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
 
-Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema.
-Each of the `--streams` clients asks for one answer after the other, until Back has been killed (`kill -9`,
-or with --stop hung by SIGSTOP) so many times at random moments. Prints the answers that were lost or differ,
-and how long the streams paused. Exit code 1 if any was lost or differs.
+Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema,
+some with two choices, all with logprobs. Each of the `--streams` clients asks for one answer after the other,
+until Back has been killed (`kill -9`, with --stop hung by SIGSTOP, with --crash by an exception in the
+executor) so many times at random moments. A sequence that was aboard in two hangs or crashes in a row would
+be ended, so these wait until as many answers have come as there are streams. Prints the answers that were
+lost or differ, and how long the streams paused. Exit code 1 if any was lost or differs.
 """
 
 import json
@@ -13,6 +15,7 @@ import os
 import random
 import signal
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +25,7 @@ import typer
 from msgspec.structs import replace
 
 from personae.actors.assembly import EngineOptions
-from personae.actors.company import Company, open_company
+from personae.actors.company import COMMAND, Company, open_company
 from personae.actors.host import Host
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
@@ -35,14 +38,15 @@ SCHEMA = {
     "required": ["id", "status"],
     "additionalProperties": False,
 }
-Answer = tuple[tuple[int, ...], str]
+Answer = tuple[tuple[tuple[int, ...], str, int], ...]  # of each choice: tokens, its end, logprobs
 
 
 class Chaos:
     """One run against one engine."""
 
-    def __init__(self, company: Company, tokens: int, seed: int) -> None:
+    def __init__(self, company: Company, tokens: int, seed: int, streams: int) -> None:
         self.company = company
+        self.streams = streams
         self.tokens = tokens
         self.rng = random.Random(seed)
         self.calm: dict[int, Answer] = {}
@@ -74,16 +78,23 @@ class Chaos:
 
     async def ask(self, number: int, id: str) -> Answer:
         """Play one request to its end."""
-        tokens: list[int] = []
-        finish = ""
-        async with self.company.client.stream([self.log(number, id)]) as stream:
+        first = self.log(number, id)
+        logs = [first]
+        if number % 8 == 5:
+            other = replace(first.params, seed=number + PROMPTS, temperature=1.0)
+            logs.append(replace(first, id=f"{id}-b", params=other, after=id))
+        tokens: dict[str, list[int]] = {log.id: [] for log in logs}
+        logprobs = dict.fromkeys(tokens, 0)
+        finish = dict.fromkeys(tokens, "")
+        async with self.company.client.stream(logs) as stream:
             async for delta in stream:
                 if self.killed_at is not None and self.company.client.stats().restarts > self.restarts:
                     self.pauses.append(time.monotonic() - self.killed_at)
                     self.killed_at = None
-                tokens += delta.tokens
-                finish = delta.finish or ""
-        return tuple(tokens), finish
+                tokens[delta.id] += delta.tokens
+                logprobs[delta.id] += len(delta.logprobs)
+                finish[delta.id] = delta.finish or ""
+        return tuple((tuple(tokens[id]), finish[id], logprobs[id]) for id in tokens)
 
     async def client(self, name: int) -> None:
         """Ask, compare, ask again, until the killer has done its work."""
@@ -101,13 +112,17 @@ class Chaos:
             self.answers += 1
             if answer != self.calm[number]:
                 self.different += 1
-                calm = self.calm[number][0]
-                at = next((i for i, (a, b) in enumerate(zip(answer[0], calm, strict=False)) if a != b), -1)
-                print(f"different: request {number}, from token {at}")
+                for mine, calm in zip(answer, self.calm[number], strict=True):
+                    pairs = enumerate(zip(mine[0], calm[0], strict=False))
+                    at = next((i for i, (a, b) in pairs if a != b), -1)
+                    print(f"different: request {number}, from token {at}")
 
     async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
         """Kill Back at random moments, each time when it is ready again."""
         for number in range(kills):
+            enough = self.answers + self.streams if number and how != signal.SIGKILL else 0
+            while self.answers < enough:  # noqa: ASYNC110  nobody tells when it is
+                await anyio.sleep(0.01)
             await anyio.sleep(self.rng.uniform(0.1, pause))
             while not self.company.client.stats().ready:  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
@@ -135,17 +150,26 @@ def _note_processes() -> None:
 
 
 async def run(
-    options: EngineOptions, kills: int, streams: int, tokens: int, pause: float, seed: int, stop: bool
+    options: EngineOptions,
+    kills: int,
+    streams: int,
+    tokens: int,
+    pause: float,
+    seed: int,
+    how: signal.Signals,
 ) -> bool:
     """True if nothing was lost and nothing differs."""
     _note_processes()
     async with open_company(
-        options, max_restarts=kills + 1, hang_seconds=3.0 if stop else 60.0, report=lambda incident: None
+        options,
+        max_restarts=kills + 1,
+        hang_seconds=3.0 if how == signal.SIGSTOP else 60.0,
+        report=lambda incident: None,
+        command=(sys.executable, "-m", "personae.evals.crashing_back") if how == signal.SIGUSR2 else COMMAND,
     ) as company:
-        chaos = Chaos(company, tokens, seed)
+        chaos = Chaos(company, tokens, seed, streams)
         for number in range(PROMPTS):
             chaos.calm[number] = await chaos.ask(number, f"calm-{number}")
-        how = signal.SIGSTOP if stop else signal.SIGKILL
         async with anyio.create_task_group() as tasks:
             for name in range(streams):
                 tasks.start_soon(chaos.client, name)
@@ -170,11 +194,13 @@ def main(
     ] = 3.0,
     seed: int = 0,
     stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
+    crash: Annotated[bool, typer.Option("--crash", help="An exception in the executor instead.")] = False,
 ) -> None:
     """Run, print, judge."""
     options = EngineOptions(model, (adapters,) if adapters else (), dtype="float32", max_seqs=32)
+    how = signal.SIGSTOP if stop else signal.SIGUSR2 if crash else signal.SIGKILL
     fine = anyio.run(
-        run, options, kills, streams, tokens, pause, seed, stop, backend_options={"use_uvloop": True}
+        run, options, kills, streams, tokens, pause, seed, how, backend_options={"use_uvloop": True}
     )
     raise typer.Exit(0 if fine else 1)
 

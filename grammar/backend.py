@@ -4,6 +4,7 @@ A bitmask is an int32 CPU tensor of shape [rows, ceil(vocab / 32)]; bit t % 32 o
 token t is allowed. It covers the model's padded vocabulary: ids past the tokenizer's are never allowed.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -22,6 +23,9 @@ class Matcher(Protocol):
 
     def accept(self, token: int) -> bool:
         """Advance by one token. False (and no change of state) if the grammar does not allow it."""
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept tokens until one is not allowed; how many were."""
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
@@ -43,6 +47,21 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A new matcher at the grammar's start."""
+
+
+class BoundGrammar(Protocol):
+    """A compiled grammar whose answers close within their budgets; shared by all of them, thread-safe."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's bound."""
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+
+    def matcher(self, budget: int | None = None) -> Matcher:
+        """A new matcher at the start, of an answer that is complete within `budget` tokens."""
 
 
 class GrammarBackend(Protocol):

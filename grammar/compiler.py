@@ -12,7 +12,10 @@ from threading import Lock
 import msgspec
 
 from personae.errors import GrammarError
-from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.backend import BoundGrammar, GrammarBackend
+from personae.grammar.closing.build import close
+from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.closing.table import TokenTable
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -33,9 +36,11 @@ class GrammarCompiler:
         # The backend of nearly all specs is made now: it takes a second at a large vocabulary.
         self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
         self._backends_lock = Lock()
+        self._table = TokenTable(vocabulary)
+        self._bytewise: dict[str, GrammarBackend] = {}
         self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
 
@@ -44,7 +49,7 @@ class GrammarCompiler:
         """Bytes held by the cache."""
         return self._bytes
 
-    def get(self, spec: GrammarSpec) -> CompiledGrammar | None:
+    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
         """The compiled grammar of an equal spec, if it is in the cache."""
         with self._lock:
             grammar = self._cached.get(spec)
@@ -52,7 +57,7 @@ class GrammarCompiler:
                 self._cached.move_to_end(spec)
             return grammar
 
-    def put(self, spec: GrammarSpec, grammar: CompiledGrammar) -> None:
+    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
         with self._lock:
             if spec in self._cached or grammar.nbytes > self._cache_bytes:
@@ -63,7 +68,7 @@ class GrammarCompiler:
                 _, evicted = self._cached.popitem(last=False)
                 self._bytes -= evicted.nbytes
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def compile(self, spec: GrammarSpec) -> ClosingGrammar:
         """Compile, without looking at the cache, with the fastest backend that enforces all of the spec.
 
         A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
@@ -77,16 +82,18 @@ class GrammarCompiler:
                 raise GrammarError(
                     f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
                 ) from error
+        name = BACKENDS_OF_KIND[spec.kind][0]
         if spec.kind == "structure":
-            backend = self._backend(BACKENDS_OF_KIND[spec.kind][0])
-            return compile_structure(spec, backend, self.vocabulary, self._rewritings)
-        return self._backend(BACKENDS_OF_KIND[spec.kind][0]).compile(spec)
+            return compile_structure(
+                spec, self._backend(name), self._bytewise_backend(name), self._table, self._rewritings
+            )
+        return self._close(name, spec)
 
     def close(self) -> None:
         """End the helper process."""
         self._worker.close()
 
-    def _compile_schema(self, spec: GrammarSpec) -> CompiledGrammar:
+    def _compile_schema(self, spec: GrammarSpec) -> ClosingGrammar:
         document = without_ignored(parse_schema(spec.source))
         if math.isinf(shortest_instance(document)):
             raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
@@ -96,7 +103,7 @@ class GrammarCompiler:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
                     try:
-                        return self._backend(name).compile(_with_source(spec, schema, strict=True))
+                        return self._close(name, _with_source(spec, schema, strict=True))
                     except GrammarError as error:
                         missing = error
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
@@ -113,17 +120,25 @@ class GrammarCompiler:
         except GrammarError:
             return
 
-    def _compile_best_effort(self, spec: GrammarSpec, document: Schema) -> CompiledGrammar:
+    def _compile_best_effort(self, spec: GrammarSpec, document: Schema) -> ClosingGrammar:
         """As much of the schema as llguidance takes; any JSON at the least."""
-        backend = self._backend("llguidance")
         kind = document.get("type") if isinstance(document, dict) else None
         loose = {"type": kind} if isinstance(kind, str | list) else True
         for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose):
             try:
-                return backend.compile(_with_source(spec, schema, strict=False))
+                return self._close("llguidance", _with_source(spec, schema, strict=False))
             except GrammarError:
                 continue
-        return backend.compile(_with_source(spec, True, strict=False))
+        return self._close("llguidance", _with_source(spec, True, strict=False))
+
+    def _close(self, name: str, spec: GrammarSpec) -> ClosingGrammar:
+        return close(spec, self._backend(name), self._bytewise_backend(name), self._table)
+
+    def _bytewise_backend(self, name: str) -> GrammarBackend:
+        with self._backends_lock:
+            if name not in self._bytewise:
+                self._bytewise[name] = make_backend(name, self._table.bytewise())
+            return self._bytewise[name]
 
     def _backend(self, name: str) -> GrammarBackend:
         with self._backends_lock:

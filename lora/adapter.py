@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from personae.lora.affine import Affine
+from personae.lora.single import magnitude
 from personae.lora.vocabulary import VocabularyChange
 
 # The linear modules of a layer that an adapter may change, by the input they share (one SGMV call each).
@@ -137,11 +138,6 @@ def _extras(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
     for change in sorted(adapter.vocabulary, key=lambda change: change.kind):
         for name, tensor in change.tensors():
             yield f"{change.kind} {name}", tensor
-
-
-def magnitude(tensor: Tensor) -> float:
-    """The largest magnitude in a tensor that is not empty; NaN or infinity if it holds one."""
-    return float(tensor.abs().max())
 
 
 def _digest(

@@ -17,6 +17,7 @@ from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.affine import Affine
 from personae.lora.peft_config import PeftConfig, read_config
 from personae.lora.safetensors_file import SafetensorsFile, refusal
+from personae.lora.single import transposed
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -148,7 +149,7 @@ def _read(file: SafetensorsFile, plan: SitePlan) -> tuple[LoraPair | None, Affin
     tensors = {role: file.read_finite(name) for role, name in plan.names.items()}
     pair = affine = None
     if "A" in tensors:
-        pair = LoraPair(tensors["A"], tensors["B"].T.contiguous(), plan.scaling)
+        pair = LoraPair(tensors["A"], transposed(tensors["B"]), plan.scaling)
     if tensors.keys() - {"A", "B"}:
         lora_bias = tensors.get("lora_bias")
         if lora_bias is not None:

@@ -11,6 +11,7 @@ from personae.lora.affine import Affine
 from personae.lora.base import fingerprint
 from personae.lora.peft_config import PeftConfig
 from personae.lora.safetensors_file import SafetensorsFile, refusal
+from personae.lora.single import transposed
 from personae.lora.vocabulary import LowRank, Place, Rows, VocabularyChange
 
 PATHS: dict[str, Place] = {"model.embed_tokens": "embedding", "lm_head": "output"}
@@ -137,4 +138,4 @@ def _low_rank(
     affine = Affine(found.get("magnitude"), None if lora_bias is None else lora_bias.float() * scaling)
     a = file.read_checked(roles["A"], (rank, inputs))
     b = file.read_checked(roles["B"], (outputs, rank))
-    return LowRank(place, a, b.T.contiguous(), scaling, affine)
+    return LowRank(place, a, transposed(b), scaling, affine)

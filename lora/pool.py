@@ -16,6 +16,7 @@ import torch
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
+from personae.kernels.memory import zeros
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
@@ -67,8 +68,8 @@ class LoraPool:
         self._tables: dict[str, RankTable] = {}
         for module, (inputs, outputs) in shapes.modules.items():
             rows = (shapes.layers, capacity_rows)
-            self._a[module] = torch.zeros(*rows, inputs, dtype=dtype, device=device)
-            self._b[module] = torch.zeros(*rows, outputs, dtype=dtype, device=device)
+            self._a[module] = zeros((*rows, inputs), dtype, device)
+            self._b[module] = zeros((*rows, outputs), dtype, device)
             self._tables[module] = RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
                 torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import AdapterError
+from personae.lora.single import magnitude
 from personae.lora.strict_json import decode_object
 
 MAX_HEADER = 4 * 2**20  # bytes; seven modules of 128 layers need 0.3 MB
@@ -78,7 +79,7 @@ class SafetensorsFile:
     def read_finite(self, name: str) -> Tensor:
         """As `read`. Raises AdapterError if a value is not finite."""
         tensor = self.read(name)
-        if not math.isfinite(float(tensor.abs().max())):
+        if not math.isfinite(magnitude(tensor)):
             raise refusal(name, "it has values that are not finite")
         return tensor
 

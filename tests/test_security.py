@@ -29,6 +29,7 @@ MODULES = {
 }
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 CALLS = {"os.system", "os.popen", "torch.hub.load", "yaml.load", "numpy.load", "np.load", "torch.load"}
+MAKES_PICKLES = "evals/tenants/spoiling.py"  # evil ones, to upload them; it reads none
 FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
 MAY_ASK = {"api/terminal.py", "api/adapters/cli.py", "api/tenants/cli.py"}  # commands, not the server
@@ -43,10 +44,12 @@ def findings(source: str, where: str = "") -> Iterator[str]:
     for node in ast.walk(parsed(source)):
         for name in imported(node):
             top = name.split(".")[0]
-            if top in MODULES:
+            if top in MODULES and where != MAKES_PICKLES:
                 yield f"imports {name}"
             if not where.startswith("evals/") and where not in MAY_ASK and {top, name} & CLIENTS:
                 yield f"imports {name}, which fetches"
+        if isinstance(node, ast.Attribute) and dotted(node).startswith(("pickle.load", "pickle.Unpick")):
+            yield "reads a pickle"
         if "AF_UNIX" in (getattr(node, "attr", ""), getattr(node, "id", "")):
             yield "opens a socket with a name"
         if isinstance(node, ast.Call):

@@ -16,7 +16,7 @@ from personae.actors.simulation.loop import SimulationThreads
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
 from personae.errors import Overloaded
-from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -153,7 +153,7 @@ class Device:
 
     # A step
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> Launched:
+    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> Launched:
         """Compute the step at once; it counts as done when its time has passed."""
         self._trouble.strikes("forward")
         self._apply(plan, grammars)
@@ -203,7 +203,7 @@ class Device:
             self._threads.sleep(left)
         return launched.result
 
-    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, CompiledGrammar]) -> None:
+    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> None:
         for number in plan.releases:
             slot = self.slots.pop(number, None)
             if slot is None:
@@ -341,11 +341,12 @@ class Grammar:
     """A compiled grammar that only knows whose it is."""
 
     nbytes = 1
+    shortest = 1
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
 
-    def matcher(self) -> Matcher:
+    def matcher(self, budget: int | None = None) -> Matcher:
         """A simulation samples by itself."""
         raise NotImplementedError
 
@@ -358,19 +359,19 @@ class Grammars:
         self._threads = threads
         self._trouble = trouble
         self._keep = keep
-        self._cache: dict[GrammarSpec, CompiledGrammar] = {}
+        self._cache: dict[GrammarSpec, BoundGrammar] = {}
 
-    def get(self, spec: GrammarSpec) -> CompiledGrammar | None:
+    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
         """From the cache."""
         return self._cache.get(spec)
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def compile(self, spec: GrammarSpec) -> BoundGrammar:
         """Takes its time."""
         self._threads.sleep(self._trouble.slowed(self._costs.compile))
         self._trouble.compiles(spec)
         return Grammar(spec)
 
-    def put(self, spec: GrammarSpec, grammar: CompiledGrammar) -> None:
+    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
         """Into the cache; the oldest leave."""
         self._cache[spec] = grammar
         while len(self._cache) > self._keep:

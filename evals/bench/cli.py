@@ -138,11 +138,14 @@ def steps(
     profile: Annotated[
         bool, typer.Option("--profile", help="Also which operators the time goes to.")
     ] = False,
+    busy: Annotated[
+        bool, typer.Option("--busy", help="CPU time on one thread, the engine alone: for a busy machine.")
+    ] = False,
 ) -> None:
     """Where a decode step goes, without HTTP: its parts, and the host's time between two steps."""
     from personae.evals.bench.steps import report
 
-    report(model, adapters, rows, prompt, count, profile=profile)
+    report(model, adapters, rows, prompt, count, profile=profile, busy=busy)
 
 
 def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path], log: Path) -> str:

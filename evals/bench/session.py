@@ -99,20 +99,14 @@ async def warm_up(one: Subject, workload: Workload) -> None:
 
 async def play(cell: Cell, one: Subject, round: int, goals: Goals, on_answer: OnAnswer) -> Played:
     """One cell once on one server. Raises RequestError when no request was answered."""
-    maker = Maker(cell.workload, one.models, one.keys, one.words_per_token)
+    maker = Maker(cell.workload, one.models, one.keys, one.words_per_token, f"{cell.name} {round}")
     answers: list[Answer] = []
 
     def keep(answer: Answer) -> None:
         answers.append(answer)
         on_answer(answer)
 
-    offset = round * 1_000_000  # every round has prompts of its own, so that no cache knows them
-    await cell.arrivals.run(
-        one.url,
-        lambda number, prompt, output: maker.make(offset + number, prompt, output),
-        cell.requests,
-        keep,
-    )
+    await cell.arrivals.run(one.url, maker.make, cell.requests, keep)
     found = figures(answers, goals)
     if not found.completed:
         raise RequestError(f"{one.name} answered no request of `{cell.name}`: {found.errors}", param="url")

@@ -5,12 +5,15 @@
 First the engine alone, each part timed by itself. Then the same rows through the actors, in one process and
 in two: the gap is the time from the end of one step's reading to the beginning of the next step, on the
 executor's own clock.
+
+On a busy machine wall time says who got a core. `--busy` takes CPU time on one thread instead, of the engine
+alone, and shows the least: what the work costs, memory and caches still being shared.
 """
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,15 +42,16 @@ OPERATORS = 15  # shown
 class Parts:
     """Seconds spent in named parts, one sample per step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.samples: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time a block."""
-        begun = time.perf_counter()
+        begun = self._clock()
         yield
-        self.samples[name].append(time.perf_counter() - begun)
+        self.samples[name].append(self._clock() - begun)
 
 
 def digests(script: Script) -> list[str]:
@@ -70,9 +74,16 @@ def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> lis
     ]
 
 
-def engine_parts(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> Parts:
+def engine_parts(
+    script: Script,
+    rows: int,
+    mixed: bool,
+    prompt: int,
+    steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Parts:
     """The engine alone: plan, forward (packing and model), sample, finish, commit of pure decode steps."""
-    engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts()
+    engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts(clock)
     assert isinstance(engine, StepEngine)
     for digest in digests(script):
         engine.place(script.library.read(digest))
@@ -166,15 +177,31 @@ def operators(
 
 
 def report(
-    model: Path | None, adapters: Path | None, rows: int, prompt: int, steps: int, *, profile: bool = False
+    model: Path | None,
+    adapters: Path | None,
+    rows: int,
+    prompt: int,
+    steps: int,
+    *,
+    profile: bool = False,
+    busy: bool = False,
 ) -> None:
     """Print the tables, in microseconds."""
+    if busy:
+        torch.set_num_threads(1)
     folders = (adapters,) if adapters else () if model else (DEMO / "adapters",)
     options = EngineOptions(model or DEMO / "model", folders, max_seqs=rows, max_model_len=2048)
     script = assemble(options).script
     console = Console()
     for mixed in (False, True) if folders else (False,):
         title = f"{rows} rows, {'all adapters in turn' if mixed else 'base'}"
+        if busy:
+            table = Table("part", "least us", "p50 us", title=f"{title}: CPU time on one thread")
+            parts = engine_parts(script, rows, mixed, prompt, steps, time.process_time)
+            for name, samples in parts.samples.items():
+                table.add_row(name, f"{1e6 * min(samples[WARM_UP:]):.0f}", _quantiles(samples[WARM_UP:])[0])
+            console.print(table)
+            continue
         table = Table("part", "p50 us", "p95 us", title=f"{title}: the engine alone")
         for name, samples in engine_parts(script, rows, mixed, prompt, steps).samples.items():
             table.add_row(name, *_quantiles(samples[WARM_UP:]))

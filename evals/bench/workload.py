@@ -121,7 +121,11 @@ def words(rng: random.Random, count: int) -> str:
 
 
 class Maker:
-    """Makes the requests of a workload. `words_per_token` is the server's, as `calibrate` found it."""
+    """Makes the requests of a workload. `words_per_token` is the server's, as `calibrate` found it.
+
+    Requests of the same `occasion` (a load's name, a round) are the same; others have other prompts, so that
+    no cache knows them.
+    """
 
     def __init__(
         self,
@@ -129,20 +133,22 @@ class Maker:
         models: Sequence[str],
         keys: Sequence[str] = (),
         words_per_token: float = 1.0,
+        occasion: str = "",
     ) -> None:
         self._workload = workload
         self._keys = keys
         self._model = chooser(workload.popularity, models, workload.zipf)
         self._prompt, self._output = length(workload.prompt), length(workload.output)
         self._scale = words_per_token
+        self._drawn = f"{workload.seed} {occasion}"
         seeds = range(workload.prefixes)
         size = round(workload.prefix * words_per_token)
-        self._prefixes = [words(random.Random(f"prefix {seed}"), size) for seed in seeds]
+        self._prefixes = [words(random.Random(f"prefix {self._drawn} {seed}"), size) for seed in seeds]
 
     def make(self, number: int, prompt: int | None = None, output: int | None = None) -> Request:
         """Request `number`; a trace may say how long its prompt and answer are."""
         load = self._workload
-        rng = random.Random(f"{load.seed} {number}")
+        rng = random.Random(f"{self._drawn} {number}")
         prompt = self._prompt(rng) if prompt is None else prompt
         output = self._output(rng) if output is None else output
         text = " ".join(

@@ -44,8 +44,18 @@ class Plan:
 
 
 def choose_models(served: Sequence[Model], asked: Sequence[str]) -> list[Model]:
-    """Those that were asked for by name; all without any. "base" is the first base. Raises RequestError."""
+    """Those that were asked for by name; without any the base and its adapters. "base" is the first base.
+
+    Raises RequestError for a name that is not there, or when there are several bases and none was chosen:
+    nobody means to play everything with every model that a vendor has.
+    """
+    bases = [model.name for model in served if model.base]
     if not asked:
+        if len(bases) > 1:
+            raise RequestError(
+                f"There are {len(bases)} base models; `--models` says which: {', '.join(bases[:20])}.",
+                param="models",
+            )
         return list(served)
     by_name = {model.name: model for model in served}
     base = next((model for model in served if model.base), None)

@@ -6,7 +6,7 @@ instead of ignoring it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
@@ -150,6 +150,7 @@ class LLGuidanceMatcher:
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._stops = frozenset(vocabulary.stop_ids)
         self._spoil = spoil
         self._ended = ended
 
@@ -173,6 +174,12 @@ class LLGuidanceMatcher:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
         return bool(self._matcher.try_consume_tokens([token]))
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept tokens until one is not allowed; how many were."""
+        if self._ended or not self._stops.isdisjoint(tokens):
+            return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
+        return int(self._matcher.try_consume_tokens(list(tokens)))
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

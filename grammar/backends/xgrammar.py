@@ -5,6 +5,7 @@ comes here only after the gate (grammar/schema/gate.py) has found that all of it
 """
 
 import re
+from collections.abc import Sequence
 
 import torch
 import xgrammar
@@ -92,6 +93,10 @@ class XGrammarMatcher:
         return bool(
             allowed and self._matcher.accept_token(token)
         )  # xgrammar warns on stderr of special tokens
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept tokens until one is not allowed; how many were."""
+        return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

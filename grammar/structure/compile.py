@@ -4,20 +4,22 @@ every regular expression and grammar is first compiled alone, so that an error i
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
+from personae.grammar.closing.build import names_tokens, structure_reach
+from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure
+from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
-from personae.grammar.vocabulary import Vocabulary
 
 _BACKEND = "llguidance"
 
@@ -25,35 +27,59 @@ Rewritings = Callable[[Schema], Iterator[Schema]]
 
 
 def compile_structure(
-    spec: GrammarSpec, backend: GrammarBackend, vocabulary: Vocabulary, rewritings: Rewritings
-) -> CompiledGrammar:
+    spec: GrammarSpec,
+    backend: GrammarBackend,
+    bytewise: GrammarBackend,
+    table: TokenTable,
+    rewritings: Rewritings,
+) -> ClosingGrammar:
     """Compile a spec of kind "structure" with llguidance. `rewritings` gives schemas equal to one.
 
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
     """
 
-    def bind(element: Bound) -> str:
+    def bind(element: Bound) -> Bound:
         try:
             match element:
                 case Json():
-                    return _json_rule(element, backend, rewritings)
+                    return _bound(element, backend, rewritings)
                 case Regex(pattern=pattern):
                     backend.compile(GrammarSpec("regex", pattern))
-                    return regex_lexeme(pattern)
                 case Lark(source=source):
                     backend.compile(GrammarSpec("lark", source))
-                    return f"%lark {{\n{source}\n}}"
         except GrammarError as error:
             error.param = element.param
             raise
         except ANALYSIS_ERRORS as error:
             raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
+        return element
 
-    text = lark(decode_structure(spec.source), vocabulary.special, bind)
-    return backend.compile(GrammarSpec("lark", text))
+    def compiled(backend: GrammarBackend, special: Mapping[str, int]) -> CompiledGrammar:
+        return backend.compile(GrammarSpec("lark", lark(element, special, _written)))
+
+    element = replace_bound(decode_structure(spec.source), bind)
+    try:
+        reach = structure_reach(element, table.measure)
+    except ANALYSIS_ERRORS:
+        reach = None
+    inner = compiled(backend, table.vocabulary.special)
+    second = None if names_tokens(spec.source) else compiled(bytewise, table.bytewise().special)
+    return ClosingGrammar(inner, second, table, reach)
 
 
-def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> str:
+def _written(element: Bound) -> str:
+    """The right side of a rule."""
+    match element:
+        case Json(schema=schema, strict=strict):
+            return json_rule(schema, strict)
+        case Regex(pattern=pattern):
+            return regex_lexeme(pattern)
+        case Lark(source=source):
+            return f"%lark {{\n{source}\n}}"
+
+
+def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:
+    """The element with the schema that is enforced."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
     if math.isinf(shortest_instance(document)):
         raise GrammarError("No finite answer satisfies the schema.")
@@ -66,7 +92,7 @@ def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -
             except GrammarError as error:
                 missing = error
             else:
-                return json_rule(schema, strict=True)
+                return Json(schema, True, element.param)
         reason = reason or missing
     if element.strict:
         raise refusal(document, reason)
@@ -76,7 +102,7 @@ def _json_rule(element: Json, backend: GrammarBackend, rewritings: Rewritings) -
         except GrammarError as error:
             reason = error
         else:
-            return json_rule(schema, strict=False)
+            return Json(schema, False, element.param)
     raise refusal(document, reason)
 
 

@@ -6,6 +6,7 @@ special tokens are never allowed. So the same structure serves a model whose tag
 and one that spells them out.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -105,3 +106,15 @@ def structure_spec(element: Element) -> GrammarSpec:
 def decode_structure(source: str) -> Element:
     """The element in the source of a spec made by `structure_spec`."""
     return msgspec.json.decode(source, type=Element)  # type: ignore[no-any-return]  # a union is a type to msgspec
+
+
+def replace_bound(element: Element, change: Callable[[Json | Regex | Lark], Element]) -> Element:
+    """The element with everything in it replaced that the caller wrote: schemas, patterns, grammars."""
+    match element:
+        case Json() | Regex() | Lark():
+            return change(element)
+        case Sequence(parts=parts) | OneOf(parts=parts):
+            return type(element)(tuple(replace_bound(part, change) for part in parts))
+        case Repeat(part=part):
+            return msgspec.structs.replace(element, part=replace_bound(part, change))
+    return element

@@ -10,6 +10,8 @@ suffix, and text without some string is a regular expression that cannot contain
 import re
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from personae.errors import GrammarError
 from personae.grammar.structure.elements import (
     Element,
@@ -45,6 +47,7 @@ class _Writer:
         self._special = special
         self._bind = bind
         self._names = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        self._rules_of: dict[bytes, str] = {}
         self.rules: list[str] = []
 
     def expression(self, element: Element) -> str:
@@ -60,13 +63,22 @@ class _Writer:
             case Regex():
                 return self._rule("regex", self._regex(element), terminal=True)
             case Json() | Lark():
-                return self._rule("bound", self._bind(element))
+                return self._shared(element, lambda: self._bind(element), least=0)
             case Sequence(parts=parts):
-                return " ".join(self.expression(part) for part in parts)
+                return self._shared(element, lambda: " ".join(map(self.expression, parts)) or '""')
             case OneOf(parts=parts):
                 return "(" + " | ".join(self.expression(part) for part in parts) + ")"
             case Repeat(part=part, least=least, most=most):
                 return f"({self.expression(part)}){{{least},{'' if most is None else most}}}"
+
+    def _shared(self, element: Element, body: Callable[[], str], least: int = 300) -> str:
+        """A rule for an element, the same one wherever it occurs; its body alone if that is short."""
+        key = msgspec.json.encode(element)
+        if len(key) < least:
+            return body()
+        if key not in self._rules_of:
+            self._rules_of[key] = self._rule("part", body())
+        return self._rules_of[key]
 
     def _fixed(self, text: str, pattern: Callable[[str], str]) -> list[str]:
         """Lexemes and tokens, in turn."""

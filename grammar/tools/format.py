@@ -68,25 +68,21 @@ class ToolFormat:
         return ways[0] if len(ways) == 1 else OneOf(tuple(ways))
 
     def _calls(self, functions: Many[Function], parallel: bool, triggered: bool) -> Element:
+        named = [(function.name, self.arguments.element(function)) for function in functions]
         start = self.open + self.before_name
         start = start[len(self.trigger) :] if triggered else " " + start
-        parts = [self._call(start, functions)]
+        parts = [self._call(start, named)]
         if parallel and not self.single:
-            parts.append(Repeat(self._call(self.between + self.before_name, functions)))
+            parts.append(Repeat(self._call(self.between + self.before_name, named)))
         if not self.single:
             parts.append(Exactly(self.close + " "))  # some models end with a line break
         return Sequence(tuple(parts))
 
-    def _call(self, before_name: str, functions: Many[Function]) -> Element:
+    def _call(self, before_name: str, named: Many[tuple[str, Element]]) -> Element:
+        before, after = before_name, self.after_name
         return OneOf(
             tuple(
-                Sequence(
-                    (
-                        Exactly(before_name + function.name + self.after_name),
-                        self.arguments.element(function),
-                        Exactly(self.after_arguments),
-                    )
-                )
-                for function in functions
+                Sequence((Exactly(before + name + after), arguments, Exactly(self.after_arguments)))
+                for name, arguments in named
             )
         )

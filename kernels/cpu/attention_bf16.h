@@ -83,10 +83,10 @@ inline void read_tile(const Pages& pages, int64_t head, int64_t tile, int64_t fi
 }
 
 // The next tile lies in another page; the processor's own prefetching does not find it.
-inline void prefetch_tile(const Pages& pages, int64_t head, int64_t tile, int64_t filled, int64_t dim) {
+inline void prefetch_tile(const Pages& pages, int64_t head, int64_t tile, int64_t filled) {
     for (int64_t j = 0; j < filled; j++) {
         const int64_t at = pages.at(tile + j, head);
-        for (int64_t d = 0; d < dim; d += 32) {
+        for (int64_t d = 0; d < pages.dim; d += 32) {
             _mm_prefetch((const char*)(pages.keys + at + d), _MM_HINT_T0);
             _mm_prefetch((const char*)(pages.values + at + d), _MM_HINT_T0);
         }
@@ -135,7 +135,7 @@ inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t
     for (; tile < end; tile += LANES) {
         read_tile(pages, head, tile, std::min<int64_t>(LANES, length - tile), s);
         if (tile + LANES < end)
-            prefetch_tile(pages, head, tile + LANES, std::min<int64_t>(LANES, length - tile - LANES), s.dim);
+            prefetch_tile(pages, head, tile + LANES, std::min<int64_t>(LANES, length - tile - LANES));
         const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(int32_t(tile)));
         for (int64_t m = 0; m < vectors; m += 4) {
             const int64_t n = std::min<int64_t>(4, vectors - m);

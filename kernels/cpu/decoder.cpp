@@ -16,7 +16,7 @@ void* personae_pack(const void* weight, int64_t n, int64_t k, int paired) {
     return pack((const bf16*)weight, n, k, paired);
 }
 void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
-void personae_unpack(void* packed) { unpack((Packed*)packed); }
+void personae_unpack(void* packed) { delete (Packed*)packed; }
 
 // y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias.
 void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_t rows, const float* bias, void* y,
@@ -38,7 +38,8 @@ void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_
                         std::min<int64_t>(32, w.k - d) * sizeof(bf16));
     Team::of(threads).run({items_of(w)}, [](void* context, int, int64_t item, int) {
         const Call& c = *(const Call*)context;
-        multiply_item(c.x, c.rows, c.w, item, [&](int64_t row, int64_t count, int64_t g, const float* sums) {
+        auto expect = [](int64_t, int64_t, int64_t) {};
+        multiply_item(c.x, c.rows, c.w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* sums) {
             for (int64_t half = 0; half < 2; half++)
                 for (int64_t i = 0; i < count; i++)
                     for (int64_t j = 0; j < c.w.width(g, half); j++) {

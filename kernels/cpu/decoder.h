@@ -116,7 +116,7 @@ class Decoder {
         int64_t row, rows;
         int64_t gate, up;  // updates, -1: none
     };
-    static constexpr int64_t BLOCK_ROWS = 4, GATE_WIDTH = 256;
+    static constexpr int64_t BLOCK_ROWS = 4;
 
     void add(int64_t layer, Kind kind, int64_t size, int64_t products = 0) {
         if (!size) return;
@@ -133,7 +133,8 @@ class Decoder {
         sizes_.clear();
     }
     int64_t row_blocks() const { return (b_->count + BLOCK_ROWS - 1) / BLOCK_ROWS; }
-    int64_t gate_blocks() const { return (m_.inner + GATE_WIDTH - 1) / GATE_WIDTH; }
+    int64_t gate_width() const { return several_ ? 256 : 768; }  // wide enough to stream, narrow enough to share
+    int64_t gate_blocks() const { return (m_.inner + gate_width() - 1) / gate_width(); }
 
     void reserve(int64_t count) {
         const int64_t rows = (count + PANEL - 1) / PANEL * PANEL;
@@ -203,7 +204,7 @@ class Decoder {
             case DOWN_EXPAND: return expand(plan_->expand[DOWN][item], layer, output_.data(), m_.hidden);
             case GATE_UP_EXPAND: return expand_gated(item, layer);
             case APPEND: return append(l, layer, item);
-            case ATTEND: return attend(l, layer, queries_[item], scratch_[thread]);
+            case ATTEND: return attend(l, layer, item, scratch_[thread]);
             case HEAD_NORM: return head_norm(item);
             case HEAD_PRODUCT: return store_product(item, *m_.output, normed_, head_count_, nullptr, head_to_, m_.vocab);
         }
@@ -244,12 +245,17 @@ class Decoder {
     void base_or_shrink(const Phase& phase, int64_t item, Input input, const Packed& w, const Rows& x,
                         const float* bias, float* y, int64_t stride) {
         if (item < phase.products) return store_product(item, w, x, b_->count, bias, y, stride);
-        shrink_piece(*b_->lora, *plan_, plan_->shrink[input][item - phase.products], phase.layer, x, shrunk_.data());
+        shrink_piece(*b_->lora, *plan_, input, item - phase.products, phase.layer, x, shrunk_.data());
     }
 
     static void store_product(int64_t item, const Packed& w, const Rows& x, int64_t rows, const float* bias, float* y,
                               int64_t stride) {
-        multiply_item(x, rows, w, item, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+        auto expect = [&](int64_t row, int64_t count, int64_t g) {
+            for (int64_t i = 0; i < count; i++)
+                for (int64_t half = 0; half < 2; half++)
+                    __builtin_prefetch(y + (row + i) * stride + w.column(g, half), 1);
+        };
+        multiply_item(x, rows, w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
             for (int64_t half = 0; half < 2; half++) {
                 const int64_t column = w.column(g, half), width = w.width(g, half);
                 const __mmask16 there = __mmask16((1u << width) - 1);
@@ -263,7 +269,10 @@ class Decoder {
 
     void gated(int64_t item, const DecoderLayer& l) {
         const Packed& w = *l.gate_up;
-        multiply_item(normed_, b_->count, w, item, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+        auto expect = [&](int64_t row, int64_t count, int64_t g) {
+            for (int64_t i = 0; i < count; i++) __builtin_prefetch(inner_.at(row + i, g / 2), 1);
+        };
+        multiply_item(normed_, b_->count, w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
             const float* bias = l.gate_up_bias;
             const __m512 gate = bias ? _mm512_loadu_ps(bias + g * 16) : _mm512_setzero_ps();
             const __m512 up = bias ? _mm512_loadu_ps(bias + m_.inner + g * 16) : _mm512_setzero_ps();
@@ -283,7 +292,7 @@ class Decoder {
 
     void expand_gated(int64_t item, int64_t layer) {
         const Run& run = runs_[item / gate_blocks()];
-        const int64_t first = item % gate_blocks() * GATE_WIDTH, count = std::min(GATE_WIDTH, m_.inner - first);
+        const int64_t first = item % gate_blocks() * gate_width(), count = std::min(gate_width(), m_.inner - first);
         float* y = gate_up_.data();
         for (int64_t update : {run.gate, run.up})
             if (update >= 0)
@@ -330,7 +339,17 @@ class Decoder {
         for (int64_t head = 0; head < m_.kv_heads; head++) append_head(l, layer, token, head);
     }
 
-    void attend(const DecoderLayer& l, int64_t layer, const Queries& q, AttentionScratch& s) {
+    Pages pages(int64_t layer, int64_t row) const {
+        return {keys(layer), keys(layer) + b_->value_offset, b_->page_table + row * b_->max_pages, b_->page_size,
+                b_->page_stride, m_.dim};
+    }
+
+    void attend(const DecoderLayer& l, int64_t layer, int64_t item, AttentionScratch& s) {
+        const Queries& q = queries_[item];
+        if (item + 1 < int64_t(queries_.size()) && !l.window) {
+            const Queries& next = queries_[item + 1];
+            prefetch_tile(pages(layer, next.row), next.head, 0, std::min<int64_t>(LANES, b_->kv_length[next.row]));
+        }
         const int64_t group = m_.heads / m_.kv_heads, start = b_->query_start[q.row] + q.first;
         const int64_t length = b_->kv_length[q.row], vectors = q.count * group;
         const int64_t position = length - (b_->query_start[q.row + 1] - b_->query_start[q.row]) + q.first;
@@ -338,9 +357,7 @@ class Decoder {
         for (int64_t m = 0; m < vectors; m++)
             rotate(qkv_.data() + (start + m / group) * qkv_width_ + (q.head * group + m % group) * m_.dim, l.q_norm,
                    b_->positions[start + m / group], s.queries.data() + m * m_.dim);
-        const Pages pages{keys(layer), keys(layer) + b_->value_offset, b_->page_table + q.row * b_->max_pages,
-                          b_->page_size, b_->page_stride, m_.dim};
-        attend_bf16(pages, q.head, group, vectors, position, length, m_.scale, l.window, s);
+        attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, s);
         for (int64_t m = 0; m < vectors; m++)
             for (int64_t d = 0; d < m_.dim; d += 32) {
                 const float* from = s.mixed.data() + m * m_.dim + d;

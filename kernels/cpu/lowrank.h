@@ -61,56 +61,90 @@ struct LoraPlan {
     }
 };
 
-// Two rows' products with 8 rows of A -> 16 sums; one row's -> 8 (twice the same work saved).
-template <int R>
-void shrink_page(const bf16* const* x, const bf16* a, int64_t in, float* const* t) {
-    __m512 sum[R][RANKS];
-    for (int i = 0; i < R; i++)
-        for (int r = 0; r < RANKS; r++) sum[i][r] = _mm512_setzero_ps();
-    for (int64_t d = 0; d < in; d += 32) {
-        __m512bh xs[R];
-        for (int i = 0; i < R; i++) xs[i] = pairs_at(x[i] + d / 32 * TILE);
-        for (int r = 0; r < RANKS; r++) {
-            const __m512bh as = pairs_at(a + r * in + d);
-            for (int i = 0; i < R; i++) sum[i][r] = _mm512_dpbf16_ps(sum[i][r], xs[i], as);
-        }
+// A page of `size` elements is read from end to end, `next` after it (null: nothing); what will be read soon is
+// prefetched, which the processor does by itself only within a page of memory.
+struct Stream {
+    const bf16 *page, *next;
+    int64_t size;
+
+    void prefetch(int64_t at) const {
+        at += AHEAD / int64_t(sizeof(bf16));
+        if (at < size)
+            _mm_prefetch((const char*)(page + at), _MM_HINT_T0);
+        else if (next)
+            _mm_prefetch((const char*)(next + at - size), _MM_HINT_T0);
     }
-    for (int i = 0; i < R; i++)
-        for (int r = 0; r < RANKS; r++) t[i][r] = _mm512_reduce_add_ps(sum[i][r]);
+};
+
+// t[i][0..8) = R rows times the 8 rows of A on one page. A sum is four of every fourth 32 inputs.
+template <int R>
+void shrink_page(const bf16* const* x, const Stream& a, int64_t in, float* const* t) {
+    for (int64_t r = 0; r < RANKS; r++) {
+        __m512 sum[R][4];
+        for (int i = 0; i < R; i++)
+            for (int part = 0; part < 4; part++) sum[i][part] = _mm512_setzero_ps();
+        auto product = [&](int64_t d, int part) {
+            a.prefetch(r * in + d);
+            const __m512bh as = pairs_at(a.page + r * in + d);
+            for (int i = 0; i < R; i++)
+                sum[i][part] = _mm512_dpbf16_ps(sum[i][part], pairs_at(x[i] + d / 32 * TILE), as);
+        };
+        int64_t d = 0;
+        for (; d + 128 <= in; d += 128)
+            for (int part = 0; part < 4; part++) product(d + part * 32, part);
+        for (int part = 0; d < in; d += 32, part++) product(d, part);
+        for (int i = 0; i < R; i++)
+            t[i][r] = _mm512_reduce_add_ps(
+                _mm512_add_ps(_mm512_add_ps(sum[i][0], sum[i][1]), _mm512_add_ps(sum[i][2], sum[i][3])));
+    }
 }
 
-inline void shrink_piece(const Lora& lora, const LoraPlan& plan, const Piece& piece, int64_t layer, const Rows& x,
-                         float* t) {
-    const Update& u = plan.updates[piece.update];
+inline const bf16* page_of_a(const Lora& lora, const Update& u, int64_t p, int64_t layer) {
     const LoraModule& m = lora.module[u.module];
+    return m.a + layer * m.a_layer + u.page[p] * RANKS * m.in;
+}
+
+inline void shrink_piece(const Lora& lora, const LoraPlan& plan, Input input, int64_t item, int64_t layer,
+                         const Rows& x, float* t) {
+    const std::vector<Piece>& pieces = plan.shrink[input];
+    const Piece& piece = pieces[item];
+    const Update& u = plan.updates[piece.update];
+    const int64_t in = lora.module[u.module].in, stride = u.pages * RANKS;
     for (int64_t p = piece.first; p < piece.first + piece.count; p++) {
-        const bf16* a = m.a + layer * m.a_layer + u.page[p] * RANKS * m.in;
+        const bf16 *a = page_of_a(lora, u, p, layer), *next = nullptr;
+        if (p + 1 < piece.first + piece.count)
+            next = page_of_a(lora, u, p + 1, layer);
+        else if (item + 1 < int64_t(pieces.size()))
+            next = page_of_a(lora, plan.updates[pieces[item + 1].update], pieces[item + 1].first, layer);
         float* to = t + u.shrunk + p * RANKS;
-        const int64_t stride = u.pages * RANKS;
         for (int64_t row = 0; row < u.rows; row += 2) {
             const int64_t second = std::min(row + 1, u.rows - 1);
             const bf16* rows[] = {x.at(u.row + row, 0), x.at(u.row + second, 0)};
             float* sums[] = {to + row * stride, to + second * stride};
-            (second == row ? shrink_page<1> : shrink_page<2>)(rows, a, m.in, sums);
+            (second == row ? shrink_page<1> : shrink_page<2>)(rows, {a, row ? nullptr : next, RANKS * in}, in, sums);
         }
     }
 }
 
-// y [R rows][outputs first to first + count] += t B, a page of 8 ranks after the other: B is read as it lies.
+// y [R rows][outputs first to first + count] += t B, two ranks after two ranks: B is read as it lies.
 template <int R>
 void expand_rows(const Update& u, const LoraModule& m, const bf16* b, int64_t first, int64_t count, const float* t,
                  float* y, int64_t y_stride) {
     const int64_t stride = u.pages * RANKS;
-    for (int64_t p = 0; p < u.pages; p++, t += RANKS) {
-        const bf16* page = b + u.page[p] * RANKS * m.out;
-        for (int64_t c = first; c < first + count; c += 16) {
-            Vec sum[R];
-            for (int i = 0; i < R; i++) sum[i] = load(y + i * y_stride + c);
-            for (int r = 0; r < RANKS; r++) {
-                const Vec values = load(page + r * m.out + c);
-                for (int i = 0; i < R; i++) sum[i] += t[i * stride + r] * values;
+    for (int64_t r = 0; r < stride; r += 2, t += 2) {
+        const bf16* row = b + (u.page[r / RANKS] * RANKS + r % RANKS) * m.out;
+        const int64_t after = std::min(r + 2, stride - 2);
+        const bf16* next = b + (u.page[after / RANKS] * RANKS + after % RANKS) * m.out;
+        for (int64_t c = first; c < first + count; c += LANES) {
+            if ((c - first) % 32 == 0) {
+                _mm_prefetch((const char*)(next + c), _MM_HINT_T0);
+                _mm_prefetch((const char*)(next + m.out + c), _MM_HINT_T0);
             }
-            for (int i = 0; i < R; i++) store(y + i * y_stride + c, sum[i]);
+            const Vec b0 = load(row + c), b1 = load(row + m.out + c);
+            for (int i = 0; i < R; i++) {
+                float* to = y + i * y_stride + c;
+                store(to, load(to) + t[i * stride] * b0 + t[i * stride + 1] * b1);
+            }
         }
     }
 }

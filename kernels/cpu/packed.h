@@ -12,6 +12,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <memory>
+#include <mutex>
+#include <tuple>
+
 #include "vector.h"
 
 namespace {
@@ -21,12 +25,45 @@ constexpr int64_t GROUP = 32;         // outputs of a group
 constexpr int64_t PANEL = 32;         // rows that share a reading of a group
 constexpr int64_t AHEAD = 1024;       // bytes: where the weights are prefetched; further brings less (measured)
 
+// Memory for weights that live long: slabs on huge pages, so that reading them from end to end misses no address
+// translations. A slab is given back when the last weight in it is.
+struct Slab {
+    static constexpr size_t HUGE = 2 << 20, USUAL = 64 << 20;
+    char *memory, *free;
+    size_t bytes, left;
+
+    explicit Slab(size_t wanted) : bytes(std::max(USUAL, wanted) + HUGE) {
+        void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memory = found == MAP_FAILED ? nullptr : (char*)found;
+        free = (char*)((uintptr_t(memory) + HUGE - 1) & ~uintptr_t(HUGE - 1));
+        left = memory ? size_t(memory + bytes - free) : 0;
+        if (memory) madvise(free, left, MADV_HUGEPAGE);
+    }
+    ~Slab() {
+        if (memory) munmap(memory, bytes);
+    }
+
+    // `bytes` of zeros and the slab that they are in; null where there is no memory.
+    static std::pair<char*, std::shared_ptr<Slab>> take(size_t bytes) {
+        static std::mutex taking;
+        static std::weak_ptr<Slab> last;
+        std::lock_guard<std::mutex> lock(taking);
+        bytes = (bytes + 63) & ~size_t(63);
+        std::shared_ptr<Slab> slab = last.lock();
+        if (!slab || slab->left < bytes) last = slab = std::make_shared<Slab>(bytes);
+        if (slab->left < bytes) return {nullptr, nullptr};
+        char* taken = slab->free;
+        slab->free += bytes, slab->left -= bytes;
+        return {taken, slab};
+    }
+};
+
 // paired: the outputs are two halves (gate and up) and a group is 16 of each, so that they meet in a register.
 struct Packed {
     int64_t n, k, groups, blocks;  // blocks of 32 inputs
     bool paired;
-    size_t bytes;
     bf16* tiles;
+    std::shared_ptr<Slab> slab;
 
     const bf16* group(int64_t g) const { return tiles + g * blocks * 2 * TILE; }
     // The first output of one of a group's two tiles, and how many of its 16 are outputs at all.
@@ -56,24 +93,18 @@ inline void plain(const Packed& p, bf16* weight) {
 
 inline Packed* pack(const bf16* weight, int64_t n, int64_t k, bool paired) {
     const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP;
-    Packed* p = new Packed{n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, 0, nullptr};
-    p->bytes = (p->groups * p->blocks * 2 * TILE * sizeof(bf16) + (2 << 20) - 1) >> 21 << 21;
-    void* memory = mmap(nullptr, p->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
+    Packed* p = new Packed{n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, nullptr, nullptr};
+    char* memory;
+    std::tie(memory, p->slab) = Slab::take(p->groups * p->blocks * 2 * TILE * sizeof(bf16));
+    if (!memory) {
         delete p;
         return nullptr;
     }
-    madvise(memory, p->bytes, MADV_HUGEPAGE);  // reading it from end to end misses no translations
     p->tiles = (bf16*)memory;
 #pragma omp parallel for
     for (int64_t g = 0; g < p->groups; g++)
         visit_group(*p, g, [&](bf16& element, int64_t output, int64_t input) { element = weight[output * k + input]; });
     return p;
-}
-
-inline void unpack(Packed* p) {
-    munmap(p->tiles, p->bytes);
-    delete p;
 }
 
 // Rows as tiles: where the 32 inputs of a block lie, of one row.
@@ -151,8 +182,8 @@ inline void begin_tiles() {
 }
 inline void end_tiles() { _tile_release(); }
 
-inline void prefetch_group(const bf16* w, int64_t ahead) {
-    for (int64_t at = 0; at < 4 * TILE; at += 64) _mm_prefetch((const char*)w + ahead + at, _MM_HINT_T0);
+inline void prefetch_group(const bf16* w) {
+    for (int64_t at = 0; at < 4 * TILE; at += 64) _mm_prefetch((const char*)w + AHEAD + at, _MM_HINT_T0);
 }
 
 inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, float* c) {
@@ -160,7 +191,7 @@ inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t r
     _tile_zero(1);
     if (rows <= 16) {
         for (int64_t block = 0; block < blocks; block++, x += TILE, w += 2 * TILE) {
-            prefetch_group(w, AHEAD);
+            prefetch_group(w);
             _tile_loadd(4, x, 64);
             _tile_loadd(6, w, 64);
             _tile_loadd(7, w + TILE, 64);
@@ -172,7 +203,7 @@ inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t r
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE, w += 2 * TILE) {
-            prefetch_group(w, 4 * AHEAD);
+            prefetch_group(w);
             _tile_loadd(4, x, 64);
             _tile_loadd(5, below, 64);
             _tile_loadd(6, w, 64);
@@ -202,9 +233,10 @@ inline bool& amx_on() {  // switched off by tests, which want to see both
 }
 
 // x [rows, k] times the groups `first` to `last` of a weight. take(row, count, group, c) gets each product:
-// c [count][32], the outputs of the group for `count` rows from `row` on.
-template <typename Take>
-void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, Take take) {
+// c [count][32], the outputs of the group for `count` rows from `row` on. Before it comes expect(row, count, group):
+// where a result goes has long left the caches for the weights, and is called back while the product is made.
+template <typename Expect, typename Take>
+void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, Expect expect, Take take) {
     alignas(64) float c[PANEL * GROUP];
     const bool amx = amx_on();
     if (amx) begin_tiles();
@@ -212,6 +244,7 @@ void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64
         const int64_t count = std::min(PANEL, rows - row);
         const bf16* panel = x.tiles + row / 16 * x.blocks * TILE;
         for (int64_t g = first; g < last; g++) {
+            expect(row, count, g);
             if (amx)
                 multiply_amx(panel, w.group(g), w.blocks, count, c);
             else
@@ -222,16 +255,16 @@ void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64
     if (amx) end_tiles();
 }
 
-// Groups per item of work: some 64 KiB of weights, two microseconds' reading.
+// Groups per item of work: some 96 KiB of weights, a few microseconds' reading.
 inline int64_t groups_per_item(const Packed& w) {
-    return std::max<int64_t>(1, (64 << 10) / (w.blocks * 2 * TILE * int64_t(sizeof(bf16))));
+    return std::max<int64_t>(1, (96 << 10) / (w.blocks * 2 * TILE * int64_t(sizeof(bf16))));
 }
 inline int64_t items_of(const Packed& w) { return (w.groups + groups_per_item(w) - 1) / groups_per_item(w); }
 
-template <typename Take>
-void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, Take take) {
+template <typename Expect, typename Take>
+void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, Expect expect, Take take) {
     const int64_t each = groups_per_item(w), first = item * each;
-    multiply(x, rows, w, first, std::min(first + each, w.groups), take);
+    multiply(x, rows, w, first, std::min(first + each, w.groups), expect, take);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@ from typing import Any
 
 from grammar_walks import allowed_tokens
 
-from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.backend import Matcher
+from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
@@ -46,7 +47,7 @@ def vocabulary(special: tuple[str, ...] = (), plain: tuple[bytes, ...] = ()) -> 
 
 
 @cache
-def _compiled(special: tuple[str, ...], plain: tuple[bytes, ...], spec: GrammarSpec) -> CompiledGrammar:
+def _compiled(special: tuple[str, ...], plain: tuple[bytes, ...], spec: GrammarSpec) -> ClosingGrammar:
     return GrammarCompiler(vocabulary(special, plain)).compile(spec)
 
 

@@ -24,7 +24,7 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import StepEngine
-from personae.grammar.backend import CompiledGrammar
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
@@ -80,7 +80,7 @@ class Troupe:
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters())
-        self.grammars: dict[GrammarSpec, CompiledGrammar] = {}
+        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
         self.lookahead = lookahead
 
     def place(self, name: str, adapter: Adapter) -> None:

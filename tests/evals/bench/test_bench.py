@@ -163,6 +163,8 @@ def test_shares_are_kept_and_the_seed_decides() -> None:
     assert len({tuple(text[:20]) for text in texts}) == 2
     assert len({tuple(text[20:]) for text in texts}) == 2000
     assert made == [Maker(load, ["m"]).make(number) for number in range(2000)]
+    other = {Maker(load, ["m"], occasion="other").make(n).body["messages"][0]["content"] for n in range(99)}
+    assert not other & {" ".join(text) for text in texts}, "no cache knows what another load asked"
 
 
 def test_keys_take_turns_as_tenants() -> None:

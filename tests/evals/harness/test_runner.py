@@ -140,5 +140,7 @@ async def test_models_are_chosen_by_name_and_a_wrong_one_is_named() -> None:
     assert choose_models(MODELS, ["poet"]) == [MODELS[1]]
     renamed = [type(MODELS[0])("qwen", True), MODELS[1]]
     assert choose_models(renamed, ["base", "qwen"]) == [renamed[0]]
+    with pytest.raises(RequestError, match=r"2 base models.*base, qwen"):
+        choose_models([*MODELS, renamed[0]], ())
     with pytest.raises(RequestError, match="'bard'"):
         choose_models(MODELS, ["bard"])

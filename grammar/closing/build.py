@@ -1,0 +1,124 @@
+"""From a spec, as a backend takes it, to a grammar whose answers close."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, schema_reach, text_reach
+from personae.grammar.closing.table import TokenTable
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import (
+    Element,
+    Exactly,
+    Json,
+    Lark,
+    OneOf,
+    Regex,
+    Repeat,
+    Sequence,
+    Text,
+    Until,
+    Verbatim,
+)
+
+_TOKEN_ID = re.compile(r"<\[")
+
+
+def close(
+    spec: GrammarSpec, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
+) -> ClosingGrammar:
+    """Compile `spec`, of any kind but "structure", twice: over the model's tokens and over bytes.
+
+    Raises GrammarError when it cannot be compiled.
+    """
+    inner = backend.compile(spec)
+    second: CompiledGrammar | None = None
+    if spec.kind != "lark" or not names_tokens(spec.source):
+        second = bytewise.compile(spec)
+    return ClosingGrammar(inner, second, table, reach_of(spec, table))
+
+
+def names_tokens(source: str) -> bool:
+    """Whether a grammar names tokens by their ids, which another vocabulary does not have."""
+    return bool(_TOKEN_ID.search(source))
+
+
+def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
+    """The bounds of a spec's answers; None where they are not known."""
+    match spec.kind:
+        case "json_object":
+            return schema_reach({"type": "object"}, table.measure)
+        case "json_schema":
+            try:
+                return schema_reach(json.loads(spec.source), table.measure)
+            except ANALYSIS_ERRORS:
+                return None
+        case "regex":
+            return pattern_bound(spec.source)
+        case "choice":
+            choices = [choice.encode() for choice in json.loads(spec.source)]
+            choices.sort(key=lambda choice: (len(table.spell_shortest(choice) or choice), choice))
+            longest = max(map(len, choices), default=0)
+            return Reach(longest, plain=None, hints=tuple(choices), words_first=True)
+    return None
+
+
+def structure_reach(element: Element, measure: Measure) -> Reach:
+    """The bounds of the answers of a structure whose schemas are those that are enforced."""
+    exits = dict.fromkeys(filter(None, _exits(element, "")))
+    return msgspec.structs.replace(_reach(element, measure), exits=tuple(exits))
+
+
+def _exits(element: Element, after: str) -> Iterator[str]:
+    """The fixed texts that follow repetitions, `after` being what follows the element itself."""
+    match element:
+        case Sequence(parts=parts):
+            for part in reversed(parts):
+                yield from _exits(part, after)
+                after = _fixed(part) if isinstance(part, Exactly | Verbatim) else ""
+        case OneOf(parts=parts):
+            for part in parts:
+                yield from _exits(part, after)
+        case Repeat(part=part):
+            yield after
+            yield from _exits(part, "")
+
+
+def _fixed(part: Exactly | Verbatim) -> str:
+    """The text without the blanks and the number that may be left out or differ."""
+    return part.text if isinstance(part, Verbatim) else part.text.replace(" ", "").split("#")[0]
+
+
+def _reach(element: Element, measure: Measure) -> Reach:
+    match element:
+        case Exactly(text=text) | Verbatim(text=text):
+            return text_reach(measure, [text, "0000" * text.count("#")])
+        case Text(without=without, openings=openings):
+            return text_reach(measure, [], barred=(*without, *openings))
+        case Until(end=end, openings=openings, without=without):
+            return text_reach(measure, [], [end], barred=(*openings, *without))
+        case Regex(pattern=pattern, without=without):
+            return text_reach(measure, [], barred=without).then(pattern_bound(pattern))
+        case Lark():
+            return guessed(1)
+        case Json(schema=schema):
+            reach = schema_reach(schema, measure)
+            return msgspec.structs.replace(reach, rest=reach.rest + reach.container + reach.lexeme)
+        case Sequence(parts=parts):
+            total = Reach()
+            for part in parts:
+                total = total.then(_reach(part, measure))
+            return total
+        case OneOf(parts=parts):
+            total = Reach()
+            for part in parts:
+                total = total.beside(_reach(part, measure))
+            return total
+        case Repeat(part=part, least=least):
+            once = _reach(part, measure)
+            return msgspec.structs.replace(once, rest=once.rest * max(least, 1))

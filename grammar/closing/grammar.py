@@ -1,0 +1,70 @@
+"""A compiled grammar together with what it takes to close answers in time."""
+
+from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.closing.matcher import ClosingMatcher, Plan
+from personae.grammar.closing.planner import Hints, Planner
+from personae.grammar.closing.reach import Reach, guessed
+from personae.grammar.closing.table import TokenTable
+
+_SEARCH = 32_768  # bytes of the shortest answer, at most
+
+
+class ClosingGrammar:
+    """Shared by all answers that it binds; thread-safe.
+
+    `bytewise` is the same grammar over the vocabulary of pieces, None if there is none there; `reach` None:
+    not known. `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound
+    but not closed.
+    """
+
+    def __init__(
+        self,
+        inner: CompiledGrammar,
+        bytewise: CompiledGrammar | None,
+        table: TokenTable,
+        reach: Reach | None,
+    ) -> None:
+        known = reach or Reach()
+        self.inner = inner
+        self.table = table
+        self._bytewise = bytewise
+        ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
+        self._hints = Hints(known.hints, ends, exits, words_first=known.words_first)
+        self.shortest_plan = self._shortest()
+        self.reach = reach or guessed(self.shortest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's bound."""
+        return self.inner.nbytes + (self._bytewise.nbytes if self._bytewise is not None else 0)
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+        return max(1, len(self.shortest_plan.tokens)) if self.shortest_plan is not None else 1
+
+    def matcher(self, budget: int | None = None) -> Matcher:
+        """A new matcher at the start; of an answer that is complete within `budget` tokens, if there is one.
+
+        A budget below `shortest` cannot be kept.
+        """
+        matcher = self.inner.matcher()
+        if budget is None or self.shortest_plan is None:
+            return matcher
+        return ClosingMatcher(matcher, self, budget)
+
+    def bytewise(self) -> Matcher:
+        """A new matcher over pieces. Only if there is a `shortest_plan`."""
+        assert self._bytewise is not None
+        return self._bytewise.matcher()
+
+    def planner(self) -> Planner:
+        """A planner for one answer."""
+        return Planner(self._hints, self.table.bytewise_size)
+
+    def _shortest(self) -> Plan | None:
+        if self._bytewise is None:
+            return None
+        piece = self.planner().plan(self.bytewise(), b"", _SEARCH)
+        tokens = None if piece is None else self.table.spell_shortest(piece)
+        return None if piece is None or tokens is None else Plan(piece, tuple(tokens))

@@ -1,0 +1,53 @@
+"""Numbers end: no more characters than a double needs, no exponent that no double has.
+
+JSON allows numbers of any length, and so do the backends; a model in a loop would write one for ever, and
+what it wrote would be infinite to whoever reads it, or an error.
+"""
+
+import re
+
+from personae.grammar.closing.table import TokenTable, Words
+
+MOST = 24  # characters: -2.2250738585072014e-308
+_NUMERIC = re.compile(rb"[0-9.eE+-]*$")
+_EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]*)$")
+_KEPT = 4 * MOST
+
+
+class NumberGuard:
+    """Follows one answer: the numeric characters at its end."""
+
+    __slots__ = ("_run", "_table")
+
+    def __init__(self, table: TokenTable, run: bytes = b"") -> None:
+        self._table = table
+        self._run = run
+
+    def write(self, text: bytes) -> None:
+        """Text was added."""
+        tail = text[_NUMERIC.search(text).start() :]  # type: ignore[union-attr]  # the empty tail matches
+        self._run = (self._run + tail)[-_KEPT:] if len(tail) == len(text) else tail
+
+    def narrow(self, words: Words) -> Words | None:
+        """What `words` allows of that, None if there is nothing to take away."""
+        run = self._run
+        if len(run) < 2:
+            return None
+        exponent = _EXPONENT.search(run)
+        if exponent is None and len(run) < MOST:
+            return None
+        table = self._table
+        if (words & table.letters).any():
+            return None  # not a number, but digits within a string
+        if exponent is not None and len(exponent[1]) < 2:
+            barred = table.numeric_longer
+        else:
+            barred = table.numeric
+            if not (words & table.ends_number).any():
+                return None  # in a string, or in a number that has to go on
+        kept = words & ~barred
+        return kept if kept.any() else None
+
+    def fork(self) -> "NumberGuard":
+        """A second one in the same state."""
+        return NumberGuard(self._table, self._run)

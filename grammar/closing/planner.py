@@ -1,0 +1,269 @@
+"""Finds short completions: from where an answer has got to, a piece that ends it.
+
+The search asks nothing but the matcher of the bytewise grammar, a byte at a time, so whatever it returns is
+allowed. What to write next it decides by what JSON looks like: it leaves strings, then containers, as soon as
+they may be left, and takes the shortest value where it has a choice. It need not find the shortest completion
+of all, and where it finds none at all the matcher above keeps the one that it has.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from personae.grammar.backend import Matcher
+from personae.grammar.closing.table import STOP, Piece
+from personae.grammar.masks import allocate_bitmask
+
+_FREE = 40  # a state that allows more printable bytes than this is within free text
+_LOOKAHEAD = 160  # bytes of a value that is tried
+_LEVELS = 2
+_RECENT = 512
+_MOST_TAILS = 4
+_FUEL = 2000  # bytes that are tried and not kept, in one search
+
+_QUOTE = ord('"')
+_CLOSERS = tuple(b"}]")
+_VALUES = tuple(b'0123456789"ntf[{-')
+_PRINTABLE = sum(1 << byte for byte in range(0x20, 0x7F))
+_BLANKS = sum(1 << byte for byte in b" \t\r\n")
+_BREAK = 1 << 0x0A
+_BACKSLASH = 1 << 0x5C
+_ENDS = sum(1 << byte for byte in b",}]")
+_BYTES = (1 << 256) - 1
+_DIGITS = sum(1 << byte for byte in range(0x30, 0x3A))
+_SMALL = sum(1 << byte for byte in range(0x61, 0x7B))
+_CAPITALS = sum(1 << byte for byte in range(0x41, 0x5B))
+_CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS)
+
+
+class Hints:
+    """What an answer may have to write: `words` as JSON strings without the first quote, how a begun one goes
+    on; `ends`, which lead out of free text; `exits`, which end a repetition. With `words_first` the answer is
+    a word, and no JSON."""
+
+    def __init__(
+        self,
+        words: Iterable[bytes] = (),
+        ends: Iterable[Piece] = (),
+        exits: Iterable[Piece] = (),
+        *,
+        words_first: bool = False,
+    ) -> None:
+        self.ends = tuple(ends)
+        self.exits = tuple(exits)
+        self.words_first = words_first
+        self._after: dict[bytes, dict[int, None]] = {}
+        for text in words:
+            for end in range(min(len(text), 256)):
+                self._after.setdefault(text[:end], {})[text[end]] = None
+
+    def after(self, begun: bytes) -> Iterable[int]:
+        """The bytes that may follow, the most useful first."""
+        return self._after.get(begun, ())
+
+
+class Planner:
+    """Searches for one answer at a time. Not thread-safe; `hints` are shared. `size`: bytewise ids."""
+
+    def __init__(self, hints: Hints, size: int) -> None:
+        self._hints = hints
+        self._fuel = 0
+        self._bitmask = torch.zeros_like(allocate_bitmask(1, size))
+        self._row = self._bitmask[0].numpy()
+
+    def mask(self, matcher: Matcher) -> int:
+        """The ids allowed next as bits of one number."""
+        matcher.fill(self._bitmask, 0)
+        return int.from_bytes(self._row.tobytes(), "little")
+
+    def accepts(self, matcher: Matcher) -> bool:
+        """Whether the answer may end here."""
+        return bool(self.mask(matcher) >> STOP & 1)
+
+    def completes(self, matcher: Matcher, piece: Sequence[int]) -> bool:
+        """Whether `piece` ends the answer from here."""
+        fork = matcher.fork()
+        return fork.feed(piece) == len(piece) and self.accepts(fork)
+
+    def plan(self, matcher: Matcher, recent: bytes, limit: int, join: Sequence[int] = ()) -> Piece | None:
+        """A piece of at most `limit` that ends the answer, None if none is found.
+
+        `recent` is the end of what has been written. `join` ended the answer a moment ago: its tails are
+        tried where a value ends.
+        """
+        cuts = [index for index, byte in enumerate(join) if 1 << byte & _ENDS][:_MOST_TAILS]
+        tails = [tuple(join[index:]) for index in cuts]
+        self._fuel = _FUEL
+        found = self._run(matcher.fork(), recent[-_RECENT:], limit, None, tails=tails)
+        return None if found is None else tuple(found)
+
+    def _run(
+        self,
+        matcher: Matcher,
+        recent: bytes,
+        limit: int,
+        value: "_Value | None",
+        level: int = 0,
+        tails: Sequence[Piece] = (),
+    ) -> list[int] | None:
+        """To the end of the answer, or of the begun `value`. The matcher is used up."""
+        out: list[int] = []
+        text = bytearray(recent)
+        while len(out) <= limit:
+            mask = self.mask(matcher)
+            self._fuel -= value is not None
+            if self._fuel < 0 and value is not None:
+                return None
+            ended = bool(mask >> STOP & 1)
+            if ended if value is None else value.ended and (ended or mask & _ENDS):
+                return out
+            if tails and mask & _ENDS and not _is_free(mask):
+                for tail in tails:
+                    if mask >> tail[0] & 1 and self.completes(matcher, tail):
+                        return out + list(tail)
+            chosen = self._choose(matcher, mask, text, limit - len(out), level)
+            if not chosen or matcher.feed(chosen) != len(chosen):
+                return None
+            out += chosen
+            for byte in chosen:
+                text.append(byte if byte < STOP else 0)
+                if value is not None:
+                    value.write(byte)
+        return None
+
+    def _choose(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
+        """The piece to write next, empty if there is none."""
+        free = _is_free(mask)
+        for piece in () if free or mask & (mask - 1) == 0 else self._hints.exits:
+            if mask >> piece[0] & 1 and matcher.fork().feed(piece) == len(piece):
+                return piece
+        special = mask >> (STOP + 1)
+        if special and (free or not mask & _BYTES & ~_BLANKS):
+            return (STOP + (special & -special).bit_length(),)
+        if mask & (mask - 1) == 0:
+            return (mask.bit_length() - 1,) if mask else ()
+        if self._hints.words_first and not free:
+            return self._letter(mask, text)
+        if free:
+            return self._leave(matcher, mask, text)
+        # A line break is never within a string; but for the last blank it may be anywhere between two tokens.
+        between = not text or mask & _BREAK or text[-1] in b"\n\r\t"
+        mask = mask & ~_BLANKS or mask
+        if between and (not text or text[-1] in b"{[,: \n\r\t"):
+            for byte in _CLOSERS:
+                if mask >> byte & 1:
+                    return (byte,)
+            return self._value(matcher, mask, text, limit, level)
+        if mask >> _QUOTE & 1:
+            return (_QUOTE,)
+        begun = bytes(text[text.rfind(b'"') + 1 :])
+        hinted = self._hinted(mask, begun) if begun else ()
+        if hinted:
+            return hinted
+        for byte in (*_CLOSERS, *b":,"):
+            if mask >> byte & 1:
+                return (byte,)
+        return self._letter(mask, text)
+
+    def _leave(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
+        """Out of free text: by a quote, if it is a JSON string, or by a text that ends it."""
+        if mask >> _QUOTE & 1 and not self._stays_free(matcher, (_QUOTE,)):
+            return (_QUOTE,)
+        for end in self._hints.ends:
+            if not self._stays_free(matcher, end):
+                return end
+        return self._letter(mask, text)
+
+    def _stays_free(self, matcher: Matcher, piece: Sequence[int]) -> bool:
+        fork = matcher.fork()
+        if fork.feed(piece) != len(piece):
+            return True
+        mask = self.mask(fork)
+        return _is_free(mask) and not mask >> STOP & 1 and not (mask >> _QUOTE & 1 and piece[-1] != _QUOTE)
+
+    def _value(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
+        """The shortest value, or how it begins."""
+        starts = [byte for byte in _VALUES if mask >> byte & 1]
+        digits = [byte for byte in starts if byte in b"0123456789"]
+        starts = digits[:2] + starts[len(digits) :]
+        if len(starts) < 2 or level >= _LEVELS or self._fuel < 0:
+            return starts[:1] or self._letter(mask, text)
+        best: list[int] | None = None
+        for byte in starts:
+            most = min(limit, _LOOKAHEAD) if best is None else len(best) - 2
+            fork = matcher.fork()
+            if most >= 0 and fork.feed((byte,)):
+                rest = self._run(fork, bytes(text) + bytes((byte,)), most, _Value(byte), level + 1)
+                if rest is not None:
+                    best = [byte, *rest]
+                if best is not None and len(best) == 1:
+                    break
+        return best or starts[:1]
+
+    def _letter(self, mask: int, text: bytearray) -> Sequence[int]:
+        """Within a name, a listed value, a number or a pattern: what leads to its end."""
+        hinted = self._hinted(mask, bytes(text if self._hints.words_first else text[text.rfind(b'"') + 1 :]))
+        if hinted:
+            return hinted
+        allowed = mask & _BYTES & ~_BLANKS & ~_BACKSLASH or mask & _BYTES
+        if not allowed:
+            return ()
+        # What repeats rarely leads out of a repetition.
+        recent, last = 0, _CLASSES[0]
+        for byte in text[-4:]:
+            recent |= 1 << byte
+            last = next(group for group in _CLASSES if group >> byte & 1)
+        for group in (*(group for group in _CLASSES if group != last), last):
+            found = allowed & group & ~recent
+            if found:
+                return ((found & -found).bit_length() - 1,)
+        return ((allowed & -allowed).bit_length() - 1,)
+
+    def _hinted(self, mask: int, begun: bytes) -> Sequence[int]:
+        return next(((byte,) for byte in self._hints.after(begun) if mask >> byte & 1), ())
+
+
+class _Value:
+    """Finds the end of a JSON value whose first byte is known."""
+
+    def __init__(self, first: int) -> None:
+        self._depth = int(first in b"[{")
+        self._quoted = first == _QUOTE
+        self._escaped = False
+
+    @property
+    def ended(self) -> bool:
+        return not self._depth and not self._quoted
+
+    def write(self, byte: int) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif self._quoted and byte == 0x5C:
+            self._escaped = True
+        elif byte == _QUOTE:
+            self._quoted = not self._quoted
+        elif not self._quoted and byte < STOP:
+            self._depth += (byte in b"{[") - (byte in b"}]")
+
+
+def _is_free(mask: int) -> bool:
+    return (mask & _PRINTABLE).bit_count() > _FREE
+
+
+def open_brackets(piece: Sequence[int]) -> int:
+    """How many brackets a completion closes that it does not open."""
+    depth = most = 0
+    quoted = escaped = False
+    for byte in piece:
+        if escaped:
+            escaped = False
+        elif quoted and byte == 0x5C:
+            escaped = True
+        elif byte == _QUOTE:
+            quoted = not quoted
+        elif byte < STOP and byte in b"{[":
+            depth -= 1
+        elif byte < STOP and byte in b"}]":
+            depth += 1
+            most = max(most, depth)
+    return most

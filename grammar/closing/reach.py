@@ -1,0 +1,309 @@
+"""How far from its end an answer can be, read from what binds it.
+
+The bounds are in tokens, one for each byte of what is not known. They hold wherever an answer has got to:
+
+    distance <= rest + container * (open brackets) + lexeme
+
+`container` is the most that one open object or array still needs, its begun member included; `lexeme` the
+most that a begun string, number or name needs; `rest` what follows JSON in a structure. So an answer that has
+more tokens left than that need not be watched.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from personae.grammar.closing.regexes import pattern_reach
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.shortest import shortest_instance
+from personae.grammar.schema.walk import children, subschemas
+
+_BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
+_LEXEME = 64  # any number, any string of a known format
+# How many tokens are enough for what is left of a text, wherever in it an answer is.
+Measure = Callable[[bytes], int]
+
+_MOST_HINTS = 200_000  # bytes
+_FAR = 10**9
+_NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """The bounds; `proven` is False where they are a guess.
+
+    `plain` is how much further from its end plain text within a string or a text can bring the answer, None
+    where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
+    that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
+    is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
+    """
+
+    rest: int = 0
+    container: int = 0
+    lexeme: int = 0
+    plain: int | None = 0
+    barred: bytes = b""
+    hints: tuple[bytes, ...] = ()
+    ends: tuple[str, ...] = ()
+    exits: tuple[str, ...] = ()
+    words_first: bool = False
+    proven: bool = True
+
+    def then(self, other: "Reach") -> "Reach":
+        """The reach of an answer of one kind and then the other."""
+        return self._joined(other, self.rest + other.rest)
+
+    def beside(self, other: "Reach") -> "Reach":
+        """The reach of an answer of either kind."""
+        return self._joined(other, max(self.rest, other.rest))
+
+    def _joined(self, other: "Reach", rest: int) -> "Reach":
+        return Reach(
+            rest,
+            max(self.container, other.container),
+            max(self.lexeme, other.lexeme),
+            None if self.plain is None or other.plain is None else max(self.plain, other.plain),
+            bytes(sorted({*self.barred, *other.barred})),
+            tuple(dict.fromkeys(self.hints + other.hints)),
+            tuple(dict.fromkeys(self.ends + other.ends)),
+            tuple(dict.fromkeys(self.exits + other.exits)),
+            proven=self.proven and other.proven,
+        )
+
+
+def guessed(shortest: int) -> Reach:
+    """For a grammar that is not understood here, by the length of its shortest text."""
+    far = max(512, 8 * shortest)
+    return Reach(far, far, far, None, proven=False)
+
+
+def text_reach(
+    measure: Measure, texts: Iterable[str], ends: Iterable[str] = (), barred: Iterable[str] = ()
+) -> Reach:
+    """Fixed `texts`, and free text up to one of `ends` that contains none of the texts `barred`."""
+    ends, texts = tuple(ends), tuple(texts)
+    length = sum(measure(text.encode()) for text in (*texts, *ends))
+    firsts = {text.encode()[0] for text in (*ends, *barred) if text}
+    return Reach(length, barred=bytes(sorted(firsts)), ends=ends)
+
+
+def pattern_bound(pattern: str) -> Reach:
+    """An answer that matches a regular expression as a whole."""
+    reach = pattern_reach(pattern)
+    plain = None if reach.wide else 4 * reach.longest
+    example = (reach.example,) if reach.example else ()
+    words = tuple(text.encode() for text in example)
+    return Reach(4 * reach.longest + 4, 0, 0, plain, hints=words, ends=example, words_first=True)
+
+
+def schema_reach(document: Schema, measure: Measure) -> Reach:
+    """JSON that satisfies `document`, of which every keyword is enforced."""
+    return _SchemaReach(document, measure).reach()
+
+
+@dataclass(slots=True)
+class _SchemaReach:
+    document: Schema
+    measure: Measure
+    _shortest: dict[int, float] = field(default_factory=dict)
+    _rests: dict[int, float] = field(default_factory=dict)
+
+    def reach(self) -> Reach:
+        if isinstance(self.document, bool):
+            return Reach(0, 8, _BEGUN)
+        nodes = list(self._nodes(self.document))
+        container = max((self._rest(node) for node in nodes), default=0.0) + 8
+        lexeme, plain, wide = 0, 0, False
+        for node in nodes:
+            length, is_wide, narrow = self._lexeme(node)
+            lexeme, wide = max(lexeme, length), wide or is_wide
+            plain |= narrow
+        lexeme += _BEGUN
+        container = min(container, _FAR)
+        grown: int | None = 1 + (lexeme if plain else 0)
+        if any("patternProperties" in node or "propertyNames" in node for node in nodes):
+            grown = 1 + lexeme + int(container)
+        examples = {pattern_reach(node["pattern"]).example for node in nodes if "pattern" in node}
+        ends = tuple(json.dumps(text, ensure_ascii=False)[1:-1] for text in sorted(examples) if text)
+        return Reach(0, int(container), lexeme, None if wide else grown, b"", tuple(_hints(nodes[0])), ends)
+
+    def _nodes(self, document: Schema) -> Iterator[dict[str, Any]]:
+        """Every schema, those that only a reference leads to among them."""
+        seen: set[int] = set()
+        unseen: list[Any] = [document]
+        while unseen:
+            for node, _ in subschemas(unseen.pop()):
+                if id(node) not in seen:
+                    seen.add(id(node))
+                    yield node
+                    if "$ref" in node:
+                        unseen.append(self._target(node["$ref"]))
+
+    def _target(self, reference: Any) -> Any:
+        target: Any = self.document
+        for step in str(reference).removeprefix("#").split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~").replace("%25", "%")
+            try:
+                target = target[int(name)] if isinstance(target, list) else target[name]
+            except (KeyError, IndexError, ValueError, TypeError):
+                return True
+        return target
+
+    def _value(self, schema: Any) -> float:
+        """How long the shortest value may be: an upper bound; infinite while it is being found."""
+        if not isinstance(schema, dict):
+            return 1.0
+        if id(schema) not in self._shortest:
+            self._shortest[id(schema)] = math.inf
+            self._shortest[id(schema)] = self._value_of(schema)
+        return self._shortest[id(schema)]
+
+    def _value_of(self, schema: dict[str, Any]) -> float:
+        total = 0.0
+        if "$ref" in schema:
+            total += self._value(self._target(schema["$ref"]))
+        total += sum(self._value(one) for one in schema.get("allOf", ()))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                lengths = [self._value(one) for one in schema[keyword] if one is not False]
+                finite = [length for length in lengths if length < math.inf] or [math.inf]
+                # Beside other keywords the shortest alternative may be one that they rule out.
+                total += min(finite) if {*schema} <= {keyword, "title", "description"} else max(finite)
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            return total + max((self._written(value) for value in values), default=0.0)
+        kinds = schema.get("type", [])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        lengths = [self._value_of_type(kind, schema) for kind in kinds]
+        return total + (min(lengths) if lengths else 1.0)
+
+    def _value_of_type(self, kind: str, schema: dict[str, Any]) -> float:
+        if kind == "string":
+            return 2.0 + self._lexeme(schema)[0]
+        if kind in ("object", "array"):
+            return 2.0 + self._members(schema, pending=False)
+        return 5.0 if kind in ("null", "boolean") else 1.0 + self._lexeme(schema)[0]
+
+    def _members(self, schema: dict[str, Any], *, pending: bool) -> float:
+        """What the members of an object or an array need; with `pending` also the longest that has begun."""
+        listed = schema.get("properties", {})
+        others = schema.get("additionalProperties", True)
+        named = [
+            self._written(name) + 6 + self._value(listed.get(name, others))
+            for name in schema.get("required", ())
+        ]
+        count = max(schema.get("minProperties", 0) - len(named), 0)
+        values = [
+            self._value(one) for one in (*listed.values(), *schema.get("patternProperties", {}).values())
+        ]
+        values.append(self._value(others))
+        more = count * (_LEXEME + max(values)) if count else 0.0
+        items = schema.get("items", True)
+        first = items if isinstance(items, list) else schema.get("prefixItems", [])
+        rest = schema.get("additionalItems", True) if isinstance(items, list) else items
+        least = schema.get("minItems", 0)
+        elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
+        if least > len(first):
+            elements += (least - len(first)) * (self._value(rest) + 2)
+        begun = max([*values, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
+        return sum(named) + more + elements + begun
+
+    def _rest(self, schema: Any) -> float:
+        """The most that a container still needs which has turned out to be of this schema."""
+        if not isinstance(schema, dict):
+            return 8.0
+        if id(schema) not in self._rests:
+            self._rests[id(schema)] = 0.0
+            total = self._members(schema, pending=True) + 2
+            if "$ref" in schema:
+                total += self._rest(self._target(schema["$ref"]))
+            total += sum(self._rest(one) for one in schema.get("allOf", ()))
+            for keyword in ("anyOf", "oneOf"):
+                total += max((self._rest(one) for one in schema.get(keyword, ())), default=0.0)
+            if "const" in schema or "enum" in schema:
+                values = [schema["const"]] if "const" in schema else schema["enum"]
+                total += max((self._written(value) for value in values), default=0.0)
+            self._rests[id(schema)] = total
+        return self._rests[id(schema)]
+
+    def _lexeme(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
+        """What a begun string, name or number of this schema may need; whether plain text may matter to
+        it (wide); whether it may set back a pattern."""
+        bounded = not _NUMERIC.isdisjoint(schema) or "format" in schema
+        length, wide, narrow = _LEXEME if bounded else 0, False, False
+        patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]
+        if isinstance(schema.get("pattern"), str):
+            patterns.append(schema["pattern"])
+        product = 1
+        for pattern in patterns:
+            reach = pattern_reach(pattern)
+            length, wide, narrow = max(length, 4 * reach.longest), wide or reach.wide, True
+        together = [
+            one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one
+        ]
+        for pattern in together:
+            product *= max(pattern_reach(pattern).longest, 1) + 1
+        if len(together) > 1:
+            length = max(length, 4 * min(product, _FAR))
+        least = schema.get("minLength", 0)
+        if isinstance(least, int):
+            length = (length + 1) * (least + 1) if patterns and least else length + 4 * least
+        names = [*schema.get("properties", {}), *schema.get("required", ())]
+        values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        written = [self._written(value) for value in (*names, *values)]
+        return max([length, *map(int, written)]), wide, narrow or "format" in schema
+
+    def _written(self, value: Any) -> float:
+        return float(self.measure(_json(value)))
+
+
+def _hints(schema: Any) -> list[bytes]:
+    """Names that are required and values that are listed, those of short alternatives first."""
+    found: dict[bytes, float] = {}
+
+    def visit(node: Any, weight: float) -> None:
+        if not isinstance(node, dict):
+            return
+        values = [node["const"]] if "const" in node else node.get("enum", ())
+        for text in (*node.get("required", ()), *values):
+            if isinstance(text, str):
+                written = _text(text)
+                found[written] = min(found.get(written, math.inf), weight + len(written))
+        if isinstance(node.get("pattern"), str):
+            written = _text(pattern_reach(node["pattern"]).example)
+            found.setdefault(written, weight + len(written))
+        for keyword in ("anyOf", "oneOf"):
+            for one in node.get(keyword, ()):
+                visit(one, min(shortest_instance(one) if _is_closed(one) else 0.0, 1e6))
+        for step, child in children(node):
+            if step[0] not in ("anyOf", "oneOf"):
+                visit(child, weight)
+
+    visit(schema, 0.0)
+    ordered = sorted(found, key=lambda text: (found[text], text))
+    total = 0
+    kept = []
+    for text in ordered:
+        total += len(text)
+        if total > _MOST_HINTS:
+            break
+        kept.append(text)
+    return kept
+
+
+def _is_closed(schema: Any) -> bool:
+    """Whether it can be measured alone: no reference leads out of it."""
+    return not any("$ref" in node for node, _ in subschemas(schema))
+
+
+def _text(text: str) -> bytes:
+    """The string as it stands between quotes, the closing one included."""
+    return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
+
+
+def _json(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,200 @@
+"""The tokens of one model as the closing of answers needs them: as bytes, by their brackets, in classes.
+
+A *piece* is a text that may hold special tokens: a tuple of ints, below 256 a byte, above `STOP` the special
+tokens in the order of their ids. They are the token ids of `bytewise`, the vocabulary in which completions
+are searched: with one token for every byte a mask takes a microsecond.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personae.grammar.vocabulary import Vocabulary
+
+Piece = tuple[int, ...]
+Words = NDArray[np.uint32]
+
+STOP = 256
+_LONG = 4096
+_REMEMBERED = 10_000
+_LONGEST = 16  # bytes of the tokens with which completions are written
+
+_NUMERIC = re.compile(rb"[0-9.eE+-]+")
+
+# What is text and nothing else in a JSON string: whole characters, no quote, backslash or control character.
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')
+
+
+class TokenTable:
+    """Read once for each vocabulary; takes some tenths of a second for a large one. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        stops = set(vocabulary.stop_ids)
+        special = sorted(set(vocabulary.special.values()) - stops)
+        self._special = {token: STOP + 1 + index for index, token in enumerate(special)}
+        self._special_ids = special
+        names = sorted(filter(None, vocabulary.special), key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self.words = -(-vocabulary.size // 32)
+        self._ids: dict[bytes, int] = {}
+        self._longest: dict[bytes, int] = {}  # token by its first two bytes
+        opens = np.zeros(self.words * 32, np.int64)
+        for token, text in enumerate(vocabulary.tokens):
+            if text and len(text) <= _LONGEST:
+                self._ids.setdefault(text, token)
+                start = text[:2]
+                self._longest[start] = max(self._longest.get(start, 0), len(text))
+            opens[token] = text.count(b"{") + text.count(b"[")
+        self.opens: list[int] = opens.tolist()
+        self.most_opens = int(opens.max())
+        self._at_most = [self._bits(np.flatnonzero(opens <= most)) for most in range(self.most_opens + 1)]
+        self.stops = self._bits(np.array(sorted(stops)))
+        lengths = np.array(
+            [len(text) for text in vocabulary.tokens] + [0] * (self.words * 32 - vocabulary.size)
+        )
+        # Special tokens and single characters first, then in the order in which the tokenizer learned them.
+        self._rank = np.arange(len(lengths)) + np.where(lengths > 1, len(lengths), 0)
+        self._rank[special] -= len(lengths)
+        self._measured: dict[bytes, int] = {}
+        blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip()]
+        self.blank = self._bits(np.array(blank, np.int64))
+        numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
+        self.numeric = self._bits(np.array(numeric, np.int64))
+        longer = [token for token in numeric if len(vocabulary.tokens[token]) > 1]
+        self.numeric_longer = self._bits(np.array(longer, np.int64))
+        self.letters = self._named(b"ghxz")
+        self.ends_number = self._named(b",}]") | self.stops
+        self._plain: dict[bytes, Words] = {}
+        self.plain(b"")
+
+    def bytewise(self) -> Vocabulary:
+        """The vocabulary of pieces."""
+        names = {token: name for name, token in self.vocabulary.special.items()}
+        special = {names[token]: self._special[token] for token in self._special_ids}
+        tokens = [bytes([byte]) for byte in range(256)] + [b""] * (1 + len(special))
+        return Vocabulary(tuple(tokens), (STOP,), special)
+
+    @property
+    def bytewise_size(self) -> int:
+        """The number of ids of `bytewise`."""
+        return STOP + 1 + len(self._special_ids)
+
+    def piece(self, token: int) -> Piece:
+        """What a token writes."""
+        special = self._special.get(token)
+        return tuple(self.vocabulary.tokens[token]) if special is None else (special,)
+
+    def piece_of(self, text: str) -> Piece:
+        """A text in which the names of special tokens stand for these, as in structures."""
+        piece: list[int] = []
+        at = 0
+        for found in self._names.finditer(text):
+            piece += text[at : found.start()].encode()
+            piece.append(self._special.get(self.vocabulary.special[found[0]], STOP))
+            at = found.end()
+        return (*piece, *text[at:].encode())
+
+    def spell(self, piece: Sequence[int]) -> list[int] | None:
+        """Tokens that write `piece`, the longest first; None if there are none."""
+        tokens = []
+        at = 0
+        while at < len(piece):
+            found = next(self._from(piece, at), None)
+            if found is None:
+                return None
+            tokens.append(found[0])
+            at += found[1]
+        return tokens
+
+    def measure(self, text: bytes) -> int:
+        """How many tokens are enough to write what is left of `text`, wherever in it one stands."""
+        if len(text) > _LONG:
+            return len(text)
+        if text not in self._measured:
+            if len(self._measured) > _REMEMBERED:
+                self._measured.clear()
+            best = self._best(text)
+            self._measured[text] = max((len(text) if step is None else step[0] for step in best), default=0)
+        return self._measured[text]
+
+    def spell_shortest(self, piece: Sequence[int]) -> list[int] | None:
+        """The fewest tokens that write `piece`; None if there are none. A very long one may get more."""
+        if len(piece) > _LONG:
+            return self.spell(piece)
+        best = self._best(piece)
+        tokens = []
+        at = 0
+        while at < len(piece):
+            step = best[at]
+            if step is None:
+                return None
+            tokens.append(step[1])
+            at += step[2]
+        return tokens
+
+    def _best(self, piece: Sequence[int]) -> list[tuple[int, int, int] | None]:
+        """From each place in `piece` to its end: the fewest tokens, the first of them, its length."""
+        best: list[tuple[int, int, int] | None] = [None] * len(piece) + [(0, 0, 0)]
+        for at in range(len(piece) - 1, -1, -1):
+            for token, length in self._from(piece, at):
+                rest = best[at + length]
+                if rest is not None and (best[at] is None or rest[0] + 1 < best[at][0]):  # type: ignore[index]  # mypy forgets `is None`
+                    best[at] = (rest[0] + 1, token, length)
+        return best
+
+    def _from(self, piece: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
+        """(token, its length) of the tokens with which `piece` may go on, the longest first."""
+        if piece[at] > STOP:
+            yield self._special_ids[piece[at] - STOP - 1], 1
+            return
+        start = bytes(byte for byte in piece[at : at + 2] if byte < STOP)
+        longest = self._longest.get(start, 1)
+        end = at + 1
+        while end < len(piece) and end - at < longest and piece[end] < STOP:
+            end += 1
+        text = bytes(piece[at:end])
+        for length in range(len(text), 0, -1):
+            token = self._ids.get(text[:length])
+            if token is not None:
+                yield token, length
+
+    def at_most(self, opens: int) -> Words:
+        """The tokens with at most so many opening brackets."""
+        return self._at_most[min(opens, self.most_opens)]
+
+    def plain(self, barred: bytes) -> Words:
+        """The tokens that are plain text and hold none of the bytes `barred`."""
+        if barred not in self._plain:
+            found = []
+            for token, text in enumerate(self.vocabulary.tokens):
+                try:
+                    plain = bool(_PLAIN.fullmatch(text.decode()))
+                except UnicodeDecodeError:
+                    continue
+                if plain and not any(byte in text for byte in barred):
+                    found.append(token)
+            self._plain[barred] = self._bits(np.array(found, np.int64))
+        return self._plain[barred]
+
+    def in_order(self, words: Words, most: int) -> list[int]:
+        """Up to `most` of the ids in a row of a bitmask, the simplest first."""
+        ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        ids = ids[np.argsort(self._rank[ids], kind="stable")[:most]]
+        return [int(token) for token in ids]
+
+    def none(self) -> Words:
+        """A row that allows nothing."""
+        return np.zeros(self.words, np.uint32)
+
+    def _named(self, text: bytes) -> Words:
+        """The tokens of single characters."""
+        found = [self._ids[text[i : i + 1]] for i in range(len(text)) if text[i : i + 1] in self._ids]
+        return self._bits(np.array(found, np.int64))
+
+    def _bits(self, ids: NDArray[np.int64]) -> Words:
+        bits = np.zeros(self.words * 32, np.uint8)
+        bits[ids] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -1,0 +1,34 @@
+"""What is asked of an adapter's tensors when it is read, by one thread.
+
+Torch would share each of these small operations among its threads. Beside a model that runs on the same cores
+every such operation waits for a turn of each thread, some 100 ms on a busy machine, and there are hundreds.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_BITS = {2: (torch.int16, np.uint16, 0x7FFF), 4: (torch.int32, np.uint32, 0x7FFFFFFF)}
+
+
+def magnitude(tensor: Tensor) -> float:
+    """The largest magnitude in a float tensor that is not empty; NaN or infinity if it holds one.
+
+    Without their sign, floats are in the order of their bits, and NaN is behind infinity.
+    """
+    if tensor.element_size() not in _BITS or not tensor.is_floating_point():
+        return float(tensor.abs().max())
+    signed, unsigned, mask = _BITS[tensor.element_size()]
+    bits: NDArray[Any] = tensor.contiguous().view(signed).numpy().view(unsigned)
+    largest = int((bits & mask).max())
+    return float(torch.tensor(largest, dtype=signed).view(tensor.dtype))
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """A contiguous copy of a matrix, transposed."""
+    signed = _BITS[tensor.element_size()][0]
+    copy = np.ascontiguousarray(tensor.contiguous().view(signed).numpy().T)
+    return torch.from_numpy(copy).view(tensor.dtype)

@@ -1,0 +1,57 @@
+"""Models that prefer what is worst for an answer that has to end."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from grammar_walks import allowed_tokens
+
+from personae.grammar.backend import Matcher
+from personae.grammar.vocabulary import Vocabulary
+
+Prefer = Callable[[bytes], float]
+
+WORST: dict[str, Prefer] = {
+    "long": len,
+    "brackets": lambda text: 10 * (text.count(b"{") + text.count(b"[")) + text.count(b'"'),
+    "blanks": lambda text: len(text) if text.isspace() else 0,
+    "digits": lambda text: len(text) if text.strip(b"0123456789.eE+-") == b"" else 0,
+    "members": lambda text: 10 * text.count(b",") + len(text),
+}
+
+
+def text_vocabulary(special: Sequence[str] = ()) -> Vocabulary:
+    """A token for each byte, a stop token (256), special tokens, and longer ones that models have."""
+    longer = [
+        b"".join((a, b)) for a in (b'"', b"{", b"[", b"}", b",") for b in (b'"', b"{", b"[", b"]", b"}")
+    ]
+    longer += [b'":', b'": "', b'":"', b'","', b'", "', b"[[[[", b'{"a":', b"  ", b"\n    ", b" " * 16]
+    longer += [b"12", b"999", b"2024", b"e9", b"true", b"false", b"null", b"the", b" quick", b" brown fox"]
+    longer += [b"a" * 8, b"abc", b"name", "é".encode(), "日本".encode(), b"think", b"</", b">\n", b"\xe6\x97"]
+    tokens = [bytes([byte]) for byte in range(256)] + [b""] * (1 + len(special)) + longer
+    names = {name: 257 + index for index, name in enumerate(special)}
+    return Vocabulary(tuple(tokens), (256,), names)
+
+
+def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int, seed: int) -> list[int]:
+    """What a model writes that takes the worst token, and stops as late as it can; ties are random.
+
+    Asserts that some token is allowed at every step, and that every token allowed is accepted.
+    """
+    rng = random.Random(seed)
+    tokens: list[int] = []
+    for _ in range(budget):
+        allowed = allowed_tokens(matcher, vocabulary)
+        assert allowed, f"nothing is allowed after {text_of(tokens, vocabulary)!r}"
+        going_on = [token for token in allowed if token not in vocabulary.stop_ids]
+        if not going_on:
+            break
+        token = max(going_on, key=lambda token: (prefer(vocabulary.tokens[token]), rng.random()))
+        assert matcher.accept(token)
+        tokens.append(token)
+    return tokens
+
+
+def text_of(tokens: Sequence[int], vocabulary: Vocabulary) -> bytes:
+    """The tokens' text; special tokens by their names."""
+    names = {token: name.encode() for name, token in vocabulary.special.items()}
+    return b"".join(names.get(token, vocabulary.tokens[token]) for token in tokens)
