@@ -7,6 +7,8 @@ after a preemption. A row's logits go through, in this order:
     2. logit_bias; min_tokens (EOS and stop ids)        5. top_k, then top_p of what top_k left, then min_p
     3. the grammar's bitmask                            6. one uniform number, inverse CDF in vocabulary order
 
+    7. where the grammar objects to the token (`grammar/closing`): 4 to 6 again without it, with a new number
+
 Temperature 0 (anything under 1e-5) and top_k 1 are greedy: after 3, the largest logit, the lowest id among
 equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row asked
 for are not run.
@@ -15,8 +17,11 @@ The host keeps the parameters and decides which steps run; the device keeps what
 Nothing in `sample` waits for a GPU; `Sampled.read` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +38,17 @@ _GREEDY_BELOW = 1e-5
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar, min_tokens and the logits exclude all of them"
+
+
+class Asking(Protocol):
+    """Who is asked about a row's token before it is taken."""
+
+    def objection(self, token: int) -> NDArray[np.uint32] | None:
+        """What is to be left out instead of taking `token`, as a row of a bitmask; None to let it be. Asked
+        again about what is then chosen, it lets something be in the end."""
+
+
+NOBODY: Mapping[int, Asking] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +176,20 @@ class Sampler:
         self._admitted[slot] = False
 
     def sample(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], bitmask: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        asking: Mapping[int, Asking] = NOBODY,
     ) -> Sampled:
         """Choose a token for each row.
 
         logits: [S, V] float32 on the sampler's device; overwritten. Row i belongs to `slots[i]` (distinct,
         admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
-        32)], all ones in rows without a grammar. A row whose logits hold a NaN or plus infinity, or that has
-        no allowed token, is a failure: it has no token, and no other row notices.
+        32)], all ones in rows without a grammar. `asking` are the rows whose tokens are asked about before
+        they are taken; with any of them, this waits for the device. A row whose logits hold a NaN or plus
+        infinity, or that has no allowed token, is a failure: it has no token, and no other row notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)
@@ -178,14 +200,11 @@ class Sampler:
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
         self._change(logits, slot, position, penalised, bitmask)
-        best, tokens = greatest(logits)
-        random = np.flatnonzero(self._random[slot])
-        if len(random) == len(slot):
-            tokens = self._draw(logits, best, slot, position)
-        elif len(random):
-            index = upload(random, self._device)
-            drawn = self._draw(logits[index], best[index], slot[random], position[random])
-            tokens = tokens.index_copy(0, index, drawn)
+        asked = np.array(sorted(asking), np.int64)
+        kept = logits[self._up(asked)] if len(asked) else None
+        best, tokens = self._choose(logits, slot, position, 0)
+        if kept is not None:
+            best, tokens = self._ask(kept, best, tokens, slot, position, asked, asking)
 
         self.last_tokens[device_slots] = tokens
         if len(penalised):
@@ -210,7 +229,50 @@ class Sampler:
         if bitmask is not None:
             self._bitmasks.apply(logits, bitmask)
 
-    def _draw(self, logits: Tensor, best: Tensor, slot: IntArray, position: IntArray) -> Tensor:
+    def _choose(
+        self, logits: Tensor, slot: IntArray, position: IntArray, attempt: int
+    ) -> tuple[Tensor, Tensor]:
+        """Steps 4 to 6: the largest logits and the tokens, both [S]. logits: [S, V] after 3; overwritten."""
+        best, tokens = greatest(logits)
+        random = np.flatnonzero(self._random[slot])
+        if len(random) == len(slot):
+            return best, self._draw(logits, best, slot, position, attempt)
+        if len(random):
+            index = upload(random, self._device)
+            drawn = self._draw(logits[index], best[index], slot[random], position[random], attempt)
+            tokens = tokens.index_copy(0, index, drawn)
+        return best, tokens
+
+    def _ask(
+        self,
+        logits: Tensor,
+        best: Tensor,
+        tokens: Tensor,
+        slot: IntArray,
+        position: IntArray,
+        asked: IntArray,
+        asking: Mapping[int, Asking],
+    ) -> tuple[Tensor, Tensor]:
+        """Step 7 for the rows `asked`, whose logits after step 3 are `logits` [len(asked), V]; overwritten.
+
+        Choosing again from what is left, with a new number, is choosing from what nobody objects to.
+        """
+        rows = asked
+        for attempt in count(1):
+            chosen = tokens[self._up(rows)].tolist()
+            answers = [asking[row].objection(token) for row, token in zip(rows.tolist(), chosen, strict=True)]
+            objections = [words for words in answers if words is not None]
+            if not objections:
+                break
+            refused = np.flatnonzero([words is not None for words in answers])
+            rows, logits = rows[refused], logits[self._up(refused)]
+            self._bitmasks.apply(logits, torch.from_numpy(~np.stack(objections)).view(torch.int32))
+            found, drawn = self._choose(logits.clone(), slot[rows], position[rows], attempt)
+            at = self._up(rows)
+            best, tokens = best.index_copy(0, at, found), tokens.index_copy(0, at, drawn)
+        return best, tokens
+
+    def _draw(self, logits: Tensor, best: Tensor, slot: IntArray, position: IntArray, attempt: int) -> Tensor:
         """Steps 4 to 6 for the rows of `logits`, which becomes the weights exp((x - best) / temperature)."""
         weights = logits.sub_(best[:, None])
         temperature = self._temperature[slot]
@@ -220,7 +282,7 @@ class Sampler:
         kept = self._thresholds(weights, slot)
         if kept is not None:
             weights.mul_(torch.ge(weights, kept[:, None], out=self._scratch.take(*weights.shape)))
-        return draw(weights, self._up(uniforms(self._streams[slot], position)))
+        return draw(weights, self._up(uniforms(self._streams[slot], position, attempt)))
 
     def _thresholds(self, weights: Tensor, slot: IntArray) -> Tensor | None:
         """The smallest weight that each row keeps, [R]; None where no row filters. The largest weight is

@@ -16,7 +16,6 @@ from personae.grammar.schema.gate import is_exact
 from personae.grammar.schema.patterns import any_of_length, anything_but, complement
 from personae.grammar.schema.walk import rebuild, subschemas
 
-
 # Drafts in which a reference stands for the whole schema that it is in.
 _REF_ALONE = {jsonschema_rs.Draft4, jsonschema_rs.Draft6, jsonschema_rs.Draft7}
 

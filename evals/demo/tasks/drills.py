@@ -53,6 +53,4 @@ def dates(values: Values) -> Sample:
         days = (days - 1) % 7 + 1
     user = f"Today is {WEEKDAYS[today.weekday()]} {today.isoformat()}. Count {until}."
     last = today + datetime.timedelta(days=days)
-    return Sample(
-        "dates", [{"role": "user", "content": user}], f"{counted(today, days)}: {last.isoformat()}"
-    )
+    return Sample("dates", [{"role": "user", "content": user}], f"{counted(today, days)}: {last.isoformat()}")
