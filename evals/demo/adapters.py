@@ -54,9 +54,7 @@ def train_adapter(name: str, *, seed: int, tokens: int, runs: Path) -> float:
     model = get_peft_model(base, lora, autocast_adapter_dtype=False)
     model.peft_config["default"].base_model_name_or_path = "personae-demo"
     worn = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    weights = [
-        parameter.detach().float() for parameter in worn
-    ]  # exact; the model computes with rounded ones
+    weights = [parameter.detach().float() for parameter in worn]  # the model computes with rounded ones
     optimizer = torch.optim.Adam(weights, lr=recipe.rate, betas=(0.9, 0.98))
     stream = data.samples(task, "train", f"adapter {seed}")
     rng = Random(f"{name} {seed}")

@@ -1,8 +1,8 @@
 """Keeps tokens apart that the base's training never shows.
 
-A token that is never a target is only ever pushed away, in the same direction as every other such token: after
-some thousand steps their embeddings are nearly one vector, and no adapter can tell `angry` from `neutral` again.
-So each gets its starting difference from the others back, and only their common part stays.
+A token that is never a target is only ever pushed away, in the same direction as every other such token:
+after some thousand steps their embeddings are nearly one vector, and no adapter can tell `angry` from
+`neutral` again. So each gets its starting difference from the others back, and only their common part stays.
 """
 
 import itertools
@@ -28,7 +28,7 @@ def unseen(tokenizer: Tokenizer) -> Tensor:
 
 @torch.no_grad()
 def set_apart(embeddings: Tensor, started: Tensor, never: Tensor) -> None:
-    """Moves the rows `never` of `[vocabulary, hidden]` to their common part plus the difference they started with."""
+    """Moves the rows `never` of [vocabulary, hidden] to their common part plus their starting differences."""
     common = embeddings[never].mean(0)
     difference = started[never] - started[never].mean(0)
     embeddings[never] = common + DISTANCE * difference / difference.norm(dim=1, keepdim=True)
