@@ -30,6 +30,10 @@ class Objector:
         return np.array([sum(1 << one for one in left_out)], np.uint32)
 
 
+def mask(rows: int) -> torch.Tensor:
+    return torch.full((rows, 1), -1, dtype=torch.int32)
+
+
 def sampler(*rows: SamplingParams) -> Sampler:
     found = Sampler(len(rows), len(LOGITS), "cpu")
     for slot, params in enumerate(rows):
@@ -43,27 +47,31 @@ def greedy(**params: float) -> SamplingParams:
 
 def test_the_best_token_without_an_objection_is_taken() -> None:
     objector = Objector(1, 2)
-    choices = sampler(greedy()).sample(LOGITS[None].clone(), [0], [1], asking={0: objector}).read()
+    choices = sampler(greedy()).sample(LOGITS[None].clone(), [0], [1], mask(1), {0: objector}).read()
     assert choices.tokens == [3]
     assert objector.asked == [1, 2, 3]
 
 
 def test_an_objection_may_leave_out_many_tokens_at_once() -> None:
     objector = Objector(1, 2, 3, together=True)
-    assert sampler(greedy()).sample(LOGITS[None].clone(), [0], [1], asking={0: objector}).read().tokens == [0]
+    assert sampler(greedy()).sample(LOGITS[None].clone(), [0], [1], mask(1), {0: objector}).read().tokens == [
+        0
+    ]
     assert objector.asked == [1, 0]
 
 
 def test_a_row_with_objections_to_everything_fails_and_no_other_notices() -> None:
     choices = (
         sampler(greedy(), greedy())
-        .sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], asking={0: Objector(0, 1, 2, 4, together=True)})
+        .sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], mask(2), {0: Objector(0, 1, 2, 4, together=True)})
         .read()
     )
     assert choices.tokens == [3, 1]
     everything = Objector(0, 1, 2, 3, 4, together=True, times=1)
     failed = (
-        sampler(greedy(), greedy()).sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], asking={0: everything}).read()
+        sampler(greedy(), greedy())
+        .sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], mask(2), {0: everything})
+        .read()
     )
     assert failed.tokens == [None, 1]
     assert set(failed.failures) == {0}
@@ -74,7 +82,7 @@ def test_what_is_chosen_again_is_chosen_as_if_the_refused_had_never_been_there()
     drawing = sampler(SamplingParams(max_tokens=10_000, temperature=1.0, seed=7))
     draws = 6000
     counts = Counter(
-        drawing.sample(LOGITS[None].clone(), [0], [position], asking={0: Objector(1, 3)}).read().tokens[0]
+        drawing.sample(LOGITS[None].clone(), [0], [position], mask(1), {0: Objector(1, 3)}).read().tokens[0]
         for position in range(1, draws + 1)
     )
     left = LOGITS.clone()
@@ -85,14 +93,14 @@ def test_what_is_chosen_again_is_chosen_as_if_the_refused_had_never_been_there()
 
 def test_the_penalties_count_the_token_that_was_taken() -> None:
     found = sampler(greedy(presence_penalty=2.0))
-    assert found.sample(LOGITS[None].clone(), [0], [1], asking={0: Objector(1)}).read().tokens == [2]
+    assert found.sample(LOGITS[None].clone(), [0], [1], mask(1), {0: Objector(1)}).read().tokens == [2]
     assert found.sample(LOGITS[None].clone(), [0], [2]).read().tokens == [1]
     assert found.last_tokens.tolist() == [1]
 
 
 def test_logprobs_are_those_of_the_token_that_was_taken() -> None:
     choices = (
-        sampler(greedy(logprobs=1)).sample(LOGITS[None].clone(), [0], [1], asking={0: Objector(1)}).read()
+        sampler(greedy(logprobs=1)).sample(LOGITS[None].clone(), [0], [1], mask(1), {0: Objector(1)}).read()
     )
     assert choices.logprobs[0].token == 2
     assert abs(choices.logprobs[0].logprob - LOGITS.log_softmax(0)[2].item()) < 1e-6

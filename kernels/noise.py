@@ -13,7 +13,7 @@ modulo 2**64,
     stream(seed)              = mix(seed + GOLDEN),    GOLDEN = 0x9E3779B97F4A7C15
     uniform(stream, position) = (mix(stream + (position + 1) * GOLDEN) >> 11) * 2**-53
 
-and the `attempt`-th choice at a position that has to be made again draws from mix(stream + attempt) instead.
+and a choice that has to be made again draws from again(stream, attempt) = mix(stream + attempt).
 
 Mixing the seed first keeps seeds 1, 2, 3, … from being the same stream one place apart. Only
 multiplications, shifts and exclusive-ors of 64-bit integers occur, and the last product is exact, so a
@@ -39,11 +39,12 @@ def stream(seed: int) -> np.uint64:
     return result
 
 
-def uniforms(
-    streams: NDArray[np.uint64], positions: NDArray[np.int64], attempt: int = 0
-) -> NDArray[np.float64]:
+def again(streams: NDArray[np.uint64], attempt: int) -> NDArray[np.uint64]:
+    """The streams of the `attempt`-th (from 1) choice that replaces another at the same position."""
+    return _mix(streams + np.uint64(attempt))
+
+
+def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """One number in [0, 1) for each pair of a stream and a position; all shapes [rows]."""
-    if attempt:
-        streams = _mix(streams + np.uint64(attempt))
     bits = _mix(streams + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
