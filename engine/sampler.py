@@ -25,6 +25,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.engine.logprobs import LogprobRows, logprob_rows
@@ -186,8 +187,9 @@ class Sampler:
         logits: [S, V] float32 on the sampler's device; overwritten. Row i belongs to `slots[i]` (distinct,
         admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
         32)], all ones in rows without a grammar. `asking` are rows with a grammar whose tokens are asked
-        about before they are taken; with any of them, this waits for the device. A row whose logits hold a NaN or plus
-        infinity, or that has no allowed token, is a failure: it has no token, and no other row notices.
+        about before they are taken; with any of them, this waits for the device. A row whose logits hold a
+        NaN or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
+        notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)

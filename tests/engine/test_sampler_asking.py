@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import Sampler
+from personae.engine.sampler import Choices, Sampler
 from personae.engine.sequence import SequenceLog
 
 LOGITS = torch.tensor([0.5, 2.0, 1.5, 1.0, -0.5])
@@ -41,38 +41,38 @@ def sampler(*rows: SamplingParams) -> Sampler:
     return found
 
 
+def ask(objector: Objector, *rows: SamplingParams) -> Choices:
+    """One step of a fresh sampler, in which the first row's token is asked about."""
+    count = len(rows)
+    return (
+        sampler(*rows)
+        .sample(LOGITS.repeat(count, 1), range(count), [1] * count, mask(count), {0: objector})
+        .read()
+    )
+
+
 def greedy(**params: float) -> SamplingParams:
     return SamplingParams(max_tokens=100, temperature=0.0, seed=0, **params)
 
 
 def test_the_best_token_without_an_objection_is_taken() -> None:
     objector = Objector(1, 2)
-    choices = sampler(greedy()).sample(LOGITS[None].clone(), [0], [1], mask(1), {0: objector}).read()
+    choices = ask(objector, greedy())
     assert choices.tokens == [3]
     assert objector.asked == [1, 2, 3]
 
 
 def test_an_objection_may_leave_out_many_tokens_at_once() -> None:
     objector = Objector(1, 2, 3, together=True)
-    assert sampler(greedy()).sample(LOGITS[None].clone(), [0], [1], mask(1), {0: objector}).read().tokens == [
-        0
-    ]
+    assert ask(objector, greedy()).tokens == [0]
     assert objector.asked == [1, 0]
 
 
 def test_a_row_with_objections_to_everything_fails_and_no_other_notices() -> None:
-    choices = (
-        sampler(greedy(), greedy())
-        .sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], mask(2), {0: Objector(0, 1, 2, 4, together=True)})
-        .read()
-    )
+    choices = ask(Objector(0, 1, 2, 4, together=True), greedy(), greedy())
     assert choices.tokens == [3, 1]
     everything = Objector(0, 1, 2, 3, 4, together=True, times=1)
-    failed = (
-        sampler(greedy(), greedy())
-        .sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], mask(2), {0: everything})
-        .read()
-    )
+    failed = ask(everything, greedy(), greedy())
     assert failed.tokens == [None, 1]
     assert set(failed.failures) == {0}
 
