@@ -25,7 +25,7 @@ class PackedStep:
     """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
 
     tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token,
-    and `sampled_rows` the plan's row indices they belong to.
+    and `sampled_rows` and `sampled_slots` the plan's row indices and slots they belong to.
     """
 
     tokens: torch.Tensor
@@ -34,6 +34,7 @@ class PackedStep:
     lora: LoraBatch | None
     sampled: torch.Tensor
     sampled_rows: list[int]
+    sampled_slots: list[int]
     offsets: list[int]
     order: list[int]
 
@@ -99,11 +100,10 @@ class Runner:
             raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
         return slot
 
-    def forward(self, plan: StepPlan) -> Forward:
-        """Run the model over the plan's rows, at least one (after `apply`)."""
-        packed = self.pack(plan.rows)
+    def forward(self, packed: PackedStep) -> Forward:
+        """Run the model over packed rows."""
         hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
-        slots = [plan.rows[row].slot for row in packed.sampled_rows]
+        slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
 
@@ -114,7 +114,8 @@ class Runner:
         return self.adapters.extras.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
     def pack(self, rows: tuple[Row, ...]) -> PackedStep:
-        """Lay the rows' tokens side by side, grouped by adapter, base rows last."""
+        """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row, after
+        `apply`."""
         order = self._grouped_by_adapter(rows)
         slots = np.fromiter((rows[i].slot for i in order), np.int64, len(order))
         starts = np.fromiter((rows[i].start for i in order), np.int64, len(order))
@@ -144,6 +145,7 @@ class Runner:
             lora=self._lora(slots, starts, counts),
             sampled=self._int64(ends[samples] - 1),
             sampled_rows=[order[i] for i in samples],
+            sampled_slots=[rows[order[i]].slot for i in samples],
             offsets=offsets.tolist(),
             order=order,
         )
