@@ -1,57 +1,54 @@
-"""Back's process with a device that only takes time, for `evals/bench/gaps.py`.
+"""Back's process with a model that only takes time, for `evals/bench/gaps.py`.
 
     python -m personae.evals.bench.paced_back STEP_SECONDS FD
 
-Everything else is the real thing: scheduler, actors, the executor's thread, the line to Front.
+Everything else is the real thing: scheduler, actors, the executor's thread, packing, sampling, the line to
+Front.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from personae.actors import back
 from personae.actors.script import Script
-from personae.engine.plan import StepPlan, StepResult
-from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
-from personae.lora.adapter import Adapter
+from personae.engine.config import ModelConfig
+from personae.engine.step import StepEngine
 
-TOKEN = 7  # what it samples, always
+TOKEN = 7  # the likeliest, always
 
 
-class PacedDevice:
-    """Each step blocks its thread for so many seconds, as a forward pass on a CPU does, and holds no lock."""
+class PacedModel:
+    """Each forward pass blocks its thread for so many seconds, as on a CPU, and holds no lock."""
 
-    runs_ahead = False
-    holdings = (0, 0, 0)
-
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, config: ModelConfig, seconds: float) -> None:
+        self.config = config
         self._seconds = seconds
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar], /) -> None:
-        """Take the time."""
+    def forward(self, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        """Take the time. tokens [T]; returns [T, 1]."""
         time.sleep(self._seconds)
+        return torch.zeros(len(tokens), 1)
 
-    def sample(self, plan: StepPlan, forward: None, /) -> StepPlan:
-        """Nothing to do."""
-        return plan
-
-    def finish(self, launched: StepPlan, /) -> StepResult:
-        """The same token for every row."""
-        return StepResult(launched.step, tuple(TOKEN if row.samples else None for row in launched.rows))
-
-    def placing(self, adapter: Adapter, /) -> Iterator[None]:
-        """Every adapter is there at once."""
-        return iter(())
-
-    def release(self, digest: str, /) -> None:
-        """It needs no place."""
+    def logits(self, hidden: torch.Tensor, output: object) -> torch.Tensor:
+        """The same for every row: hidden [S, 1] to [S, V]."""
+        logits = torch.zeros(len(hidden), self.config.vocab_size)
+        logits[:, TOKEN] = 1.0
+        return logits
 
 
 def paced(script: Script, seconds: float) -> Script:
-    """The same script on such a device."""
-    return replace(script, build_step_engine=lambda: PacedDevice(seconds))
+    """The same script with such a model."""
+
+    def build() -> StepEngine:
+        engine: Any = script.build_step_engine()
+        engine.runner.model = PacedModel(engine.runner.model.config, seconds)
+        return engine  # type: ignore[no-any-return]  # a step engine, but for its model
+
+    return replace(script, build_step_engine=build)
 
 
 def main() -> None:
@@ -59,11 +56,11 @@ def main() -> None:
     seconds = float(sys.argv[1])
     assemble = back.assemble
 
-    def assembled(*arguments: object) -> object:
-        whole = assemble(*arguments)  # type: ignore[arg-type]  # as they came
+    def assembled(*arguments: Any) -> Any:
+        whole = assemble(*arguments)
         return replace(whole, script=paced(whole.script, seconds))
 
-    back.assemble = assembled  # type: ignore[assignment]  # that is all that differs
+    back.assemble = assembled  # that is all that differs
     back.main()
 
 
