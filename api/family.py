@@ -65,7 +65,8 @@ class Family:
     ) -> str:
         """The prompt. A generation prompt is added unless the request says no or continues.
 
-        `seconds` bounds the template further. Raises TemplateTooSlow, RequestError when there is no template, or the template refuses.
+        `seconds` bounds the template further. Raises TemplateTooSlow, and RequestError when there is no
+        template, or the template refuses.
         """
         template = self.tool_template if tools and self.tool_template else self.template
         if template is None:
