@@ -90,7 +90,7 @@ class Sampled:
     @property
     def ready(self) -> bool:
         """Whether `read` would not wait."""
-        return self._ready is None or bool(self._ready.query())
+        return self._ready is None or bool(self._ready.query())  # type: ignore[no-untyped-call]  # torch, too
 
     def read(self) -> Choices:
         """Wait until the tokens are on the host and return them."""
