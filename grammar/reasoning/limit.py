@@ -28,7 +28,9 @@ class Tags:
         self.table = table
         self.open, self.close = table.piece_of(limit.open), table.piece_of(limit.close)
         self.text = table.piece_of(limit.text)
-        self._special = {table.piece(token)[0]: token for token in table.vocabulary.special.values()}
+        stops = set(table.vocabulary.stop_ids)
+        special = [token for token in table.vocabulary.special.values() if token not in stops]
+        self._special = {table.piece(token)[0]: token for token in special}
         others = [table.piece_of(other) for other in (*limit.others, limit.text) if other]
         # Where what opens reasoning and what else a message may open with begin to differ.
         self.fork = max((_shared(self.open, other) for other in others), default=0)

@@ -56,7 +56,8 @@ either = pytest.mark.parametrize("thinks", [Thinks.OPEN, Thinks.MAYBE])
 
 @cache
 def vocabulary(special: tuple[str, ...]) -> Vocabulary:
-    return text_vocabulary(special)
+    made = text_vocabulary(special)
+    return Vocabulary(made.tokens, made.stop_ids, {**made.special, "<|end_of_turn|>": 256})
 
 
 @cache
