@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from personae.engine.choice import top as largest
 from personae.engine.sequence import TokenLogprobs
+from personae.kernels.choice import top as largest
 
 
 @dataclass(frozen=True, slots=True)

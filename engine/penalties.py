@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen: penalties, biases, forbidden tokens, grammar masks.
+"""What changes logits before the grammar does: penalties, biases, forbidden tokens.
 
 A sequence touches few of the many tokens of a vocabulary. So each slot keeps a short list of (token id,
 value), and only those logits are gathered, changed and scattered back: the cost follows the length of the
@@ -132,44 +132,3 @@ class Additions:
         ids, values = self._entries.read(slots)
         index = upload(rows, self._device)[:, None]
         logits[index, ids] = logits[index, ids] + values
-
-
-class Scratch:
-    """Float32 memory that is kept between steps: to fault in fresh pages for a batch of logits takes a CPU
-    longer than the arithmetic does."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(0, device=device)
-
-    def take(self, rows: int, width: int) -> Tensor:
-        """A contiguous [rows, width] of anything, until the next call."""
-        size = rows * width
-        if len(self._memory) < size:
-            self._memory = self._memory.new_empty(size)
-        return self._memory[:size].view(rows, width)
-
-
-class BitmaskAdder:
-    """Applies grammar bitmasks by adding 0 or minus infinity (so that a NaN stays a NaN and is found)."""
-
-    def __init__(self, device: torch.device, scratch: Scratch) -> None:
-        self._scratch = scratch
-        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self._of_byte = upload(np.where(bits == 1, 0.0, -np.inf).astype(np.float32), device)
-        self._device = device
-
-    def apply(self, logits: Tensor, bitmask: Tensor) -> None:
-        """Forbid in `logits` [S, V], in place, what `bitmask` (int32 CPU [S, ceil(V / 32)]) does not
-        allow."""
-        words = bitmask.numpy()
-        rows = np.flatnonzero((words != -1).any(1))
-        if not len(rows):
-            return
-        octets = upload(words[rows].astype("<i4", copy=False).view(np.uint8).astype(np.int32), self._device)
-        added = self._scratch.take(len(rows), octets.shape[1] * 8)
-        torch.index_select(self._of_byte, 0, octets.flatten(), out=added.view(-1, 8))
-        added = added[:, : logits.shape[1]]
-        if len(rows) == len(logits):
-            logits += added
-        else:
-            logits.index_add_(0, upload(rows, self._device), added)

@@ -7,6 +7,8 @@ after a preemption. A row's logits go through, in this order:
     2. logit_bias; min_tokens (EOS and stop ids)        5. top_k, then top_p of what top_k left, then min_p
     3. the grammar's bitmask                            6. one uniform number, inverse CDF in vocabulary order
 
+    7. where the grammar objects to the token (`grammar/closing`): 3 to 6 again without it, with a new number
+
 Temperature 0 (anything under 1e-5) and top_k 1 are greedy: after 3, the largest logit, the lowest id among
 equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row asked
 for are not run.
@@ -15,24 +17,39 @@ The host keeps the parameters and decides which steps run; the device keeps what
 Nothing in `sample` waits for a GPU; `Sampled.read` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personae.engine.choice import draw, greatest, thresholds
 from personae.engine.logprobs import LogprobRows, logprob_rows
-from personae.engine.noise import stream, uniforms
-from personae.engine.penalties import Additions, BitmaskAdder, IntArray, Penalties, Scratch, upload
+from personae.engine.penalties import Additions, IntArray, Penalties, upload
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.kernels.masks import Scratch
+from personae.kernels.noise import stream
+from personae.kernels.sampling import SamplingRows, choose
 
 _GREEDY_BELOW = 1e-5
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar, min_tokens and the logits exclude all of them"
+
+
+class Asking(Protocol):
+    """Who is asked about a row's token before it is taken."""
+
+    def objection(self, token: int) -> NDArray[np.uint32] | None:
+        """What is to be left out instead of taking `token`, as a row of a bitmask; None to let it be. Asked
+        again about what is then chosen, it lets something be in the end."""
+
+
+NOBODY: Mapping[int, Asking] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +123,10 @@ class Sampler:
         self._biases = Additions(max_slots, self._device)
         self._stops = Additions(max_slots, self._device)
         self._scratch = Scratch(self._device)
-        self._bitmasks = BitmaskAdder(self._device, self._scratch)
         # Per slot, on the host.
         self._admitted = np.zeros(max_slots, np.bool_)
         self._streams = np.zeros(max_slots, np.uint64)
-        self._random = np.zeros(max_slots, np.bool_)
-        self._temperature = np.ones(max_slots, np.float32)
+        self._temperature = np.zeros(max_slots, np.float32)  # 0 = greedy
         self._top_k = np.zeros(max_slots, np.int64)  # 0 = off
         self._top_p = np.zeros(max_slots, np.float64)  # infinity = off
         self._min_p = np.zeros(max_slots, np.float32)
@@ -134,8 +149,8 @@ class Sampler:
             raise ValueError(f"logit_bias of {log.id} names a token outside of the vocabulary")
         self._admitted[slot] = True
         self._streams[slot] = stream(params.seed)
-        self._random[slot] = params.temperature >= _GREEDY_BELOW and params.top_k != 1
-        self._temperature[slot] = params.temperature
+        greedy = params.temperature < _GREEDY_BELOW or params.top_k == 1
+        self._temperature[slot] = 0 if greedy else params.temperature
         self._top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
         self._top_p[slot] = params.top_p if params.top_p < 1 else np.inf
         self._min_p[slot] = params.min_p
@@ -160,14 +175,21 @@ class Sampler:
         self._admitted[slot] = False
 
     def sample(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], bitmask: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        asking: Mapping[int, Asking] = NOBODY,
     ) -> Sampled:
         """Choose a token for each row.
 
         logits: [S, V] float32 on the sampler's device; overwritten. Row i belongs to `slots[i]` (distinct,
         admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
-        32)], all ones in rows without a grammar. A row whose logits hold a NaN or plus infinity, or that has
-        no allowed token, is a failure: it has no token, and no other row notices.
+        32)], all ones in rows without a grammar. `asking` are rows with a grammar whose tokens are asked
+        about before they are taken; with any of them, this waits for the device. A row whose logits hold a
+        NaN or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
+        notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)
@@ -177,16 +199,12 @@ class Sampler:
         wanting = np.flatnonzero(self._wants_logprobs[slot])
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
-        self._change(logits, slot, position, penalised, bitmask)
-        best, tokens = greatest(logits)
-        random = np.flatnonzero(self._random[slot])
-        if len(random) == len(slot):
-            tokens = self._draw(logits, best, slot, position)
-        elif len(random):
-            index = upload(random, self._device)
-            drawn = self._draw(logits[index], best[index], slot[random], position[random])
-            tokens = tokens.index_copy(0, index, drawn)
-
+        self._change(logits, slot, position, penalised)
+        asked = np.array(sorted(asking), np.int64)
+        kept = logits[upload(asked, self._device)] if len(asked) else None
+        tokens, best = choose(logits, self._rows(slot, position), bitmask, self._scratch)
+        if kept is not None and bitmask is not None:
+            self._ask(asking, asked, kept, self._rows(slot[asked], position[asked]), bitmask, tokens, best)
         self.last_tokens[device_slots] = tokens
         if len(penalised):
             self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
@@ -196,10 +214,8 @@ class Sampler:
             found = logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
         return Sampled(tokens, best, wanting.tolist(), tops.tolist(), found)
 
-    def _change(
-        self, logits: Tensor, slot: IntArray, position: IntArray, penalised: IntArray, bitmask: Tensor | None
-    ) -> None:
-        """Steps 1 to 3, in place."""
+    def _change(self, logits: Tensor, slot: IntArray, position: IntArray, penalised: IntArray) -> None:
+        """Steps 1 and 2, in place."""
         if len(penalised):
             slots = slot[penalised]
             self._penalties.apply(logits, penalised, slots, self._factors[:, slots])
@@ -207,37 +223,55 @@ class Sampler:
             self._biases.apply(logits, biased, slot[biased])
         if len(early := np.flatnonzero(position < self._stops_from[slot])):
             self._stops.apply(logits, early, slot[early])
-        if bitmask is not None:
-            self._bitmasks.apply(logits, bitmask)
 
-    def _draw(self, logits: Tensor, best: Tensor, slot: IntArray, position: IntArray) -> Tensor:
-        """Steps 4 to 6 for the rows of `logits`, which becomes the weights exp((x - best) / temperature)."""
-        weights = logits.sub_(best[:, None])
-        temperature = self._temperature[slot]
-        if (temperature != 1).any():
-            weights.div_(self._up(temperature)[:, None])
-        weights.exp_()
-        kept = self._thresholds(weights, slot)
-        if kept is not None:
-            weights.mul_(torch.ge(weights, kept[:, None], out=self._scratch.take(*weights.shape)))
-        return draw(weights, self._up(uniforms(self._streams[slot], position)))
+    def _ask(
+        self,
+        asking: Mapping[int, Asking],
+        asked: IntArray,
+        logits: Tensor,
+        rows: SamplingRows,
+        bitmask: Tensor,
+        tokens: Tensor,
+        best: Tensor,
+    ) -> None:
+        """Step 7 in the rows `asked` of `bitmask`, `tokens` and `best`, in place.
 
-    def _thresholds(self, weights: Tensor, slot: IntArray) -> Tensor | None:
-        """The smallest weight that each row keeps, [R]; None where no row filters. The largest weight is
-        1."""
-        top_k, top_p, min_p = self._top_k[slot], self._top_p[slot], self._min_p[slot]
-        rows = np.flatnonzero((top_k > 0) | (top_p < 1))
-        if not len(rows):
-            return self._up(min_p) if min_p.any() else None
-        found = thresholds(_take(weights, rows, self._device), self._up(top_k[rows]), self._up(top_p[rows]))
-        kept = self._up(min_p)
-        if len(rows) == len(slot):
-            return torch.maximum(kept, found)
-        index = self._up(rows)
-        return kept.index_copy(0, index, torch.maximum(kept[index], found))
+        logits: theirs after step 2, [len(asked), V]; rows: likewise. Choosing again from what is left, with a
+        new number, is choosing from what nobody objects to.
+        """
+        open_rows = np.arange(len(asked))
+        words = bitmask.numpy().view(np.uint32)
+        for attempt in count(1):
+            chosen = tokens[upload(asked[open_rows], self._device)].tolist()
+            refused = []
+            for index, token in zip(open_rows.tolist(), chosen, strict=True):
+                row = int(asked[index])
+                left_out = asking[row].objection(token)
+                if left_out is not None:
+                    words[row] &= ~left_out
+                    refused.append(index)
+            if not refused:
+                return
+            open_rows = np.array(refused, np.int64)
+            again = choose(
+                logits[upload(open_rows, self._device)],
+                rows.again(open_rows, attempt),
+                bitmask[torch.from_numpy(asked[open_rows])],
+                self._scratch,
+            )
+            at = upload(asked[open_rows], self._device)
+            tokens[at], best[at] = again
 
-    def _up(self, array: NDArray[np.generic]) -> Tensor:
-        return upload(array, self._device)
+    def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
+        """The parameters of steps 3 to 6."""
+        return SamplingRows(
+            self._temperature[slot],
+            self._top_k[slot],
+            self._top_p[slot],
+            self._min_p[slot],
+            self._streams[slot],
+            position,
+        )
 
 
 def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:

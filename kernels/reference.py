@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from personae.kernels.choice import draw, greatest, thresholds
+from personae.kernels.masks import Scratch, apply_bitmask
+from personae.kernels.noise import uniforms
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from personae.kernels.attention import AttentionBatch
+    from personae.kernels.sampling import SamplingRows
     from personae.kernels.sgmv import Arena, RankTable, WorkList
 
 QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
@@ -168,3 +176,70 @@ def sgmv(
             if len(rows):
                 shrunk = xs @ arena.a[rows].to(wide).T
                 y[segment] = (y[segment].to(wide) + shrunk @ arena.b[rows].to(wide)).to(y.dtype)
+
+
+def choose(
+    logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
+) -> tuple[Tensor, Tensor]:
+    """A token for each row of logits [S, V] float32, which is overwritten -> (tokens [S] int64, best [S]).
+
+    best = max x over the allowed ids; where the temperature is 0 the token is its lowest id. Else
+
+        w_t = exp((x_t - best) / temperature), 0 where not allowed, and where w_t is less than min_p, than
+              top_k's least weight, or than that of top_p among what top_k left (`choice.thresholds`)
+        token = the first t with  w_0 + ... + w_t > u (w_0 + ... + w_{V-1}),  u = uniforms(stream, position)
+
+    bitmask: int32 CPU [S, ceil(V / 32)]; None allows all. Where nothing is allowed best is minus infinity;
+    where x has a NaN or plus infinity it is that. The token of such a row means nothing. Weights are float32,
+    their sums float64 over blocks in float32, so a token on an edge may differ between backends: where u or
+    top_p lies within 1e-6 of a sum.
+    """
+    if bitmask is not None:
+        apply_bitmask(logits, bitmask, scratch)
+    best, tokens = greatest(logits)
+    random = np.flatnonzero(rows.temperature)
+    if len(random) == len(logits):
+        return _draw(logits, best, rows, random, scratch), best
+    if len(random):
+        index = _up(random, logits)
+        tokens = tokens.index_copy(0, index, _draw(logits[index], best[index], rows, random, scratch))
+    return tokens, best
+
+
+def _draw(
+    logits: Tensor, best: Tensor, rows: SamplingRows, random: NDArray[np.int64], scratch: Scratch
+) -> Tensor:
+    """The tokens of the rows `random`, whose logits and maxima these are; logits become the weights."""
+    weights = logits.sub_(best[:, None])
+    temperature = rows.temperature[random]
+    if (temperature != 1).any():
+        weights.div_(_up(temperature, logits)[:, None])
+    weights.exp_()
+    least = _least(weights, rows.top_k[random], rows.top_p[random], rows.min_p[random])
+    if least is not None:
+        weights.mul_(torch.ge(weights, least[:, None], out=scratch.take(*weights.shape)))
+    return draw(weights, _up(uniforms(rows.streams[random], rows.positions[random]), logits))
+
+
+def _least(
+    weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], min_p: NDArray[np.float32]
+) -> Tensor | None:
+    """The smallest weight that each row keeps, [R]; None where no row filters. The largest weight is 1."""
+    filtered = np.flatnonzero((top_k > 0) | (top_p < 1))
+    if not len(filtered):
+        return _up(min_p, weights) if min_p.any() else None
+    everywhere = len(filtered) == len(weights)
+    index = _up(filtered, weights)
+    found = thresholds(
+        weights if everywhere else weights[index],
+        _up(top_k[filtered], weights),
+        _up(top_p[filtered], weights),
+    )
+    kept = _up(min_p, weights)
+    if everywhere:
+        return torch.maximum(kept, found)
+    return kept.index_copy(0, index, torch.maximum(kept[index], found))
+
+
+def _up(array: NDArray[np.generic], beside: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(beside.device, non_blocking=True)

@@ -129,7 +129,7 @@ def test_a_row_alone_gets_the_token_that_it_gets_in_a_batch(data: st.DataObject)
 @pytest.mark.parametrize("vocab", [65, 1000, 4096, 50257])
 @pytest.mark.parametrize("rows", [2, 3, 8])
 def test_a_rows_weights_and_sums_have_the_same_bits_alone_and_in_a_batch(vocab: int, rows: int) -> None:
-    from personae.engine import choice
+    from personae.kernels import choice
 
     torch.manual_seed(vocab + rows)
     x = torch.randn(rows, vocab) * 3

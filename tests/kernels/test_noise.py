@@ -3,7 +3,7 @@ import pytest
 import torch
 from slow_sampler import uniform
 
-from personae.engine.noise import stream, uniforms
+from personae.kernels.noise import stream, uniforms
 
 
 def draws(seed: int, count: int, start: int = 0) -> np.ndarray:

@@ -1,0 +1,49 @@
+"""From logits to tokens: grammar mask, temperature, filters and noise, a row each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personae.kernels import reference
+from personae.kernels.masks import Scratch
+from personae.kernels.noise import again
+from personae.kernels.registry import select
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each row of a step chooses its token; all [S], on the host, contiguous."""
+
+    temperature: NDArray[np.float32]
+    """0: the largest logit, whatever the filters say."""
+    top_k: NDArray[np.int64]
+    """0 is off; else less than the vocabulary."""
+    top_p: NDArray[np.float64]
+    """Infinity is off."""
+    min_p: NDArray[np.float32]
+    """0 is off."""
+    streams: NDArray[np.uint64]
+    """The streams of the rows' seeds; see `kernels/noise.py`."""
+    positions: NDArray[np.int64]
+    """The absolute positions that are chosen."""
+
+    def again(self, rows: NDArray[np.int64], attempt: int) -> "SamplingRows":
+        """These rows of it, for the `attempt`-th choice that replaces another."""
+        return SamplingRows(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            again(self.streams[rows], attempt),
+            self.positions[rows],
+        )
+
+
+def choose(
+    logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
+) -> tuple[Tensor, Tensor]:
+    """Chooses a token for each row: (tokens [S] int64, largest allowed logits [S] float32); see
+    `reference.choose`."""
+    return select(reference.choose, logits.device)(logits, rows, bitmask, scratch)
