@@ -18,6 +18,7 @@ from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
 from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -90,6 +91,11 @@ class StepEngine:
                 [plan.rows[i].slot for i in rows],
                 [plan.rows[i].start + plan.rows[i].count for i in rows],
                 None if bitmask is None else bitmask[: len(rows)],
+                {
+                    row: matcher
+                    for row, matcher in enumerate(matchers)
+                    if isinstance(matcher, ClosingMatcher) and matcher.asks
+                },
             )
         return Launched(plan, sampled, rows, matchers, bitmask, self._prompt_logprobs(plan, forward))
 
