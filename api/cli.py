@@ -196,4 +196,5 @@ def chat(
     """Talk to a running server. Ctrl-C stops an answer; /model, /system, /reset and /exit are commands."""
     from personae.api.terminal import Conversation, talk
 
-    talk(Conversation(url, model, system, key=key))
+    if not talk(Conversation(url, model, system, key=key)):
+        raise typer.Exit(1)

@@ -76,6 +76,15 @@ def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_traces_go_to_a_url_or_the_server_does_not_start() -> None:
+    process = start("serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4318")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in " ".join(
+        err.split()
+    )
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = textwrap.dedent("""
         import sys
