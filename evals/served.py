@@ -1,15 +1,27 @@
 """A `personae serve` process for the length of a `with` block."""
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from personae.errors import ModelLoadError
 
 _READY = re.compile(r"personae ready (\S+)")
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block with SystemExit, or a server begun in it would stay. On the main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Served:
