@@ -21,6 +21,7 @@ from personae.errors import Overloaded
 from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
+from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -99,7 +100,7 @@ class StepEngine:
                 {
                     row: matcher
                     for row, matcher in enumerate(matchers)
-                    if isinstance(matcher, ClosingMatcher) and matcher.asks
+                    if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
                 },
             )
         return Launched(plan, sampled, rows, matchers, bitmask, self._prompt_logprobs(plan, forward))
