@@ -48,6 +48,7 @@ class Served:
                 self.url = found[1]
                 return self
         code = self._process.wait()
+        self._close()
         told = "" if self._log is None else f" See {self._log}."
         raise ModelLoadError(f"The server ended with {code} before it was ready.{told}")
 
@@ -64,5 +65,9 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(60)
-        if self._stderr is not None:
-            self._stderr.close()
+        self._close()
+
+    def _close(self) -> None:
+        for end in (self._process.stdout, self._stderr):
+            if end is not None:
+                end.close()
