@@ -370,6 +370,10 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # The most tokens of reasoning; the names that vLLM, Qwen and llama.cpp have for it. -1: no limit.
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
+    thinking_budget_tokens: int | None = None
     # The caller's own bookkeeping: checked, and of no effect.
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
