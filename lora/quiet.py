@@ -1,6 +1,6 @@
 """Threads for work that no token waits for: where the system lets them, they step back for others.
 
-Reading and checking an adapter takes a core for as long as it lasts. The threads of a step wait for each
+Writing, reading and checking an adapter takes a core for as long as it lasts. The threads of a step wait for each
 other, so one that loses its core to such work holds up all of them.
 """
 
@@ -15,7 +15,9 @@ from typing import TypeVar, TypeVarTuple
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
-_NICENESS = 10  # steps behind the others: a tenth of their share of a core that both want, so it goes on
+# Steps behind the others: a quarter of a core that both want. 10 steps would be a tenth, and a cold adapter
+# late by as much; on a machine that other programs keep busy, it would hardly be read at all.
+_NICENESS = 5
 
 
 class QuietThreads:
