@@ -20,7 +20,6 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from personae.errors import Overloaded, PayloadTooLarge, RateLimited, RequestError
-from personae.lora.quiet import QuietThreads
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -59,16 +58,16 @@ async def read_form(
             param="content-type",
             code="unsupported_media_type",
         )
-    form, threads = _Form(folder, texts, files), QuietThreads(1)
+    form = _Form(folder, texts, files)
     try:
         parser = MultipartParser(boundary, form.callbacks())
         async for chunk in stream:
             parser.write(chunk)
             if form.gathered >= _FLUSH:
-                await to_thread.run_sync(threads.call, form.flush)
+                await to_thread.run_sync(form.flush)
         if not form.complete:
             raise RequestError("The form ends before its closing boundary.", code="invalid_form")
-        await to_thread.run_sync(threads.call, form.finish)
+        await to_thread.run_sync(form.finish)
     except FormParserError as error:
         raise RequestError(f"The body is no valid multipart form: {error}.", code="invalid_form") from None
     finally:
