@@ -124,6 +124,9 @@ def serve(
     background_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens that batches may have of a step beside other requests.")
     ] = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="On a GPU, launch each kernel by itself instead of CUDA graphs.")
+    ] = False,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -149,6 +152,7 @@ def serve(
         reasoning_format=reasoning_format,
         batch_concurrency=batch_concurrency,
         background_tokens=background_tokens,
+        eager=eager,
     )
     access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run

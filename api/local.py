@@ -50,6 +50,7 @@ async def open_engine(
         served_model_name=name,
         secret=secret,
         background_tokens=options.background_tokens,
+        eager=options.eager,
     )
     if not options.one_process:
         async with open_company(

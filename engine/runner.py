@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personae.engine.graphs import DecodeGraphs, DecodeStep
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
@@ -51,7 +52,8 @@ class Forward:
 class Runner:
     """Runs plans in order on one device. One thread owns it.
 
-    `last_tokens` ([max_seqs] int64, on the device) is the sampler's: the newest token of each slot.
+    `last_tokens` ([max_seqs] int64, on the device) is the sampler's: the newest token of each slot. `graphs`
+    run the steps that can be captured.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Runner:
         layout: MemoryLayout,
         adapters: LoraPool,
         last_tokens: torch.Tensor,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.model = model
+        self.graphs = graphs
         self.kv = kv
         self.layout = layout
         self.adapters = adapters
@@ -102,10 +106,12 @@ class Runner:
     def forward(self, plan: StepPlan) -> Forward:
         """Run the model over the plan's rows, at least one (after `apply`)."""
         packed = self.pack(plan.rows)
-        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
         slots = [plan.rows[row].slot for row in packed.sampled_rows]
-        logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
-        return Forward(packed, hidden, logits)
+        output = self.output_of(slots, [1] * len(slots))
+        if self.graphs is not None and output is None and (step := _capturable(packed)) is not None:
+            return Forward(packed, *self.graphs.run(step))
+        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
+        return Forward(packed, hidden, self.model.logits(hidden[packed.sampled], output))
 
     def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
@@ -205,3 +211,13 @@ class Runner:
 
     def _int32(self, array: NDArray[np.integer]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device, non_blocking=True)
+
+
+def _capturable(packed: PackedStep) -> DecodeStep | None:
+    """The step for a graph: a token a row, each of which samples, and adapters that are ranks alone."""
+    if packed.attention.max_query > 1 or len(packed.sampled_rows) < len(packed.order):
+        return None
+    if packed.lora is None:
+        return DecodeStep(packed.tokens, packed.positions, packed.attention, None)
+    work = packed.lora.work
+    return work and DecodeStep(packed.tokens, packed.positions, packed.attention, work)
