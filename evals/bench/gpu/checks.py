@@ -168,7 +168,8 @@ def sampling_checks(operators: Operators, generator: torch.Generator, width: int
 
     A token on an edge may differ (see `reference.choose`): one row of the 64 is let pass.
     """
-    rows = sampling_rows(64, torch.randint(1 << 31, (), generator=generator, device=generator.device).item())
+    seed = int(torch.randint(1 << 31, (), generator=generator, device=generator.device))
+    rows = sampling_rows(64, seed)
     logits = 3 * noise((64, width), torch.float32, generator)
     words = np.random.default_rng(width).integers(-(2**31), 2**31, (64, -(-width // 32)), np.int32)
     for name, bitmask in {"no masks": None, "masks": torch.from_numpy(words)}.items():
