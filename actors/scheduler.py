@@ -146,7 +146,7 @@ class SchedulerActor(Actor[Message]):
         self._seconds += sampled.seconds
         self._gap += sampled.gap_seconds
         self._spent = sampled.spent
-        return self._scheduler.commit(sampled.result)
+        return self._scheduler.commit(sampled.result, sampled.seconds)
 
     def _plan(self, stepped: bool) -> list[str]:
         """Give the executor work; the sequences that are aboard from now on."""

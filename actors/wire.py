@@ -104,7 +104,7 @@ ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refus
 def _plain(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"{type(value).__name__} does not cross")
+    raise TypeError(f"{type(value).__name__} does not cross")
 
 
 def _rich(kind: type, value: Any) -> Any:

@@ -146,8 +146,9 @@ def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
     for content in _contents_of(answer):
         schema = schema_of[repr(content.type)]
         if content.media_type == "text/event-stream":
-            # OpenAPI 3.1 describes no streams: the body is text, each of its events holds one of these.
-            schema = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
+            # OpenAPI 3.1 has no word for streams; readers of such a body take the schema for each event's.
+            data = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
+            schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         found[content.media_type] = {"schema": schema}
     return found
 

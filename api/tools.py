@@ -7,16 +7,9 @@ from typing import Any
 import msgspec
 
 from personae.api.bound import Bound
+from personae.api.conversation import AllowedTools, BoundInput, CustomTool, NamedCustomTool, NamedTool, Tool
 from personae.api.family import Family
-from personae.api.schema import (
-    AllowedTools,
-    BoundInput,
-    ChatRequest,
-    CustomTool,
-    NamedCustomTool,
-    NamedTool,
-    Tool,
-)
+from personae.api.schema import ChatRequest
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
@@ -27,6 +20,7 @@ from personae.grammar.tools.function import Function
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST = 128
+_BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -90,9 +84,10 @@ def shown_tools(tools: Sequence[Tool | CustomTool] | None) -> list[dict[str, Any
 def answer_shape(body: ChatRequest, family: Family, prompt: str, bound: Bound | None) -> AnswerShape | None:
     """What the answer to `prompt` consists of; None if all of it is text, `bound` or not.
 
-    Raises RequestError when the tools, or the choice among them, make no sense.
+    Raises RequestError when the tools, the choice among them or the thinking budget make no sense.
     """
     functions, use = _choice(body, functions_of(body.tools))
+    limit = _thinking_budget(body, family)
     reasoning, thinks = family.reasoning, Thinks.NO
     if reasoning is not None and not body.continue_final_message:
         thinks = reasoning.thinks(prompt)
@@ -117,7 +112,29 @@ def answer_shape(body: ChatRequest, family: Family, prompt: str, bound: Bound | 
         use=use,
         parallel=body.parallel_tool_calls is not False,
         content=None if bound is None else bound.element(),
+        limit=limit,
     )
+
+
+def _thinking_budget(body: ChatRequest, family: Family) -> int | None:
+    """The most tokens of reasoning, None for no limit."""
+    given = {name: asked for name in _BUDGETS if (asked := getattr(body, name)) is not None}
+    for name, asked in given.items():
+        if asked < -1:
+            raise RequestError(
+                f"`{name}` must be -1 (no limit) or more; it is {asked}.", param=name, code="out_of_range"
+            )
+        if family.reasoning is None:
+            raise RequestError(
+                f"`{name}`: the format of this model's reasoning is not known, if it reasons at all; the "
+                "server's `--reasoning-format` names it.",
+                param=name,
+                code="unsupported_parameter",
+            )
+    if len(set(given.values())) > 1:
+        raise RequestError(f"{' and '.join(map('`{}`'.format, given))} must not differ.", param=max(given))
+    budget = next(iter(given.values()), -1)
+    return budget if budget >= 0 else None
 
 
 def grammar_of(bound: Bound | None, shape: AnswerShape | None) -> GrammarSpec | None:

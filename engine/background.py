@@ -1,15 +1,18 @@
 """Work that gives way: background sequences (batches) run in the room that the others leave.
 
 Three rules, each in its place. `Tiers` says who is admitted: a background sequence only when no other waits.
-`Allowance` says how much of a step it gets: what is left, and little while others are about, since every row
-makes the step longer for all of its rows. And when others wait for a seat, the scheduler takes those of
-background sequences back; they wait again with what they have emitted, their pages stay in the prefix cache.
+`Allowance` says how much of a step it gets: what is left, and while others are about no more than makes their
+steps hardly longer, going by what steps were seen to take (`StepCost`). And when others wait for a seat, the
+scheduler takes those of background sequences back; they wait again with what they have emitted, their pages
+stay in the prefix cache.
 
-It does not wait for ever: see `Tiers`; and a background sequence that runs has a row in every step that its
-allowance reaches, the oldest first.
+It does not wait for ever: see `Tiers`; and of background sequences that run the oldest has its rows first.
 """
 
+import math
+
 from personae.engine.fairness import FairnessPolicy, Key
+from personae.engine.live import LiveSequence
 
 
 class Tiers:
@@ -60,23 +63,106 @@ class Tiers:
         return self._policies[False].gap()
 
 
+class StepCost:
+    """What a step of decode rows takes, learnt from those that were made: seconds = fixed + each * rows.
+
+    Least squares over the last `memory` steps or so, older ones fading. A step that took far longer than
+    steps like it counts as three times as long: something else held up the machine. As long as all steps had
+    about as many rows, which tells nothing of `each`, it is assumed that `fixed` is worth eight rows.
+    """
+
+    def __init__(self, memory: int = 256) -> None:
+        self._memory = memory
+        self._count = 0
+        self._rows = self._seconds = self._variance = self._covariance = 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of so many decode rows and nothing else took so long."""
+        if self._count:
+            seconds = min(seconds, 3 * self.of(rows))
+        self._count = min(self._count + 1, self._memory)
+        weight = 1 / self._count
+        more, longer = rows - self._rows, seconds - self._seconds
+        self._rows += weight * more
+        self._seconds += weight * longer
+        self._variance = (1 - weight) * (self._variance + weight * more * more)
+        self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
+
+    @property
+    def each(self) -> float:
+        """Seconds that one more row takes: not negative, and no more than its part of the mean step."""
+        assumed = self._seconds / (self._rows + 8)
+        found = (self._covariance + assumed / 4) / (self._variance + 1 / 4)
+        return min(max(found, 0.0), self._seconds / max(self._rows, 1.0))
+
+    def of(self, rows: int) -> float:
+        """Seconds of a step of so many rows; 0 before any was seen."""
+        return self._seconds + self.each * (rows - self._rows)
+
+    def room(self, rows: int, slowdown: float) -> float:
+        """How many more rows a step of `rows` may have and take at most `slowdown` times as long."""
+        each = self.each
+        return (slowdown - 1) * self.of(rows) / each if each else math.inf
+
+
 class Allowance:
     """Tokens that background sequences may have of a step of at most `tokens`.
 
     All of them, unless others run or wait or did so within the last `quiet` steps: then `beside`. A request
-    that comes while a step runs has to wait for it, so steps stay short as long as more may come.
+    that comes while a step runs has to wait for it, so steps stay short as long as more may come. While
+    others run, it is also no more than makes the step `slowdown` times as long as theirs alone, on average:
+    what is less than a row is kept for the next step.
     """
 
-    def __init__(self, tokens: int, beside: int | None = None, quiet: int = 256) -> None:
+    def __init__(
+        self, tokens: int, beside: int | None = None, quiet: int = 256, slowdown: float = 1.2
+    ) -> None:
         self._tokens = tokens
         self._beside = max(tokens // 64, 1) if beside is None else beside
         self._quiet = quiet
+        self._slowdown = slowdown
         self._alone = quiet  # steps since others were there
+        self._cost = StepCost()
+        self._kept = 0.0
 
-    def of(self, others: bool) -> int:
-        """For the step that is being planned; `others`: whether any run or wait."""
-        return self._beside if others or self._alone < self._quiet else self._tokens
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of decode rows only took so long."""
+        self._cost.observe(rows, seconds)
 
-    def stepped(self, others: bool) -> None:
-        """That step was made."""
+    def of(self, others: bool, running: int = 0) -> int:
+        """For the step that is being planned; `others`: whether any run or wait, `running`: how many run."""
+        if not others:
+            return self._beside if self._alone < self._quiet else self._tokens
+        return int(min(self._kept + self._room(running), self._beside))
+
+    def stepped(self, others: bool, running: int = 0, spent: int = 0) -> None:
+        """That step was made, `spent` tokens of it were of background sequences."""
         self._alone = 0 if others else self._alone + 1
+        self._kept = min(max(self._kept + self._room(running) - spent, 0.0), 1.0) if others else 0.0
+
+    def _room(self, running: int) -> float:
+        return min(self._cost.room(max(running, 1), self._slowdown), self._beside)
+
+
+class Budget:
+    """Tokens that a step still has room for; of them at most `background` for those that give way."""
+
+    __slots__ = ("background", "spent", "tokens")
+
+    def __init__(self, tokens: int, background: int) -> None:
+        self.tokens = tokens
+        self.background = background
+        self.spent = 0  # by those that give way
+
+    def of(self, sequence: LiveSequence) -> int:
+        """What this sequence may have; one that has just been admitted in spite of all at least a token."""
+        if not sequence.background:
+            return self.tokens
+        return min(self.tokens, max(self.background, int(sequence.settled)))
+
+    def spend(self, tokens: int, *, background: bool) -> None:
+        """So many are taken."""
+        self.tokens -= tokens
+        if background:
+            self.background = max(self.background - tokens, 0)
+            self.spent += tokens

@@ -7,6 +7,8 @@ after a preemption. A row's logits go through, in this order:
     2. logit_bias; min_tokens (EOS and stop ids)        5. top_k, then top_p of what top_k left, then min_p
     3. the grammar's bitmask                            6. one uniform number, inverse CDF in vocabulary order
 
+    7. where the grammar objects to the token (`grammar/closing`): 3 to 6 again without it, with a new number
+
 Temperature 0 (anything under 1e-5) and top_k 1 are greedy: after 3, the largest logit, the lowest id among
 equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row asked
 for are not run.
@@ -15,11 +17,15 @@ The host keeps the parameters and decides which steps run; the device keeps what
 Nothing in `sample` waits for a GPU; `Sampled.read` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.engine.logprobs import LogprobRows, logprob_rows
@@ -33,6 +39,17 @@ _GREEDY_BELOW = 1e-5
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar, min_tokens and the logits exclude all of them"
+
+
+class Asking(Protocol):
+    """Who is asked about a row's token before it is taken."""
+
+    def objection(self, token: int) -> NDArray[np.uint32] | None:
+        """What is to be left out instead of taking `token`, as a row of a bitmask; None to let it be. Asked
+        again about what is then chosen, it lets something be in the end."""
+
+
+NOBODY: Mapping[int, Asking] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,11 @@ class Sampled:
         if tokens.is_cuda:
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
             self._ready.record()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._ready is None or bool(self._ready.query())  # type: ignore[no-untyped-call]  # torch, too
 
     def read(self) -> Choices:
         """Wait until the tokens are on the host and return them."""
@@ -158,14 +180,21 @@ class Sampler:
         self._admitted[slot] = False
 
     def sample(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], bitmask: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        asking: Mapping[int, Asking] = NOBODY,
     ) -> Sampled:
         """Choose a token for each row.
 
         logits: [S, V] float32 on the sampler's device; overwritten. Row i belongs to `slots[i]` (distinct,
         admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
-        32)], all ones in rows without a grammar. A row whose logits hold a NaN or plus infinity, or that has
-        no allowed token, is a failure: it has no token, and no other row notices.
+        32)], all ones in rows without a grammar. `asking` are rows with a grammar whose tokens are asked
+        about before they are taken; with any of them, this waits for the device. A row whose logits hold a
+        NaN or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
+        notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)
@@ -176,7 +205,11 @@ class Sampler:
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
         self._change(logits, slot, position, penalised)
+        asked = np.array(sorted(asking), np.int64)
+        kept = logits[upload(asked, self._device)] if len(asked) else None
         tokens, best = choose(logits, self._rows(slot, position), bitmask, self._scratch)
+        if kept is not None and bitmask is not None:
+            self._ask(asking, asked, kept, self._rows(slot[asked], position[asked]), bitmask, tokens, best)
         self.last_tokens[device_slots] = tokens
         if len(penalised):
             self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
@@ -195,6 +228,44 @@ class Sampler:
             self._biases.apply(logits, biased, slot[biased])
         if len(early := np.flatnonzero(position < self._stops_from[slot])):
             self._stops.apply(logits, early, slot[early])
+
+    def _ask(
+        self,
+        asking: Mapping[int, Asking],
+        asked: IntArray,
+        logits: Tensor,
+        rows: SamplingRows,
+        bitmask: Tensor,
+        tokens: Tensor,
+        best: Tensor,
+    ) -> None:
+        """Step 7 in the rows `asked` of `bitmask`, `tokens` and `best`, in place.
+
+        logits: theirs after step 2, [len(asked), V]; rows: likewise. Choosing again from what is left, with a
+        new number, is choosing from what nobody objects to.
+        """
+        open_rows = np.arange(len(asked))
+        words = bitmask.numpy().view(np.uint32)
+        for attempt in count(1):
+            chosen = tokens[upload(asked[open_rows], self._device)].tolist()
+            refused = []
+            for index, token in zip(open_rows.tolist(), chosen, strict=True):
+                row = int(asked[index])
+                left_out = asking[row].objection(token)
+                if left_out is not None:
+                    words[row] &= ~left_out
+                    refused.append(index)
+            if not refused:
+                return
+            open_rows = np.array(refused, np.int64)
+            again = choose(
+                logits[upload(open_rows, self._device)],
+                rows.again(open_rows, attempt),
+                bitmask[torch.from_numpy(asked[open_rows])],
+                self._scratch,
+            )
+            at = upload(asked[open_rows], self._device)
+            tokens[at], best[at] = again
 
     def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
         """The parameters of steps 3 to 6."""

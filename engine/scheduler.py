@@ -52,7 +52,7 @@ With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every
 from collections import deque
 from typing import NamedTuple
 
-from personae.engine.background import Allowance
+from personae.engine.background import Allowance, Budget
 from personae.engine.fairness import FairnessPolicy
 from personae.engine.live import LiveSequence, Place
 from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
@@ -68,28 +68,6 @@ class _Flight(NamedTuple):
     step: int
     decoding: list[LiveSequence]
     chunks: _Chunks
-
-
-class _Budget:
-    """Tokens that a step still has room for; of them at most `background` for those that give way."""
-
-    __slots__ = ("background", "tokens")
-
-    def __init__(self, tokens: int, background: int) -> None:
-        self.tokens = tokens
-        self.background = background
-
-    def of(self, sequence: LiveSequence) -> int:
-        """What this sequence may have; one that has just been admitted in spite of all at least a token."""
-        if not sequence.background:
-            return self.tokens
-        return min(self.tokens, max(self.background, int(sequence.settled)))
-
-    def spend(self, sequence: LiveSequence, tokens: int) -> None:
-        """It takes so many."""
-        self.tokens -= tokens
-        if sequence.background:
-            self.background = max(self.background - tokens, 0)
 
 
 class Scheduler:
@@ -156,8 +134,8 @@ class Scheduler:
             roster.give_way(self._flights[-1].step if self._flights else None)
         if roster.waiting.foreground:
             roster.share_out(self._flights[-1].step if self._flights else None)
-        others = roster.foreground
-        budget = _Budget(self.layout.max_batch_tokens, self._allowance.of(others))
+        others, beside = roster.foreground, len(table) - table.background
+        budget = Budget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
         decoding = self._plan_decodes(rows, budget)
         for sequence in table.prefilling.copy():
             if budget.of(sequence):
@@ -172,13 +150,14 @@ class Scheduler:
         plan = StepPlan(step, tuple(rows), tuple(admissions), tuple(table.releases), tuple(table.copies))
         self._flights.append(_Flight(step, decoding, chunks))
         self._next_step = step + 1
-        self._allowance.stepped(others)
+        self._allowance.stepped(others, beside, budget.spent)
         table.clear_changes()
         return plan
 
-    def commit(self, result: StepResult) -> tuple[Delta, ...]:
+    def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:
         """Take the result of the oldest plan in flight; one delta for each sequence that has news.
 
+        `seconds` is what the step took, if known: it tells how much of a step background sequences may have.
         Raises ValueError for a result out of order or of the wrong size.
         """
         if not self._flights or self._flights[0].step != result.step:
@@ -187,6 +166,8 @@ class Scheduler:
         if len(result.tokens) != len(decoding) + len(chunks):
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._flights.popleft()
+        if seconds and not chunks:
+            self._allowance.observe(len(decoding), seconds)
         news = self._roster.news
         deltas = list(news.values())
         news.clear()
@@ -203,7 +184,7 @@ class Scheduler:
 
     # Planning
 
-    def _plan_decodes(self, rows: list[Row], budget: _Budget) -> list[LiveSequence]:
+    def _plan_decodes(self, rows: list[Row], budget: Budget) -> list[LiveSequence]:
         """A row for each decoding sequence, by rank; background ones as far as the budget goes."""
         planned: list[LiveSequence] = []
         background = 0
@@ -226,8 +207,8 @@ class Scheduler:
             rows.append(Row(sequence.slot, position, 1, True, pages))
             planned.append(sequence)
             sequence.planned = position + 1
-        budget.tokens -= len(rows)
-        budget.background -= background
+        budget.spend(len(rows) - background, background=False)
+        budget.spend(background, background=True)
         return planned
 
     def _make_room(self, sequence: LiveSequence) -> bool:
@@ -248,7 +229,7 @@ class Scheduler:
     def _plan_chunk(
         self,
         sequence: LiveSequence,
-        budget: _Budget,
+        budget: Budget,
         pages: tuple[int, ...],
         rows: list[Row],
         chunks: _Chunks,
@@ -261,7 +242,7 @@ class Scheduler:
         rows.append(row)
         chunks.append((sequence, row))
         sequence.planned += count
-        budget.spend(sequence, count)
+        budget.spend(count, background=sequence.background)
         if samples:
             self._running.begin_decoding(sequence)
 

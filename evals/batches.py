@@ -1,18 +1,20 @@
 """A batch beside interactive traffic, on a server that is killed in the middle of it.
 
-    python -m personae.evals.batches --requests 1000 --rate 2 --interactive 60
+    python -m personae.evals.batches --requests 1000 --rate 2 --interactive 60 --rounds 5
 
-Starts a server on the bundled model and a data directory of its own. Interactive requests come at random
-times (Poisson): alone, then beside a batch over the base and all adapters, then alone again, since the speed
-of a machine drifts. While the batch runs the server is killed (`kill -9`) and started again. At the end every
+Starts a server on the bundled model and a data directory of its own. In each round interactive requests come
+at the same random times (Poisson) twice: alone, and beside a batch over the base and all adapters, which is
+then cancelled; the order changes from round to round, since the speed of a machine drifts. The batch of the
+last round stays: the server is killed (`kill -9`) in the middle of it and started again. At the end every
 `custom_id` must have one answer, and greedy answers must be those that the same requests get over HTTP.
-Prints the times of interactive requests with and without, and their ratios. Exit code 1 if anything was lost,
-doubled or differs.
+Prints the times of interactive requests with and without, and their ratios: the median of the rounds, the
+least and the most. Exit code 1 if anything was lost, doubled or differs.
 """
 
 import asyncio
 import json
 import random
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -27,28 +29,30 @@ from rich.table import Table
 
 from personae.evals.bench.arrivals import Poisson
 from personae.evals.bench.client import Answer
-from personae.evals.bench.figures import Figures, Goals, figures
+from personae.evals.bench.figures import MEASURES, Figures, Goals, figures, measure, ratio
 from personae.evals.bench.session import subject, warm_up
 from personae.evals.bench.workload import Maker, Workload, words
 from personae.evals.served import Served
 
 CHAT = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
 CHECKED = 40  # answers that are asked for again over HTTP
 
 
-def interactive(url: str, rate: float, count: int, seed: int) -> list[Answer]:
-    """`count` requests to all models in turn, at random times."""
+def interactive(url: str, rate: float, count: int, seed: int, name: str) -> Figures:
+    """`count` requests to all models in turn, at random times that follow from `seed`; their texts also from
+    `name`, so that no prompt comes twice."""
     answers: list[Answer] = []
     load = Workload(prompt="uniform:16,64", output="32", popularity="distinct", seed=seed)
 
     async def run() -> None:
         one = await subject(url)
         await warm_up(one, load)
-        maker = Maker(load, one.models, words_per_token=0.5)
+        maker = Maker(load, one.models, words_per_token=0.5, occasion=name)
         await Poisson(rate, seed).run(url, maker.make, count, answers.append)
 
     asyncio.run(run())
-    return answers
+    return figures(answers, Goals())
 
 
 def lines(models: Sequence[str], count: int, tokens: int) -> list[dict[str, Any]]:
@@ -79,10 +83,19 @@ def wait(client: httpx.Client, id: str, done: int, console: Console) -> dict[str
     """Until so many requests are done, or the batch has ended."""
     while True:
         batch: dict[str, Any] = client.get(f"/v1/batches/{id}").json()
-        if batch["request_counts"]["completed"] >= done or batch["status"] in ("completed", "failed"):
+        if batch["request_counts"]["completed"] >= done or batch["status"] in ENDED:
             console.print(f"batch {batch['status']}, {batch['request_counts']}", highlight=False)
             return batch
-        time.sleep(1)
+        time.sleep(0.5)
+
+
+def wait_for_end(client: httpx.Client, id: str) -> dict[str, Any]:
+    """Until it has ended."""
+    while True:
+        batch: dict[str, Any] = client.get(f"/v1/batches/{id}").json()
+        if batch["status"] in ENDED:
+            return batch
+        time.sleep(0.2)
 
 
 def judge(
@@ -102,20 +115,25 @@ def judge(
     return lost, doubled, different
 
 
-def show(alone: Figures, beside: Figures) -> Table:
-    """Interactive times without and with the batch."""
-    table = Table("ms", "alone", "beside the batch", "ratio", title="interactive requests")
-    for name in ("first", "gap", "end"):
-        for quantile in ("p50", "p99"):
-            without, with_ = (getattr(getattr(found, name), quantile) for found in (alone, beside))
-            table.add_row(
-                f"{name} {quantile}",
-                f"{1000 * without:.0f}",
-                f"{1000 * with_:.0f}",
-                f"{with_ / without:.2f}",
-            )
-    table.add_row("requests", str(alone.requests), str(beside.requests), "")
-    table.add_row("errors", str(alone.errors or ""), str(beside.errors or ""), "")
+def show(alone: Sequence[Figures], beside: Sequence[Figures]) -> Table:
+    """Interactive times without and with the batch: medians of the rounds, and the rounds' ratios."""
+    table = Table("ms", "alone", "beside the batch", "ratio", "least", "most", title="interactive requests")
+    for name, value in MEASURES.items():
+        if value[1]:  # of rates there is nothing to say: requests come when they come
+            continue
+        without, beside_it = (
+            statistics.median(measure(each, name) for each in found) for found in (alone, beside)
+        )
+        found = ratio(beside, alone, name)
+        table.add_row(
+            name,
+            f"{1000 * without:.0f}",
+            f"{1000 * beside_it:.0f}",
+            *(f"{each:.2f}" for each in (found.median, found.least, found.most)),
+        )
+    table.add_row("requests", *(str(sum(each.requests for each in found)) for found in (alone, beside)))
+    errors = (sum((Counter(each.errors) for each in found), Counter()) for found in (alone, beside))
+    table.add_row("errors", *(str(dict(found) or "") for found in errors))
     return table
 
 
@@ -124,34 +142,51 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of each answer of the batch.")] = 32,
     count: Annotated[int, typer.Option("--interactive", help="Interactive requests, each time.")] = 60,
     rate: Annotated[float, typer.Option(help="Interactive requests a second.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of interactive requests alone and beside.")] = 5,
     seed: int = 0,
 ) -> None:
     """Run, print, judge."""
     console = Console()
+    alone: list[Figures] = []
+    beside: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="personae-batches-") as folder:
         log = Path(folder) / "server.log"
         arguments = ["--data-dir", str(Path(folder) / "data")]
         with Served(arguments, log) as server, httpx.Client(base_url=server.url, timeout=60) as client:
             models = [entry["id"] for entry in client.get("/v1/models").json()["data"]]
             made = lines(models, requests, tokens)
-            interactive(server.url, rate, 2 * len(models), seed)  # every thread awake
-            alone = interactive(server.url, rate, count, seed + 1)
-            id = start_batch(client, made)
-            wait(client, id, 1, console)
-            beside = interactive(server.url, rate, count, seed + 2)
+
+            def play_alone(number: int) -> None:
+                alone.append(interactive(server.url, rate, count, seed + number, f"alone {number}"))
+
+            def play_beside(number: int) -> str:
+                id = start_batch(client, made)
+                wait(client, id, 1, console)
+                beside.append(interactive(server.url, rate, count, seed + number, f"beside {number}"))
+                if client.get(f"/v1/batches/{id}").json()["status"] != "in_progress":
+                    console.print("[red]the batch ended before the interactive requests: make it longer[/]")
+                return id
+
+            interactive(server.url, rate, 2 * len(models), seed - 1, "first")  # every thread awake
+            for number in range(rounds):
+                last = number == rounds - 1
+                if number % 2 == 0 or last:
+                    play_alone(number)
+                id = play_beside(number)
+                if not last:
+                    client.post(f"/v1/batches/{id}/cancel")
+                    wait_for_end(client, id)
+                    if number % 2:
+                        play_alone(number)
             wait(client, id, requests // 2, console)
             server.kill()
             console.print("killed")
         begun = time.monotonic()
         with Served(arguments, log) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-            batch = wait(client, id, requests, console)
-            while batch["status"] not in ("completed", "failed", "expired"):
-                time.sleep(0.2)
-                batch = client.get(f"/v1/batches/{id}").json()
+            batch = wait_for_end(client, id)
             took = time.monotonic() - begun
             lost, doubled, different = judge(client, batch, made)
-            alone += interactive(server.url, rate, count, seed + 3)
-    console.print(show(figures(alone, Goals()), figures(beside, Goals())))
+    console.print(show(alone, beside))
     console.print(
         f"{requests} requests over {len(models)} models, {batch['status']}: {lost} lost, {doubled} doubled, "
         f"{different} of {min(CHECKED, requests)} different; {took:.0f} s from the restart to the end"

@@ -16,6 +16,7 @@ from personae.grammar.backend import BoundGrammar, GrammarBackend
 from personae.grammar.closing.build import close
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
+from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -23,7 +24,7 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.worker import CanonicalWorker
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import compile_structure
 from personae.grammar.vocabulary import Vocabulary
 
@@ -38,6 +39,7 @@ class GrammarCompiler:
         self._backends_lock = Lock()
         self._table = TokenTable(vocabulary)
         self._bytewise: dict[str, GrammarBackend] = {}
+        self._tags: dict[ReasoningLimit, Tags] = {}
         self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
@@ -68,13 +70,15 @@ class GrammarCompiler:
                 _, evicted = self._cached.popitem(last=False)
                 self._bytes -= evicted.nbytes
 
-    def compile(self, spec: GrammarSpec) -> ClosingGrammar:
-        """Compile, without looking at the cache, with the fastest backend that enforces all of the spec.
+    def compile(self, spec: GrammarSpec) -> BoundGrammar:
+        """Compile, without looking for it in the cache, with the fastest backend that enforces all of it.
 
         A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
         the answer with `schema.validate.validate_answer`. Raises GrammarError when the spec is malformed or,
         if strict, cannot be enforced.
         """
+        if spec.reasoning is not None:
+            return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning)
         if spec.kind == "json_schema":
             try:
                 return self._compile_schema(spec)
@@ -92,6 +96,18 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the helper process."""
         self._worker.close()
+
+    def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
+        """All limits of an equal spec share what it compiles to."""
+        inner = self.get(spec)
+        if inner is None:
+            inner = self.compile(spec)
+            self.put(spec, inner)
+        format = msgspec.structs.replace(limit, tokens=0, opened=False)
+        tags = self._tags.get(format)
+        if tags is None:
+            tags = self._tags[format] = Tags(format, self._table)
+        return LimitedGrammar(inner, limit, tags)
 
     def _compile_schema(self, spec: GrammarSpec) -> ClosingGrammar:
         document = without_ignored(parse_schema(spec.source))

@@ -7,16 +7,35 @@ import msgspec
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structure"]
 
 
+class ReasoningLimit(msgspec.Struct, frozen=True):
+    """At most so many tokens of reasoning, between the texts `open` and `close`; `opened`: the prompt has
+    opened it.
+
+    `again`: it may be opened several times, until `text` opens the answer itself; the limit is of all of it.
+    `others` open messages that are neither.
+    """
+
+    tokens: int
+    open: str
+    close: str
+    opened: bool = False
+    again: bool = False
+    others: tuple[str, ...] = ()
+    text: str = ""
+
+
 class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     """A constraint in the form in which it was asked for.
 
     `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for `choice`,
     the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
     `json_object`, an element as JSON text for `structure` (structure/elements.py). `strict` is for schemas:
-    enforce all of it or refuse; otherwise bind what can be bound.
+    enforce all of it or refuse; otherwise bind what can be bound. `reasoning` limits the reasoning that a
+    `structure` begins with.
     Equal specs compile to the same grammar, so a spec is the key of the cache of compiled grammars.
     """
 
     kind: GrammarKind
     source: str = ""
     strict: bool = True
+    reasoning: ReasoningLimit | None = None

@@ -13,6 +13,8 @@ modulo 2**64,
     stream(seed)              = mix(seed + GOLDEN),    GOLDEN = 0x9E3779B97F4A7C15
     uniform(stream, position) = (mix(stream + (position + 1) * GOLDEN) >> 11) * 2**-53
 
+and a choice that has to be made again draws from again(stream, attempt) = mix(stream + attempt).
+
 Mixing the seed first keeps seeds 1, 2, 3, … from being the same stream one place apart. Only
 multiplications, shifts and exclusive-ors of 64-bit integers occur, and the last product is exact, so a
 kernel on any device gives the same bits.
@@ -35,6 +37,11 @@ def stream(seed: int) -> np.uint64:
     """The stream of `seed` (any integer, taken modulo 2**64), for `uniforms`."""
     result: np.uint64 = _mix(np.array([seed & _MASK], np.uint64) + _GOLDEN)[0]
     return result
+
+
+def again(streams: NDArray[np.uint64], attempt: int) -> NDArray[np.uint64]:
+    """The streams of the `attempt`-th (from 1) choice that replaces another at the same position."""
+    return _mix(streams + np.uint64(attempt))
 
 
 def uniforms(streams: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:

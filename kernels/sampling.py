@@ -8,6 +8,7 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.masks import Scratch
+from personae.kernels.noise import again
 from personae.kernels.registry import select
 
 
@@ -27,6 +28,17 @@ class SamplingRows:
     """The streams of the rows' seeds; see `kernels/noise.py`."""
     positions: NDArray[np.int64]
     """The absolute positions that are chosen."""
+
+    def again(self, rows: NDArray[np.int64], attempt: int) -> "SamplingRows":
+        """These rows of it, for the `attempt`-th choice that replaces another."""
+        return SamplingRows(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            again(self.streams[rows], attempt),
+            self.positions[rows],
+        )
 
 
 def choose(

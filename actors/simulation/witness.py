@@ -172,9 +172,9 @@ class WatchedScheduler(Scheduler):
             self.check_integrity()
         return plan
 
-    def commit(self, result: StepResult) -> tuple[Delta, ...]:
+    def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:
         """Take a step's result."""
-        deltas = super().commit(result)
+        deltas = super().commit(result, seconds)
         for delta in deltas:
             if delta.id not in self._open:
                 raise Wrong(f"sequence {delta.id} goes on after its end")

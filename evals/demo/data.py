@@ -28,7 +28,7 @@ ADAPTER_TASKS: dict[str, Task] = {
     "verse": verse.verse,
 }
 WEIGHTS = {"tool": 34, "parallel": 8, "no_call": 13, "result": 8, "extract": 20, "chat": 7}
-DRILL_WEIGHTS = {"repeat": 4, "lookup": 5, "dates": 4}
+DRILL_WEIGHTS = {"repeat": 4, "lookup": 5, "dates": 9}
 
 
 def samples(task: Task, split: Split, seed: str) -> Iterator[Sample]:

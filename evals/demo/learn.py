@@ -28,7 +28,7 @@ def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
     targets = batch.targets[marked]
     right = torch.ones_like(marked)
     right[marked] = logits.detach().argmax(-1) == targets
-    return nn.functional.cross_entropy(logits, targets), right.all(-1)
+    return nn.functional.cross_entropy(logits.float(), targets), right.all(-1)
 
 
 @torch.no_grad()

@@ -17,12 +17,12 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrices, roughly, of `[n, rows, columns]`."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    x = (matrices.mT if tall else matrices).bfloat16()  # the iteration is meant to be rough
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    result: Tensor = x.mT if tall else x
+    result: Tensor = (x.mT if tall else x).to(matrices.dtype)
     return result
 
 

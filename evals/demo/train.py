@@ -5,6 +5,7 @@ process draws its own batches and the gradients are averaged.
 """
 
 import argparse
+import copy
 import itertools
 import json
 import math
@@ -26,6 +27,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
@@ -38,6 +40,7 @@ from personae.evals.demo.batches import Batch, chunk
 from personae.evals.demo.learn import exact, loss_of
 from personae.evals.demo.optim import Muon
 from personae.evals.demo.tokenizer import VOCABULARY, save, train_tokenizer
+from personae.evals.demo.unseen import set_apart, unseen
 from personae.evals.demo.wiring import wire
 
 HERE = Path(__file__).parent
@@ -93,12 +96,23 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
         self.model = Qwen3ForCausalLM(config()).to(options.device)
         wire(self.model)
+        self.started = self.model.get_input_embeddings().weight.detach().clone()
+        if options.warm:
+            self.model.load_state_dict(load_file(MODEL / "model.safetensors"), strict=False)
+        self.model.set_attn_implementation(fused.ATTENTION)
+        self.worn = copy.deepcopy(self.model).bfloat16()  # computes; `model` keeps the exact weights
         self.optimizers = optimizers(self.model)
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.step = 0
         self.checkpoint = options.runs / "base.pt"
         if self.checkpoint.exists():
             self._load()
+        self._dress()
+
+    @torch.no_grad()
+    def _dress(self) -> None:
+        for rounded, exactly in zip(self.worn.parameters(), self.model.parameters(), strict=True):
+            rounded.copy_(exactly)
 
     def _load(self) -> None:
         state = torch.load(self.checkpoint, weights_only=True)
@@ -122,6 +136,7 @@ class Trainer:
         for index in itertools.count(self.step // CHUNK):
             key = f"{self.options.seed} {index} {self.worker}"
             drilling = max(0.0, 0.9 - index * CHUNK / (0.05 * self.options.steps))
+            drilling *= not self.options.warm
             stream = data.mixture(key, drilling)
             batches = chunk(stream, self.tokenizer, Random(key), CHUNK, self.options.tokens)
             yield from batches[self.step % CHUNK if index == self.step // CHUNK else 0 :]
@@ -134,9 +149,14 @@ class Trainer:
         batch = Batch(
             *(part.to(self.options.device) for part in (batch.tokens, batch.targets, batch.positions))
         )
-        loss, _ = loss_of(self.model, batch)
+        loss, _ = loss_of(self.worn, batch)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = []
+        for parameter, rounded in zip(self.model.parameters(), self.worn.parameters(), strict=True):
+            assert rounded.grad is not None
+            parameter.grad = rounded.grad.float()
+            gradients.append(parameter.grad)
+            rounded.grad = None
         if self.options.workers > 1:
             mean = parameters_to_vector(gradients) / self.options.workers
             dist.all_reduce(mean)
@@ -144,6 +164,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        self._dress()
         return loss.detach()
 
     def train_until(self, stop: int) -> Iterator[float]:
@@ -182,8 +203,10 @@ class Trainer:
             log.write(json.dumps({"step": self.step} | record) + "\n")
 
 
-def export(model: Qwen3ForCausalLM) -> None:
+def export(trainer: Trainer) -> None:
     """Writes config and bf16 weights next to the tokenizer."""
+    model = trainer.model
+    set_apart(model.get_input_embeddings().weight, trainer.started, unseen(trainer.tokenizer))
     model.to(torch.bfloat16).save_pretrained(MODEL)
 
 
@@ -193,7 +216,7 @@ def _work(worker: int, options: argparse.Namespace, port: int) -> None:
     trainer = Trainer(options, worker)
     trainer.run()
     if worker == 0:
-        export(trainer.model)
+        export(trainer)
     if options.workers > 1:
         dist.destroy_process_group()
 
@@ -217,6 +240,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", choices=tuple(RECIPES), help="train these adapters instead of all"
     )
+    parser.add_argument("--warm", action="store_true", help="start from the bundled weights")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument(
         "--measure", type=int, default=250, help="steps between measurements of the learning curve"

@@ -48,6 +48,7 @@ class Values:
             "code": self.code,
             "email": self.email,
             "text": self.text,
+            "word": self.coined,
         }
         object.__setattr__(self, "_kinds", kinds)
 
@@ -145,22 +146,48 @@ class Values:
 
         return self.only(draw)
 
+    def coined(self) -> str:
+        """A word nobody has seen: of syllables, or the head of one listed word and the tail of another.
+
+        Spliced words look like English, so that their pieces cannot be told from those of real words.
+        """
+        rng = self.rng
+        if rng.random() < 0.4:
+            return self.only(self.pseudo)
+
+        def draw() -> str:
+            head, tail = rng.choice(words.NOUNS), rng.choice(words.NOUNS)
+            return head[: rng.randint(1, len(head) - 1)] + tail[rng.randint(1, len(tail) - 1) :]
+
+        return self.only(draw)
+
+    def _listed_or_coined(self, listed: tuple[str, ...], coined: float) -> str:
+        """A training word is mostly coined: a small model that knows the list recalls instead of reading."""
+        if self.split == "train":
+            coined = max(coined, 0.6)
+        if self.rng.random() < coined or not any(belongs(word, self.split) for word in listed):
+            return self.coined()
+        return self.pick(listed)
+
     def noun(self) -> str:
-        """What a tool is about: a listed noun or, half the time, a made-up one."""
-        return self.pick(words.NOUNS) if self.rng.random() < 0.5 else self.only(self.pseudo)
+        """What a tool is about."""
+        return self._listed_or_coined(words.NOUNS, 0.5)
 
     def parameter(self, kind: str) -> str:
-        """A parameter name for a kind; now and then a made-up one."""
-        if self.rng.random() < 0.1 or not any(belongs(name, self.split) for name in words.PARAMETERS[kind]):
-            return self.only(self.pseudo)
-        return self.pick(words.PARAMETERS[kind])
+        """A parameter name for a kind; some have two parts."""
+        name = self._listed_or_coined(words.PARAMETERS[kind], 0.1)
+        if self.split == "train" and "_" not in name and self.rng.random() < 0.15:
+            parts = (name, self.coined()) if self.rng.random() < 0.5 else (self.coined(), name)
+            joined = "_".join(parts)
+            return joined if belongs(joined, self.split) else name
+        return name
 
     def options(self) -> list[str]:
         """Two to four distinct enum options."""
         chosen: list[str] = []
         wanted = self.rng.randint(2, 4)
         while len(chosen) < wanted:
-            option = self.pick(words.OPTIONS) if self.rng.random() < 0.7 else self.only(self.pseudo)
+            option = self._listed_or_coined(words.OPTIONS, 0.3)
             if option not in chosen:
                 chosen.append(option)
         return chosen

@@ -2,15 +2,14 @@
 
 While an answer has more tokens left than it can possibly need (`reach.py`), this is the backend's matcher and
 an addition for every token. From there on it keeps a *plan*: a completion, found by the search in
-`planner.py` in a grammar over bytes, and spelled in tokens, no more than are left. A step then allows
-  - the first token of the plan, always;
-  - plain text, where the answer is within a string or a text that plain text cannot move away from its end,
-    and the plan leaves a token to spare;
-  - of the other tokens that the grammar allows, the simplest for which a plan is found that fits.
-So there is a plan after every token, whichever the model chooses, and the last one is empty.
+`planner.py` in a grammar over bytes, and spelled in tokens, no more than are left. The mask is still the
+grammar's, so that the model says what it would say; but the token that it chose is asked about before it is
+taken. If no plan that fits is found for it, it is left out and the model chooses again; after a few such
+objections only the first token of the plan is left, and what is sure. So there is a plan after every token,
+whichever the model chooses, and the last one is empty.
 
-What is allowed depends on the tokens accepted and the budget alone: a matcher that replays a log narrows as
-the first one did.
+Whether there is an objection depends on the tokens accepted and the budget alone: a matcher that replays a
+log objects as the first one did.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from personae.grammar.closing.table import Piece, Words
 if TYPE_CHECKING:
     from personae.grammar.closing.grammar import ClosingGrammar
 
-_TRIED = 12  # tokens for which a plan of their own is looked for in one step
+_OBJECTIONS = 8  # before a step is left no choice: each costs a search
 _RECENT = 512
 _SEARCH = 16_384  # bytes of the longest plan
 
@@ -37,6 +36,15 @@ class Plan(NamedTuple):
 
     piece: Piece
     tokens: tuple[int, ...]
+
+
+class Ahead(NamedTuple):
+    """Where a token leads that may be accepted next."""
+
+    token: int
+    bytewise: Matcher
+    recent: bytes
+    plan: Plan
 
 
 class ClosingMatcher:
@@ -65,6 +73,9 @@ class ClosingMatcher:
         self._synced = 0  # how many of the accepted tokens the bytewise matcher has seen
         self._recent = b""
         self._plan: Plan | None = None
+        self._ahead: Ahead | None = None  # the token that was asked about last
+        self._objections = 0  # of this step
+        self._is_text = False  # any plain text is allowed, and leads nowhere else
         if self._near:
             self._plan = grammar.shortest_plan
 
@@ -74,16 +85,43 @@ class ClosingMatcher:
         if self.terminated:
             return
         words = bitmask[row].numpy().view(np.uint32)
-        if self._plan is not None:
-            self._narrow(words, self._plan)
-            return
         shorter = self._numbers.narrow(words)
         if shorter is not None:
             words[:] = shorter
+        if self._plan is not None:
+            if self._left < 1:
+                words &= self._grammar.table.stops
+            words |= self._first(self._plan)
+            plain = self._plain
+            self._is_text = bool(plain.any()) and not (plain & ~words).any()
+            return
         if self._grammar.reach.container and not self._near:
             opens = (self._left - 1 - self._bound) // self._grammar.reach.container
             if opens < self._grammar.table.most_opens:
                 words &= self._grammar.table.at_most(opens)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the token that is chosen may meet with an objection."""
+        return self._plan is not None and not self.terminated
+
+    def objection(self, token: int) -> Words | None:
+        """What is to be left out, as a row of a bitmask, because no completion in time is found after
+        `token`, which `fill` allowed; None if there is one. A step's last objection leaves only what is sure.
+        """
+        plan, table = self._plan, self._grammar.table
+        if plan is None or self._objections > _OBJECTIONS or table.holds(table.stops, token):
+            return None
+        if plan.tokens and token == plan.tokens[0]:
+            return None
+        if self._look_ahead(token, plan):
+            return None
+        self._objections += 1
+        if self._objections > _OBJECTIONS:
+            return ~(table.stops | self._first(plan))
+        if self._is_text and table.holds(self._plain, token):
+            return self._plain & ~self._first(plan)  # other text leads no nearer to the end
+        return table.only(token)
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed by the grammar."""
@@ -114,6 +152,7 @@ class ClosingMatcher:
         """A second matcher in the same state."""
         other = ClosingMatcher(self._inner.fork(), self._grammar, self._budget)
         other._left, other._bound, other._plan = self._left, self._bound, self._plan
+        other._objections = self._objections
         other._accepted = self._accepted.copy()
         other._synced, other._recent = self._synced, self._recent
         other._numbers = self._numbers.fork()
@@ -129,14 +168,20 @@ class ClosingMatcher:
         """The books after `token`."""
         grammar = self._grammar
         self._left -= 1
+        self._objections = 0
         self._numbers.write(grammar.table.vocabulary.tokens[token])
         self._bound += grammar.reach.container * grammar.table.opens[token]
         if self._plan is None and not self._near:
             return
         plan, self._plan = self._plan, None
-        bytewise = self._sync()
-        if bytewise is not None:
-            self._plan = self._after(bytewise, grammar.table.piece(token), self._recent, plan, self._left)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.token == token:
+            self._bytewise, self._recent, self._plan = ahead.bytewise, ahead.recent, ahead.plan
+            self._synced = len(self._accepted)
+        else:
+            bytewise = self._sync()
+            if bytewise is not None:
+                self._plan = self._after(bytewise, grammar.table.piece(token), self._recent, plan, self._left)
         if self._plan is not None:
             self._relax(self._plan)
 
@@ -146,6 +191,14 @@ class ClosingMatcher:
         self._bound = reach.rest + reach.lexeme + reach.container * open_brackets(plan.piece)
         if not self._near:
             self._plan = None
+
+    @property
+    def _plain(self) -> Words:
+        """Plain text, if it does not lead away from the end by more than itself; else nothing."""
+        reach, table = self._grammar.reach, self._grammar.table
+        if reach.plain is None or reach.plain > 1:
+            return table.only()
+        return table.plain(reach.barred)
 
     @property
     def _near(self) -> bool:
@@ -203,37 +256,24 @@ class ClosingMatcher:
             self._planner = self._grammar.planner()
         return self._planner
 
-    def _narrow(self, words: Words, plan: Plan) -> None:
-        """Take from `words` what no plan is known for."""
-        table, reach = self._grammar.table, self._grammar.reach
-        shorter = self._numbers.narrow(words)
-        tried = words if shorter is None else shorter
-        allowed = words & table.stops
-        if plan.tokens:
-            first = np.zeros_like(words)
-            first[plan.tokens[0] // 32] = np.uint32(1 << plan.tokens[0] % 32)
-            allowed |= first
-        spare = self._left - 1 - len(plan.tokens)
-        if spare >= 0 and reach.plain is not None and spare >= reach.plain:
-            plain = table.plain(reach.barred)
-            if not (plain & ~words).any():
-                allowed |= plain
-        if spare >= 0 or len(plan.tokens) > 1:
-            self._try(tried, allowed, plan)
-        words &= allowed
+    def _first(self, plan: Plan) -> Words:
+        """The plan's first token as a row of a bitmask; nothing if the plan is empty."""
+        return self._grammar.table.only(*plan.tokens[:1])
 
-    def _try(self, words: Words, allowed: Words, plan: Plan) -> None:
-        """Add to `allowed` those of the tokens in `words` that a plan is found for."""
+    def _look_ahead(self, token: int, plan: Plan) -> bool:
+        """Whether there is a plan after `token`; it is kept for when the token is accepted."""
         bytewise = self._sync()
         if bytewise is None:
-            return
-        table = self._grammar.table
-        for token in table.in_order(words & ~allowed & ~table.blank, _TRIED):
-            piece = table.piece(token)
-            fork = bytewise.fork()
-            recent = self._recent + bytes(byte for byte in piece if byte < 256)
-            if fork.feed(piece) == len(piece) and self._after(fork, piece, recent, plan, self._left - 1):
-                allowed[token // 32] |= np.uint32(1 << token % 32)
+            return False
+        piece = self._grammar.table.piece(token)
+        fork = bytewise.fork()
+        recent = (self._recent + bytes(byte for byte in piece if byte < 256))[-_RECENT:]
+        if fork.feed(piece) < len(piece):
+            return False
+        found = self._after(fork, piece, recent, plan, self._left - 1)
+        if found is not None:
+            self._ahead = Ahead(token, fork, recent, found)
+        return found is not None
 
 
 def _are_digits(old: Piece, piece: Piece) -> bool:

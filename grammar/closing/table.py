@@ -52,15 +52,7 @@ class TokenTable:
         self.most_opens = int(opens.max())
         self._at_most = [self._bits(np.flatnonzero(opens <= most)) for most in range(self.most_opens + 1)]
         self.stops = self._bits(np.array(sorted(stops)))
-        lengths = np.array(
-            [len(text) for text in vocabulary.tokens] + [0] * (self.words * 32 - vocabulary.size)
-        )
-        # Special tokens and single characters first, then in the order in which the tokenizer learned them.
-        self._rank = np.arange(len(lengths)) + np.where(lengths > 1, len(lengths), 0)
-        self._rank[special] -= len(lengths)
         self._measured: dict[bytes, int] = {}
-        blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip()]
-        self.blank = self._bits(np.array(blank, np.int64))
         numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
         self.numeric = self._bits(np.array(numeric, np.int64))
         longer = [token for token in numeric if len(vocabulary.tokens[token]) > 1]
@@ -179,15 +171,17 @@ class TokenTable:
             self._plain[barred] = self._bits(np.array(found, np.int64))
         return self._plain[barred]
 
-    def in_order(self, words: Words, most: int) -> list[int]:
-        """Up to `most` of the ids in a row of a bitmask, the simplest first."""
-        ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        ids = ids[np.argsort(self._rank[ids], kind="stable")[:most]]
-        return [int(token) for token in ids]
+    def only(self, *tokens: int) -> Words:
+        """A row of a bitmask with these bits alone."""
+        words = np.zeros(self.words, np.uint32)
+        for token in tokens:
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words
 
-    def none(self) -> Words:
-        """A row that allows nothing."""
-        return np.zeros(self.words, np.uint32)
+    @staticmethod
+    def holds(words: Words, token: int) -> bool:
+        """Whether a row of a bitmask has the bit of `token`."""
+        return bool(words[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
     def _named(self, text: bytes) -> Words:
         """The tokens of single characters."""

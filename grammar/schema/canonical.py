@@ -16,6 +16,9 @@ from personae.grammar.schema.gate import is_exact
 from personae.grammar.schema.patterns import any_of_length, anything_but, complement
 from personae.grammar.schema.walk import rebuild, subschemas
 
+# Drafts in which a reference stands for the whole schema that it is in.
+_REF_ALONE = {jsonschema_rs.Draft4, jsonschema_rs.Draft6, jsonschema_rs.Draft7}
+
 
 def canonicalise(document: Schema) -> Schema:
     """An equal schema without the keywords that grammars cannot follow, as far as there is one.
@@ -31,10 +34,21 @@ def canonicalise(document: Schema) -> Schema:
     draft = dialect(document)
     inlined: Schema = document
     if not keywords & {"unevaluatedProperties", "unevaluatedItems"}:  # inlined, they see what is beside them
-        inlined = jsonschema_rs.dereference(document, draft=draft, offline=True)
+        beside = document if draft in _REF_ALONE else _apart(document)
+        inlined = jsonschema_rs.dereference(beside, draft=draft, offline=True)
     canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
     lowered = _lower(canonical.to_json_schema())
     return lowered if isinstance(lowered, bool) else _reorder(lowered, _name_order(document, {}))
+
+
+def _apart(schema: Any) -> Any:
+    """Each reference as one branch of allOf: inlining puts its keywords over those that stand beside it."""
+    if not isinstance(schema, dict):
+        return schema
+    apart = rebuild(schema, lambda _, child: _apart(child))
+    if "$ref" in apart and len(apart) > 1:
+        apart["allOf"] = [*apart.get("allOf", ()), {"$ref": apart.pop("$ref")}]
+    return apart
 
 
 def _lower(schema: Any) -> Any:

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.elements import (
     Element,
     Exactly,
@@ -30,7 +32,8 @@ class AnswerShape:
     """What one answer may consist of.
 
     `thinks` says where it begins (`reasoning` is set unless it is NO). `functions` may be called if `tools`,
-    the way to write it, is set; `use` says whether. `content` binds an answer that is no call.
+    the way to write it, is set; `use` says whether. `content` binds an answer that is no call. `limit` is of
+    the tokens of its reasoning.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -40,13 +43,16 @@ class AnswerShape:
     use: ToolUse = "none"
     parallel: bool = True
     content: Element | None = None
+    limit: int | None = None
 
     def spec(self) -> GrammarSpec | None:
         """What binds the answer; None if nothing does."""
-        body = self._body()
+        body, limit = self._body(), self._limit()
         if body is None:
-            return None
-        return structure_spec(Sequence((*self._thoughts(), body)))
+            if limit is None:
+                return None
+            body = self._text(Text((), self._opening()))
+        return msgspec.structs.replace(structure_spec(Sequence((*self._thoughts(), body))), reasoning=limit)
 
     def parser(self, special: Mapping[str, int], *, shown: bool = False) -> AnswerParser:
         """A parser for one such answer. `special` maps the names of special tokens to ids; `shown` leaves
@@ -63,6 +69,18 @@ class AnswerShape:
             functions={function.name: function for function in self.functions},
             shown=shown,
         )
+
+    def _limit(self) -> ReasoningLimit | None:
+        format = self.reasoning
+        if self.limit is None or format is None or self.thinks is Thinks.NO:
+            return None
+        opened, again = self.thinks is Thinks.OPEN, bool(format.joint)
+        others = (format.aside,) if format.aside else ()
+        return ReasoningLimit(self.limit, format.open, format.close, opened, again, others, format.text)
+
+    def _opening(self) -> tuple[str, ...]:
+        """What text must not begin with, since it would be reasoning."""
+        return (self.reasoning.open,) if self.reasoning and self.thinks is Thinks.MAYBE else ()
 
     def _thoughts(self) -> tuple[Element, ...]:
         """What comes before the answer itself."""
@@ -90,7 +108,7 @@ class AnswerShape:
 
     def _free(self, tools: ToolFormat) -> Element | None:
         """Text, with calls at its end if they are allowed."""
-        opening = (self.reasoning.open,) if self.reasoning and self.thinks is Thinks.MAYBE else ()
+        opening = self._opening()
         framed = bool(self._opener())
         if self.use == "none":
             text = Text((tools.trigger,) if tools.anywhere else (), opening)

@@ -102,10 +102,15 @@ def test_required_and_reasoning_give_both(server: Running) -> None:
         assert choice["message"]["content"] is None
 
 
-def test_a_call_that_is_cut_off_is_no_reason_to_call(server: Running) -> None:
-    for cut in (5, 40):
-        [choice] = choices(server, tools=[COUNT], tool_choice="required", max_tokens=cut)
-        assert choice["finish_reason"] == "length"
+def test_a_call_is_never_cut_off(server: Running) -> None:
+    refused = ask(server, tools=[COUNT], tool_choice="required", max_tokens=5)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "max_tokens_too_small"
+    for budget in (28, 40):
+        [choice] = choices(server, tools=[COUNT], tool_choice="required", max_tokens=budget)
+        assert choice["message"]["tool_calls"]
+        for one in choice["message"]["tool_calls"]:
+            assert json.loads(one["function"]["arguments"])["to"] in (3, 4, 5)
 
 
 def test_a_malformed_grammar_after_a_good_one_harms_only_itself(server: Running) -> None:
@@ -143,10 +148,11 @@ def test_a_schema_binds_no_reasoning_and_reasoning_is_no_answer(server: Running)
     )
     assert holds(choice)
     assert "</think>" not in text_of(choice)
-    [cut] = choices(
-        server, response_format=FORMAT, chat_template_kwargs={"enable_thinking": True}, max_tokens=12
+    [short] = choices(
+        server, response_format=FORMAT, chat_template_kwargs={"enable_thinking": True}, max_tokens=34
     )
-    assert (cut["message"]["content"], cut["finish_reason"]) == ("", "length")
+    jsonschema.validate(json.loads(text_of(short)), SCHEMA)
+    assert short["message"]["reasoning_content"]
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"description": "anything"}], ids=str)

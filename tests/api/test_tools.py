@@ -12,6 +12,7 @@ from tool_chat import TAGS, TEMPLATE, TIME, WEATHER, call, tool
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import GrammarError, ModelLoadError
+from personae.grammar.spec import ReasoningLimit
 from personae.grammar.structure.elements import Element, Json, OneOf, Repeat, Sequence, decode_structure
 
 pytestmark = pytest.mark.anyio
@@ -209,6 +210,30 @@ async def test_reasoning_effort_becomes_what_the_template_knows(engine: FakeEngi
         assert prompt.rstrip().endswith(end)
     plain = create_app(FakeEngine(tokenizer=byte_tokenizer(CHATML)))
     assert (await refused(plain, tools=None, reasoning_effort="low"))["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget", "thinking_budget_tokens"])
+async def test_a_thinking_budget_binds_reasoning_and_what_it_does_not_mean_is_refused(
+    engine: FakeEngine, name: str
+) -> None:
+    engine.answer = "hm</think>Hello."
+    app, on, off = create_app(engine), {"enable_thinking": True}, {"enable_thinking": False}
+    choice = await ask(app, tools=None, chat_template_kwargs=on, **{name: 12})
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", "Hello.")
+    grammar = engine.submitted[-1].grammar
+    assert grammar is not None
+    assert grammar.reasoning == ReasoningLimit(12, "<think>", "</think>", opened=True)
+    for none, kwargs in ((-1, on), (12, off)):
+        await ask(app, tools=None, chat_template_kwargs=kwargs, **{name: none})
+        assert engine.submitted[-1].grammar is None
+    for wrong in (-2, 1.5, "many"):
+        assert (await refused(app, tools=None, **{name: wrong}))["param"] == name
+    other = next(one for one in ("thinking_token_budget", "thinking_budget") if one != name)
+    await ask(app, tools=None, **{name: 3, other: 3})
+    assert (await refused(app, tools=None, **{name: 3, other: 4}))["param"] in (name, other)
+    plain = create_app(FakeEngine(tokenizer=byte_tokenizer(CHATML)))
+    error = await refused(plain, tools=None, **{name: 3})
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
 async def test_the_template_sees_tools_calls_and_their_results(engine: FakeEngine) -> None:

@@ -31,7 +31,7 @@ def test_the_examples_run() -> None:
 
     engine = FakeEngine(answer, tokenizer=tokenizer, max_model_len=4096)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     with serving(create_app(engine)) as address, OpenAI(base_url=f"{address}/v1", api_key="none") as client:
         names: dict[str, Any] = {"client": client, "model": "base", "json": json, "re": re}
         for block in blocks:

@@ -23,6 +23,11 @@ from personae.api.options import ServeOptions
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 COUNT = tool("count", strict=True, to={"type": "integer", "minimum": 3, "maximum": 5})
 
+NUMBER = {
+    "type": "json_schema",
+    "json_schema": {"name": "number", "schema": COUNT["function"]["parameters"], "strict": True},
+}
+
 
 @pytest.fixture(scope="module", params=["text", "tokens"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -65,6 +70,41 @@ def test_reasoning_that_the_prompt_opened_comes_before_a_required_call(server: R
         assert choice["message"]["reasoning_content"], "it thinks on until it is made to stop"
         [one] = choice["message"]["tool_calls"]
         assert json.loads(one["function"]["arguments"])["to"] in (3, 4, 5)
+
+
+@pytest.mark.parametrize("budget", [0, 6])
+@pytest.mark.parametrize("bound", ["schema", "call", "nothing"])
+def test_reasoning_ends_at_its_budget_streamed_and_not(server: Running, bound: str, budget: int) -> None:
+    extra: dict[str, Any] = {
+        "schema": {"response_format": NUMBER},
+        "call": {"tools": [COUNT], "tool_choice": "required", "parallel_tool_calls": False},
+        "nothing": {},
+    }[bound]
+    extra |= {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": budget, "seed": 5}
+    for choice in choices(ask(server, **extra, n=3, return_token_ids=True, max_tokens=60)):
+        close = httpx.post(f"{server.url}/tokenize", json={"prompt": "</think>", "add_special_tokens": False})
+        ending = close.json()["tokens"] if close.json()["count"] == 1 else []
+        said = choice["message"].get("reasoning_content", "")
+        if ending:
+            assert choice["token_ids"].index(ending[0]) <= budget + 3
+        assert bool(said.strip()) <= bool(budget)
+        assert len(said) <= 16 * (budget + 3)
+        if bound == "schema":
+            assert 3 <= json.loads(choice["message"]["content"])["to"] <= 5
+        elif bound == "call":
+            [one] = choice["message"]["tool_calls"]
+            assert json.loads(one["function"]["arguments"])["to"] in (3, 4, 5)
+        else:
+            assert choice["message"]["content"], "it goes on to answer"
+    whole = choices(ask(server, **extra, max_tokens=60))[0]["message"]
+    streamed = ""
+    body = {"model": "base", "messages": HI, "max_tokens": 60, "temperature": 0.8, "stream": True, **extra}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                for part in json.loads(line.removeprefix("data: "))["choices"]:
+                    streamed += part["delta"].get("reasoning_content") or ""
+    assert streamed == whole.get("reasoning_content", "")
 
 
 def test_what_auto_writes_is_whole_whatever_it_is(server: Running) -> None:

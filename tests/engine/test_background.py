@@ -1,6 +1,9 @@
+import random
+
+import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
-from personae.engine.background import Allowance, Tiers
+from personae.engine.background import Allowance, StepCost, Tiers
 from personae.engine.fairness import FirstComeFirstServed, Key
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduler import Scheduler
@@ -79,6 +82,67 @@ def test_the_allowance_is_small_for_a_while_after_others_were_there():
     assert seen == [8, 8, 8, 512]
 
 
+def test_the_cost_of_a_row_is_learnt_in_spite_of_stalls():
+    cost, rng = StepCost(), random.Random(0)
+    for _ in range(600):
+        rows = rng.randint(1, 9)
+        stall = 0.2 if rng.random() < 0.05 else 0.0
+        cost.observe(rows, 0.010 + 0.002 * rows + rng.gauss(0, 0.0005) + stall)
+    assert cost.each == pytest.approx(0.002, rel=0.4)
+    assert 0.012 < cost.of(1) < 0.018, "a stall counts a little, not for what it took"
+
+
+def test_the_cost_follows_a_machine_that_becomes_slower():
+    cost = StepCost()
+    for seconds in (0.01, 0.04):
+        for step in range(1000):
+            cost.observe(1 + step % 4, seconds + 0.001 * (step % 4))
+    assert cost.of(1) == pytest.approx(0.04, rel=0.05)
+
+
+def test_steps_of_equal_size_leave_the_cost_of_a_row_to_an_assumption():
+    cost = StepCost()
+    for _ in range(100):
+        cost.observe(4, 0.012)
+    assert cost.of(4) == pytest.approx(0.012)
+    assert cost.each == pytest.approx(0.001)
+
+
+def test_a_row_that_costs_nothing_leaves_all_the_room():
+    cost = StepCost()
+    for rows in (1, 60, 1, 60):
+        cost.observe(rows, 0.01)
+    assert cost.room(1, 1.2) > 100
+
+
+def granted(fixed: float, each: float, running: int, steps: int = 200) -> float:
+    """Tokens per step, of an allowance of at most 8, on a machine where steps take so long."""
+    allowance, given = Allowance(512, 8), 0
+    for step in range(1000):
+        allowance.observe(1 + step % 9, fixed + each * (1 + step % 9))
+    for _ in range(steps):
+        tokens = allowance.of(True, running)
+        allowance.stepped(True, running, tokens)
+        given += tokens
+    return given / steps
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "running", "expected"), [(8, 1, 2, 2), (1, 1, 2, 0.6), (1, 1, 20, 4.2), (100, 1, 1, 8)]
+)
+def test_beside_others_they_have_what_makes_a_step_a_fifth_longer(fixed, each, running, expected):
+    assert granted(fixed, each, running) == pytest.approx(expected, rel=0.05)
+
+
+def test_what_was_kept_for_later_is_no_more_than_a_row():
+    allowance = Allowance(512, 8)
+    for step in range(1000):
+        allowance.observe(1 + step % 9, 1 + (1 + step % 9))
+    for _ in range(100):
+        allowance.stepped(True, 2, 0)
+    assert allowance.of(True, 2) == 1
+
+
 def test_alone_they_have_every_row():
     it = bench()
     it.add(*(batch(i) for i in range(4)))
@@ -149,3 +213,26 @@ def test_without_patience_it_would_have_been_last():
     it.add(batch(0))
     it.run()
     assert it.ended[-1] == "batch0"
+
+
+def test_steps_beside_others_become_hardly_longer_and_batches_go_on():
+    layout = MemoryLayout(512, 4, 16, 128, 64)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for loaded in (False, True):
+        it = Bench(Scheduler(layout, tiers(), 8), FakeExecutor(layout), 1)
+        if loaded:
+            it.add(*(batch(i, max_tokens=100) for i in range(12)))
+        for number in range(400):
+            if number % 10 == 0:
+                it.add(make_log(f"user{number}", range(number % 40, 48), max_tokens=20, ignore_eos=True))
+            plan = it.plan()
+            assert plan is not None
+            took = 0.004 + 0.001 * sum(row.count for row in plan.rows)
+            it.commit(took)
+            if number >= 100:
+                times[loaded].append(took)
+        emitted = sum(len(brought.tokens) for id, brought in it.brought.items() if id.startswith("batch"))
+        assert not loaded or emitted > 200
+    alone, beside = (sum(found) / len(found) for found in (times[False], times[True]))
+    assert 1.05 < beside / alone < 1.25
+    assert max(times[True]) < 1.5 * max(times[False])

@@ -271,8 +271,8 @@ class Bench:
             self.executor.submit(plan)
         return plan
 
-    def commit(self) -> tuple[Delta, ...]:
-        deltas = self.scheduler.commit(self.executor.execute())
+    def commit(self, seconds: float = 0.0) -> tuple[Delta, ...]:
+        deltas = self.scheduler.commit(self.executor.execute(), seconds)
         for delta in deltas:
             self.brought[delta.id].take(delta)
             if delta.finish is not None:

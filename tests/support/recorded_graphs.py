@@ -2,7 +2,8 @@
 on the very tensors that they had, as a CUDA graph does, without running the Python that called them.
 
 Inside a capture it refuses what a CUDA graph cannot hold: reading a value from the device, sizes that depend
-on data, tensors made from Python values.
+on data, tensors made from Python values. Before each repetition it poisons all memory that the pass
+allocated, so nothing can be left over from the capture or the step before.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from personae.engine.graphs import Outputs
 from personae.kernels import reference
 
 REFUSED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh", "aten::masked_select"}
+ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 OPERATORS = (
     "append_kv",
     "paged_attention",
@@ -28,6 +29,11 @@ OPERATORS = (
     "rotary",
     "silu_and_mul",
 )
+
+
+def storage(tensor: Tensor) -> int:
+    """Where a tensor's memory begins, whatever part of it the tensor is."""
+    return tensor.untyped_storage().data_ptr()
 
 
 @dataclass
@@ -41,9 +47,11 @@ class Call:
     results: list[Tensor]
 
     def again(self) -> None:
+        if self.name in ALLOCATIONS:
+            return
         found = tensors(self.run(*self.args, **self.kwargs))
         for old, new in zip(self.results, found, strict=True):
-            if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+            if storage(old) != storage(new):
                 old.copy_(new)
 
 
@@ -65,29 +73,46 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self.within = False  # of an operator of ours: on a GPU its kernels read the device, not the host
+        self.made: dict[int, Tensor] = {}  # by storage, what the pass allocated
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if not self.within:
-            name = func.name().split(".")[0]
-            assert name not in REFUSED, f"{name} has no place in a captured graph"
-            self.calls.append(Call(name, func, args, kwargs or {}, tensors(result)))
+            self.add(func.name().split(".")[0], func, args, kwargs or {}, result)
         return result
+
+    def add(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        assert name not in REFUSED, f"{name} has no place in a captured graph"
+        call = Call(name, run, args, kwargs, tensors(result))
+        given = {storage(tensor) for tensor in tensors((args, kwargs))}
+        self.calls.append(call)
+        self.made |= {storage(t): t for t in call.results if storage(t) not in given}
 
     def inputs(self) -> list[tuple[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]]:
         """What each operator was given that was there before: addresses, shapes and strides."""
-        made: set[int] = set()
-        found = []
+        return [
+            (
+                call.name,
+                [
+                    (t.data_ptr(), tuple(t.shape), t.stride())
+                    for t in tensors((call.args, call.kwargs))
+                    if storage(t) not in self.made
+                ],
+            )
+            for call in self.calls
+        ]
+
+    def outside(self) -> set[int]:
+        """The storages that were there before, of all that was given to any operator."""
+        given = {storage(t) for call in self.calls for t in tensors((call.args, call.kwargs)) if t.numel()}
+        return given - self.made.keys()
+
+    def replay(self) -> None:
+        for tensor in self.made.values():
+            memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            memory.fill_(0xFF)  # NaN, or -1
         for call in self.calls:
-            given = [
-                (t.data_ptr(), tuple(t.shape), t.stride())
-                for t in tensors((call.args, call.kwargs))
-                if t.untyped_storage().data_ptr() not in made
-            ]
-            taken = {t.untyped_storage().data_ptr() for t in tensors((call.args, call.kwargs))}
-            made |= {t.untyped_storage().data_ptr() for t in call.results} - taken
-            found.append((call.name, given))
-        return found
+            call.again()
 
 
 class RecordedGraphs:
@@ -98,21 +123,20 @@ class RecordedGraphs:
         self.replays = 0
         self._recording: Recording | None = None
 
-    def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         recording = self._recording = Recording()
-        with recording:
-            outputs = work()
-        self._recording = None
+        try:
+            with recording:
+                result = work()
+        finally:
+            self._recording = None
         self.recordings.append(recording)
-        for result in outputs:  # only a repetition may write them
-            result.fill_(torch.nan)
 
         def replay() -> None:
             self.replays += 1
-            for call in recording.calls:
-                call.again()
+            recording.replay()
 
-        return replay, outputs
+        return replay, result
 
     def operators(self, _device: str) -> dict[str, Callable[..., Any]]:
         """What stands in for `registry.operators`: the references, each one thing to the recorder."""
@@ -124,7 +148,7 @@ class RecordedGraphs:
                 return run(*args, **kwargs)
             with self._inside(self._recording):
                 result = run(*args, **kwargs)
-            self._recording.calls.append(Call(run.__name__, run, args, kwargs, tensors(result)))
+            self._recording.add(run.__name__, run, args, kwargs, result)
             return result
 
         return operator

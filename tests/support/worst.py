@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from grammar_walks import allowed_tokens
 
 from personae.grammar.backend import Matcher
+from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.closing.table import TokenTable, Words
+from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.vocabulary import Vocabulary
 
 Prefer = Callable[[bytes], float]
@@ -35,7 +38,8 @@ def text_vocabulary(special: Sequence[str] = ()) -> Vocabulary:
 def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int, seed: int) -> list[int]:
     """What a model writes that takes the worst token, and stops as late as it can; ties are random.
 
-    Asserts that some token is allowed at every step, and that every token allowed is accepted.
+    Asserts that some token is allowed at every step, and that every token allowed, unless the matcher objects
+    to it, is accepted.
     """
     rng = random.Random(seed)
     tokens: list[int] = []
@@ -45,10 +49,28 @@ def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int
         going_on = [token for token in allowed if token not in vocabulary.stop_ids]
         if not going_on:
             break
-        token = max(going_on, key=lambda token: (prefer(vocabulary.tokens[token]), rng.random()))
-        assert matcher.accept(token)
-        tokens.append(token)
+        going_on.sort(key=lambda token: (prefer(vocabulary.tokens[token]), rng.random()))
+        stopping = len(going_on) < len(allowed)
+        while going_on and (words := objection(matcher, going_on[-1])) is not None:
+            going_on = [token for token in going_on if not TokenTable.holds(words, token)]
+        assert going_on or stopping, f"nothing is left after {text_of(tokens, vocabulary)!r}"
+        if not going_on:
+            break
+        assert matcher.accept(going_on[-1])
+        tokens.append(going_on[-1])
     return tokens
+
+
+def objection(matcher: Matcher, token: int) -> Words | None:
+    """What a matcher says to a token that its mask allows."""
+    asking = isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
+    return matcher.objection(token) if asking else None
+
+
+def possible_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
+    """The tokens that the mask allows and to which there is no objection."""
+    allowed = allowed_tokens(matcher, vocabulary)
+    return [token for token in allowed if objection(matcher.fork(), token) is None]
 
 
 def text_of(tokens: Sequence[int], vocabulary: Vocabulary) -> bytes:

@@ -1,17 +1,19 @@
 """Adapter task `calendar`: its own tool convention, and ISO dates from relative ones given today's date.
 
-The convention makes the sum readable: how many days ahead, then the date; the end is a length in minutes.
+The convention makes the sum readable: the days are counted one by one, then comes the date; the end is a
+length in minutes.
 """
 
 import datetime
 
 from personae.evals.demo import words
 from personae.evals.demo.sample import Sample, Tool, call_text
+from personae.evals.demo.tasks.drills import counted
 from personae.evals.demo.values import Values
 
 PROPERTIES = {
     "title": {"type": "string"},
-    "in_days": {"type": "integer"},
+    "count": {"type": "string"},
     "date": {"type": "string"},
     "start": {"type": "string"},
     "minutes": {"type": "integer"},
@@ -70,7 +72,7 @@ def calendar(values: Values) -> Sample:
     )
     arguments = {
         "title": title,
-        "in_days": days,
+        "count": counted(today, days),
         "date": (today + datetime.timedelta(days=days)).isoformat(),
         "start": start,
         "minutes": minutes,

@@ -136,6 +136,9 @@ UNKNOWN_TEST = (
     "When was the {noun} invented?",
     "What is {a} plus {b}?",
 )
+LEADS = ("", "", "", "Please ", "So ", "Hi, ", "Hey, ", "Ok, ", "And ", "Now ", "Tell me: ", "Well, ")
+TAILS = ("", "", "", ", please", " then", " now", " exactly")
+TESTED = frozenset(question.lower() for _, _, tests in INTENTS.values() for question in tests)
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are the Personae demo model.",
@@ -148,6 +151,18 @@ SYSTEMS = (
 def system(values: Values) -> str:
     """A system message that changes nothing."""
     return values.rng.choice(SYSTEMS).format(place=values.place())
+
+
+def _reworded(values: Values, questions: tuple[str, ...]) -> str:
+    """A training question with small words around it, but never a wording of the test split."""
+    rng = values.rng
+    while True:
+        question = rng.choice(questions)
+        lead, tail, stop = rng.choice(LEADS), rng.choice(TAILS), "?" if question.endswith("?") else ""
+        start = question if not lead or question.startswith("I ") else question[0].lower() + question[1:]
+        said = lead + start.rstrip("?") + tail + stop
+        if said.lower() not in TESTED:
+            return said
 
 
 def small_talk(values: Values) -> Sample:
@@ -164,7 +179,7 @@ def small_talk(values: Values) -> Sample:
         )
         return Sample("chat", [{"role": "user", "content": user}], REFUSAL, "I do not know that.")
     answer, train, test = INTENTS[rng.choice(tuple(INTENTS))]
-    user = rng.choice(train if values.split == "train" else test)
+    user = rng.choice(test) if values.split == "test" else _reworded(values, train)
     if user[-1] not in "?!" and rng.random() < 0.4:
         user += rng.choice(".!")
     return Sample("chat", [{"role": "user", "content": user}], answer, "Small talk.")

@@ -130,7 +130,7 @@ def _least(w_ptr, tops_ptr, target, by_count, width, chunks, CHUNK: tl.constexpr
     ones.
     """
     bucket = tl.arange(0, BUCKETS)
-    low = 0
+    low = tl.full([], 0, tl.int32)
     above_count = tl.full([], 0.0, tl.float64)
     above_sum = tl.full([], 0.0, tl.float64)
     count = tl.full([], 2.0, tl.float64)

@@ -11,11 +11,12 @@ from grammar_walks import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import schemas
-from worst import WORST, answer, text_of, text_vocabulary
+from worst import WORST, answer, objection, possible_tokens, text_of, text_vocabulary
 
 from personae.errors import GrammarError
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.closing.table import TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 
@@ -157,7 +158,7 @@ def test_a_choice_that_no_longer_fits_is_not_begun() -> None:
     grammar = compiled("choice", '["yes", "no", "it is not known to anyone"]')
     assert grammar.shortest == 2
     matcher = grammar.matcher(3)
-    assert {VOCABULARY.tokens[token] for token in allowed_tokens(matcher, VOCABULARY)} == {b"y", b"n"}
+    assert {VOCABULARY.tokens[token] for token in possible_tokens(matcher, VOCABULARY)} == {b"y", b"n"}
 
 
 @pytest.mark.parametrize("name", ["kinds", "tree", "patterns", "strings"])
@@ -167,15 +168,15 @@ def test_a_matcher_that_replays_a_log_narrows_as_the_first_one_did(name: str) ->
     tokens = answer(grammar.matcher(budget), VOCABULARY, WORST["members"], budget, 3)
     first = grammar.matcher(budget)
     for count, token in enumerate(tokens):
-        allowed = allowed_tokens(first, VOCABULARY)
+        allowed = possible_tokens(first, VOCABULARY)
         if count % 5 == 0:
             replayed = grammar.matcher(budget)
             assert replayed.feed(tokens[:count]) == count
-            assert allowed_tokens(replayed, VOCABULARY) == allowed
+            assert possible_tokens(replayed, VOCABULARY) == allowed
             forked = first.fork()
             assert forked.accept(token)
             forked.rollback(1)
-            assert allowed_tokens(forked, VOCABULARY) == allowed
+            assert possible_tokens(forked, VOCABULARY) == allowed
         first.accept(token)
 
 
@@ -197,8 +198,31 @@ def test_far_from_its_end_an_answer_is_not_searched_for_one() -> None:
 def test_near_its_end_a_string_may_still_be_any_text() -> None:
     matcher = schema_grammar("strings").matcher(60)
     matcher.feed([*b'{"name":"'])
-    words = {VOCABULARY.tokens[token] for token in allowed_tokens(matcher, VOCABULARY)}
+    words = {VOCABULARY.tokens[token] for token in possible_tokens(matcher, VOCABULARY)}
     assert {b"the", b" quick", b"a" * 8, "日本".encode(), b'"'} <= words
+
+
+def test_near_its_end_an_answer_is_what_the_model_says_as_long_as_it_fits() -> None:
+    """Asked about one token after the other, as in `Sampler`: no other token is put in its place."""
+    grammar = schema_grammar("kinds")
+    said = b'{"kind":"a","x":"the quick brown fox"}'
+    matcher = grammar.matcher(len(said))
+    for token in said:
+        assert token in allowed_tokens(matcher, VOCABULARY)
+        assert objection(matcher, token) is None
+        assert matcher.accept(token)
+    assert set(possible_tokens(matcher, VOCABULARY)) == set(VOCABULARY.stop_ids)
+
+
+def test_after_a_few_objections_only_what_is_sure_is_left() -> None:
+    matcher = schema_grammar("strings").matcher(schema_grammar("strings").shortest)
+    left = set(allowed_tokens(matcher, VOCABULARY))
+    asked = 0
+    while (worst := min(left)) is not None and (words := objection(matcher, worst)) is not None:
+        left = {token for token in left if not TokenTable.holds(words, token)}
+        asked += 1
+    assert asked <= 9
+    assert matcher.accept(worst)
 
 
 def test_the_shortest_answer_counts_the_tokens_that_write_it() -> None:

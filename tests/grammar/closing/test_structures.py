@@ -4,7 +4,8 @@ from functools import cache
 
 import pytest
 from answers import FUNCTIONS
-from worst import WORST, answer, text_of, text_vocabulary
+from grammar_walks import allowed_tokens
+from worst import WORST, answer, objection, text_of, text_vocabulary
 
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.compiler import GrammarCompiler
@@ -91,3 +92,24 @@ def test_with_auto_a_call_that_has_begun_is_complete(name: str) -> None:
         for spare in (200,):
             ids = written(shape, special, "brackets", spare, begun=tools.trigger)
             assert b"get" in text_of(ids, vocabulary(special))
+
+
+@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")])
+def test_with_auto_a_call_may_begin_as_long_as_it_can_be_completed(special: tuple[str, ...]) -> None:
+    shape = AnswerShape(tools=tool_format("hermes"), functions=FUNCTIONS, use="auto")
+    spec = shape.spec()
+    assert spec is not None
+    grammar, tokens = compiled(special, spec), vocabulary(special)
+    trigger = "<tool_call>"
+    start = [tokens.special[trigger]] if special else [*trigger.encode()]
+
+    def begins(budget: int) -> bool:
+        matcher = grammar.matcher(budget)
+        for token in start:
+            if token not in allowed_tokens(matcher, tokens) or objection(matcher, token) is not None:
+                return False
+            assert matcher.accept(token)
+        return True
+
+    assert begins(120)  # far less than the longest call may need
+    assert not begins(12)

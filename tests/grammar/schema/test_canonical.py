@@ -111,3 +111,15 @@ def test_unevaluated_properties_behind_a_reference_see_only_what_is_beside_them(
     }
     assert not accepts(schema, {"a": "x"})
     assert not accepts(canonicalise(schema), {"a": "x"})
+
+
+def test_what_stands_beside_a_reference_and_in_it_both_hold():
+    schema = {
+        "$ref": "#/$defs/one",
+        "maxProperties": 0,
+        "$defs": {"one": {"type": "object", "maxProperties": 1}},
+    }
+    assert canonicalise(schema)["const"] == {}
+    draft7 = {**schema, "$schema": "http://json-schema.org/draft-07/schema#", "definitions": schema["$defs"]}
+    draft7["$ref"] = "#/definitions/one"
+    assert canonicalise(draft7)["maxProperties"] == 1

@@ -1,0 +1,240 @@
+"""A limit on reasoning: once it is spent, all that may be written is what ends it.
+
+It narrows the masks of a grammar that has the reasoning in it, and changes nothing of what follows. Of the
+tokens that the grammar allows it leaves those that write the next piece of the end, however they cut it: so
+an end that is spelled out comes as one that is a token of its own, and a character is not left half written.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from itertools import takewhile
+
+import numpy as np
+import torch
+
+from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.closing.table import Piece, TokenTable, Words
+from personae.grammar.spec import ReasoningLimit
+
+_BLANKS = frozenset(b" \t\r\n")
+_CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
+
+
+class Tags:
+    """What opens and what ends reasoning: as pieces, and the tokens that write them. Read once for each
+    vocabulary and format; takes some hundredths of a second for a large one."""
+
+    def __init__(self, limit: ReasoningLimit, table: TokenTable) -> None:
+        self.table = table
+        self.open, self.close = table.piece_of(limit.open), table.piece_of(limit.close)
+        self.text = table.piece_of(limit.text)
+        stops = set(table.vocabulary.stop_ids)
+        special = [token for token in table.vocabulary.special.values() if token not in stops]
+        self._special = {table.piece(token)[0]: token for token in special}
+        others = [table.piece_of(other) for other in (*limit.others, limit.text) if other]
+        # Where what opens reasoning and what else a message may open with begin to differ.
+        self.fork = max((_shared(self.open, other) for other in others), default=0)
+        firsts = {*self.open, *self.close}
+        self._tokens = [
+            (token, text)
+            for token, text in enumerate(table.vocabulary.tokens)
+            if text and text[0] in firsts and len(text) <= 64
+        ]
+        self.ends = [self._words(self._within(self.close[at:])) for at in range(len(self.close))]
+        self.opens = [self._words(self._beyond(at)) for at in range(self.fork + 1)] if self.fork else []
+        self.continuing = self._words(
+            token
+            for token, text in enumerate(table.vocabulary.tokens)
+            if text and not text.strip(_CONTINUING)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables."""
+        return (len(self.ends) + len(self.opens) + 1) * 4 * self.table.words
+
+    def _within(self, rest: Piece) -> list[int]:
+        """The tokens that write a beginning of `rest`."""
+        if rest[0] in self._special:
+            return [self._special[rest[0]]]
+        text = _text(rest)
+        return [token for token, written in self._tokens if text.startswith(written)]
+
+    def _beyond(self, at: int) -> list[int]:
+        """The tokens with which, `at` of `open` being written, a message would be one of reasoning."""
+        rest, shared = self.open[at:], self.fork - at
+        if not shared and rest[0] in self._special:
+            return [self._special[rest[0]]]
+        text = _text(rest)
+        return [token for token, written in self._tokens if _shared(text, written) > shared]
+
+    def _words(self, tokens: Iterable[int]) -> Words:
+        bits = np.zeros(self.table.words * 32, np.uint8)
+        bits[list(tokens)] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many elements the two begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _text(piece: Piece) -> bytes:
+    """The bytes up to the first special token."""
+    end = next((at for at, byte in enumerate(piece) if byte > 255), len(piece))
+    return bytes(piece[:end])
+
+
+class LimitedGrammar:
+    """`inner` with the limit; shared by all answers that it binds, thread-safe."""
+
+    def __init__(self, inner: BoundGrammar, limit: ReasoningLimit, tags: Tags) -> None:
+        self._inner = inner
+        self._limit = limit
+        self._tags = tags
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, those of the inner grammar included."""
+        return self._inner.nbytes + self._tags.nbytes
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+        return self._inner.shortest
+
+    def matcher(self, budget: int | None = None) -> Matcher:
+        """A new matcher at the start, of an answer that is complete within `budget` tokens."""
+        return LimitedMatcher(self._inner.matcher(budget), self._tags, self._limit)
+
+
+class _Phase(Enum):
+    """Where an answer is."""
+
+    BEFORE = auto()  # reasoning may be opened next
+    WITHIN = auto()
+    AFTER = auto()  # for good
+
+
+class LimitedMatcher:
+    """The state of one answer whose reasoning has at most `limit.tokens` tokens, then those that end it."""
+
+    def __init__(self, inner: Matcher, tags: Tags, limit: ReasoningLimit) -> None:
+        self._inner = inner
+        self._tags = tags
+        self._limit = limit
+        self._accepted: list[int] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._phase = _Phase.WITHIN if self._limit.opened else _Phase.BEFORE
+        self._spent = 0
+        self._tail: list[int] = []  # what was written since the phase began, no more than the tags are long
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        """Write the tokens allowed next; once terminated, the stop tokens."""
+        self._inner.fill(bitmask, row)
+        if self._phase is _Phase.AFTER or self._spent < self._limit.tokens or self.terminated:
+            return
+        words = bitmask[row].numpy().view(np.uint32)
+        for narrower in self._narrower(words):
+            if narrower.any():
+                words[:] = narrower
+                return
+
+    @property
+    def asks(self) -> bool:
+        """Whether the token that is chosen may meet with an objection."""
+        return isinstance(self._inner, ClosingMatcher) and self._inner.asks
+
+    def objection(self, token: int) -> Words | None:
+        """What is to be left out instead of taking `token`; see `ClosingMatcher.objection`."""
+        return self._inner.objection(token) if isinstance(self._inner, ClosingMatcher) else None
+
+    def _narrower(self, words: Words) -> Iterable[Words]:
+        """What may be left of `words`, the first that is not empty; otherwise the grammar knows better."""
+        tags = self._tags
+        if self._phase is _Phase.WITHIN:
+            yield words & tags.ends[_begun(self._tail, tags.close)]
+            yield words & tags.continuing
+        elif tags.opens and self._limit.again:
+            begun = _begun(self._tail, tags.open)
+            if begun <= tags.fork:
+                yield words & ~tags.opens[begun]
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False, and no change, if it is not allowed by the grammar."""
+        if not self._inner.accept(token):
+            return False
+        self._accepted.append(token)
+        if self._phase is not _Phase.AFTER and not self._inner.terminated:
+            self._write(token)
+        return True
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept tokens until one is not allowed; how many were."""
+        return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens."""
+        self._inner.rollback(count)
+        accepted = self._accepted[: len(self._accepted) - count]
+        self._accepted = []
+        self._begin()
+        for token in accepted:
+            self._accepted.append(token)
+            if self._phase is not _Phase.AFTER:
+                self._write(token)
+
+    def fork(self) -> "LimitedMatcher":
+        """A second matcher in the same state."""
+        other = LimitedMatcher(self._inner.fork(), self._tags, self._limit)
+        other._accepted = self._accepted.copy()
+        other._phase, other._spent, other._tail = self._phase, self._spent, self._tail.copy()
+        return other
+
+    @property
+    def terminated(self) -> bool:
+        """Whether a stop token has been accepted."""
+        return self._inner.terminated
+
+    def _write(self, token: int) -> None:
+        within = self._phase is _Phase.WITHIN
+        for byte in self._tags.table.piece(token):
+            self._tail.append(byte)
+            self._turn()
+        if within and self._phase is _Phase.WITHIN:
+            self._spent += 1
+
+    def _turn(self) -> None:
+        """Into the next phase, if the tail says so."""
+        tags, tail, limit = self._tags, self._tail, self._limit
+        if self._phase is _Phase.WITHIN:
+            if _ends(tail, tags.close):
+                self._enter(_Phase.BEFORE if limit.again else _Phase.AFTER)
+        elif self._phase is _Phase.BEFORE:
+            if limit.again and tags.text and _ends(tail, tags.text):
+                self._enter(_Phase.AFTER)
+            elif _ends(tail, tags.open):
+                self._enter(_Phase.WITHIN)
+            elif not limit.again:
+                if len(tail) == 1 and tail[0] in _BLANKS:
+                    tail.clear()
+                elif tuple(tail) != tags.open[: len(tail)]:
+                    self._enter(_Phase.AFTER)
+        del tail[: -max(len(tags.open), len(tags.close), len(tags.text))]
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._tail.clear()
+
+
+def _ends(tail: Sequence[int], tag: Piece) -> bool:
+    return len(tail) >= len(tag) and tuple(tail[-len(tag) :]) == tag
+
+
+def _begun(tail: Sequence[int], tag: Piece) -> int:
+    """How much of `tag` the tail ends with."""
+    longest = min(len(tag) - 1, len(tail))
+    return next((count for count in range(longest, 0, -1) if tuple(tail[-count:]) == tag[:count]), 0)

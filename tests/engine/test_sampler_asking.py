@@ -1,0 +1,106 @@
+"""A row's token is asked about before it is taken; what meets with an objection is chosen again."""
+
+from collections import Counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personae.engine.params import SamplingParams
+from personae.engine.sampler import Choices, Sampler
+from personae.engine.sequence import SequenceLog
+
+LOGITS = torch.tensor([0.5, 2.0, 1.5, 1.0, -0.5])
+
+
+class Objector:
+    """Leaves out the tokens `against`, one at a time or all of them `together`, at most so many `times`."""
+
+    def __init__(self, *against: int, together: bool = False, times: int = 9) -> None:
+        self._against = against
+        self._together = together
+        self._times = times
+        self.asked: list[int] = []
+
+    def objection(self, token: int) -> NDArray[np.uint32] | None:
+        self.asked.append(token)
+        if token not in self._against or len(self.asked) > self._times:
+            return None
+        left_out = self._against if self._together else (token,)
+        return np.array([sum(1 << one for one in left_out)], np.uint32)
+
+
+def mask(rows: int) -> torch.Tensor:
+    return torch.full((rows, 1), -1, dtype=torch.int32)
+
+
+def sampler(*rows: SamplingParams) -> Sampler:
+    found = Sampler(len(rows), len(LOGITS), "cpu")
+    for slot, params in enumerate(rows):
+        found.admit(slot, SequenceLog("s", (0,), 1, params, ()))
+    return found
+
+
+def ask(objector: Objector, *rows: SamplingParams) -> Choices:
+    """One step of a fresh sampler, in which the first row's token is asked about."""
+    count = len(rows)
+    return (
+        sampler(*rows)
+        .sample(LOGITS.repeat(count, 1), range(count), [1] * count, mask(count), {0: objector})
+        .read()
+    )
+
+
+def greedy(**params: float) -> SamplingParams:
+    return SamplingParams(max_tokens=100, temperature=0.0, seed=0, **params)
+
+
+def test_the_best_token_without_an_objection_is_taken() -> None:
+    objector = Objector(1, 2)
+    choices = ask(objector, greedy())
+    assert choices.tokens == [3]
+    assert objector.asked == [1, 2, 3]
+
+
+def test_an_objection_may_leave_out_many_tokens_at_once() -> None:
+    objector = Objector(1, 2, 3, together=True)
+    assert ask(objector, greedy()).tokens == [0]
+    assert objector.asked == [1, 0]
+
+
+def test_a_row_with_objections_to_everything_fails_and_no_other_notices() -> None:
+    choices = ask(Objector(0, 1, 2, 4, together=True), greedy(), greedy())
+    assert choices.tokens == [3, 1]
+    everything = Objector(0, 1, 2, 3, 4, together=True, times=1)
+    failed = ask(everything, greedy(), greedy())
+    assert failed.tokens == [None, 1]
+    assert set(failed.failures) == {0}
+
+
+def test_what_is_chosen_again_is_chosen_as_if_the_refused_had_never_been_there() -> None:
+    """Against the probabilities: 6,000 draws, so that a share is good to about 0.02 (three deviations)."""
+    drawing = sampler(SamplingParams(max_tokens=10_000, temperature=1.0, seed=7))
+    draws = 6000
+    counts = Counter(
+        drawing.sample(LOGITS[None].clone(), [0], [position], mask(1), {0: Objector(1, 3)}).read().tokens[0]
+        for position in range(1, draws + 1)
+    )
+    left = LOGITS.clone()
+    left[[1, 3]] = -torch.inf
+    for token, share in enumerate(left.softmax(0).tolist()):
+        assert abs(counts[token] / draws - share) < 0.02
+
+
+def test_the_penalties_count_the_token_that_was_taken() -> None:
+    found = sampler(greedy(presence_penalty=2.0))
+    assert found.sample(LOGITS[None].clone(), [0], [1], mask(1), {0: Objector(1)}).read().tokens == [2]
+    assert found.sample(LOGITS[None].clone(), [0], [2]).read().tokens == [1]
+    assert found.last_tokens.tolist() == [1]
+
+
+def test_logprobs_are_those_of_the_token_that_was_taken() -> None:
+    choices = (
+        sampler(greedy(logprobs=1)).sample(LOGITS[None].clone(), [0], [1], mask(1), {0: Objector(1)}).read()
+    )
+    assert choices.logprobs[0].token == 2
+    assert abs(choices.logprobs[0].logprob - LOGITS.log_softmax(0)[2].item()) < 1e-6
