@@ -49,8 +49,8 @@ class CudaCapture:
     """CUDA graphs, all in one memory pool: one runs at a time, so they share their scratch memory."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # torch has no types here
-        self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See Capture. Runs the work once before, so that kernels are compiled and libraries initialised."""
