@@ -58,23 +58,24 @@ class Troupe:
         max_batch_tokens: int = 512,
         max_model_len: int = 1024,
         lookahead: int = 2,
+        dtype: str = "float32",
     ) -> None:
         cpu = torch.device("cpu")
-        model = load_model(folder, device=cpu, dtype="float32", max_position=max_model_len)
+        model = load_model(folder, device=cpu, dtype=dtype, max_position=max_model_len)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         self.shapes = lora_shapes(model)
         pool = LoraPool(
             self.shapes,
             capacity_rows=512,
             max_adapters=16,
-            dtype=torch.float32,
+            dtype=getattr(torch, dtype),
             device=cpu,
             base=DecoderWeights(model),
         )
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
         sampler = Sampler(max_seqs, model.config.vocab_size, cpu)
-        kv = KVCache(model.config, layout, torch.float32, cpu)
+        kv = KVCache(model.config, layout, getattr(torch, dtype), cpu)
         kv.data.fill_(torch.nan)
         self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
         for name, path in (adapters or {}).items():
