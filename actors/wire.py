@@ -26,6 +26,7 @@ from personae.actors.messages import (
     Message,
     Pin,
     Pinned,
+    Recall,
     Refused,
     StepDone,
     Submit,
@@ -97,7 +98,7 @@ class Describe(Message, frozen=True):
     """From Front: print what every actor and every thread is doing."""
 
 
-ToBack = Start | Submit | Cancel | Pin | Unpin | Describe
+ToBack = Start | Submit | Cancel | Recall | Pin | Unpin | Describe
 ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
 
 

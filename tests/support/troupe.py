@@ -60,25 +60,26 @@ class Troupe:
         max_batch_tokens: int = 512,
         max_model_len: int = 1024,
         lookahead: int = 2,
+        dtype: str = "float32",
         capture: Capture | None = None,
         device: str = "cpu",
     ) -> None:
         at = torch.device(device)
-        model = load_model(folder, device=at, dtype="float32", max_position=max_model_len)
+        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         self.shapes = lora_shapes(model)
         pool = LoraPool(
             self.shapes,
             capacity_rows=512,
             max_adapters=16,
-            dtype=torch.float32,
+            dtype=getattr(torch, dtype),
             device=at,
             base=DecoderWeights(model),
         )
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
         sampler = Sampler(max_seqs, model.config.vocab_size, at)
-        kv = KVCache(model.config, layout, torch.float32, at, spare=capture is not None)
+        kv = KVCache(model.config, layout, getattr(torch, dtype), at, spare=capture is not None)
         kv.data.fill_(torch.nan)
         graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
         self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
