@@ -6,7 +6,7 @@
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Lock
 
 import msgspec
@@ -26,14 +26,28 @@ from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.worker import CanonicalWorker
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import compile_structure
+from personae.grammar.trial.house import TrialHouse
+from personae.grammar.trial.small import is_small
 from personae.grammar.vocabulary import Vocabulary
 
 
 class GrammarCompiler:
-    """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes."""
+    """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes.
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 * 2**20) -> None:
+    `house` is where specs are tried first that are not small; without one all of them are compiled here.
+    `canonicalise` writes a schema in its canonical form; without it a process of its own does.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        cache_bytes: int = 256 * 2**20,
+        house: TrialHouse | None = None,
+        canonicalise: Callable[[Schema], Schema] | None = None,
+    ) -> None:
         self.vocabulary = vocabulary
+        self._house = house
         # The backend of nearly all specs is made now: it takes a second at a large vocabulary.
         self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
         self._backends_lock = Lock()
@@ -41,6 +55,7 @@ class GrammarCompiler:
         self._bytewise: dict[str, GrammarBackend] = {}
         self._tags: dict[ReasoningLimit, Tags] = {}
         self._worker = CanonicalWorker()
+        self._canonicalise = canonicalise or self._worker.canonicalise
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
         self._bytes = 0
@@ -79,6 +94,8 @@ class GrammarCompiler:
         """
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning)
+        if self._house is not None and not is_small(spec):
+            self._house.admit(spec)
         if spec.kind == "json_schema":
             try:
                 return self._compile_schema(spec)
@@ -94,8 +111,10 @@ class GrammarCompiler:
         return self._close(name, spec)
 
     def close(self) -> None:
-        """End the helper process."""
+        """End the helper processes."""
         self._worker.close()
+        if self._house is not None:
+            self._house.close()
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""
@@ -132,7 +151,7 @@ class GrammarCompiler:
         """Schemas equal to `document`: as written, then in canonical form if it has one."""
         yield spell_formats(strip(document))
         try:
-            yield spell_formats(strip(self._worker.canonicalise(document)))
+            yield spell_formats(strip(self._canonicalise(document)))
         except GrammarError:
             return
 
