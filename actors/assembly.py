@@ -27,7 +27,7 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
-from personae.errors import LoadError
+from personae.errors import AdapterError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.trial.house import TrialHouse
 from personae.grammar.vocabulary import Vocabulary
@@ -94,7 +94,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
     defaults = read_generation_defaults(options.model, config.vocab_size)
     shapes = lora_shapes(model)
     folders = {folder.name: folder for folder in _adapter_folders(options.adapters)}
-    named = {name: read_adapter(folder, shapes) for name, folder in folders.items()}
+    named = {name: _adapter(folder, shapes) for name, folder in folders.items()}
     base = options.served_model_name or options.model.resolve().name
     if base in named:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
@@ -180,9 +180,10 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayo
             f"--max-model-len {wanted} is more than the model's own {model.config.max_position} tokens."
         )
     if wanted > longest or longest < PAGE_SIZE:
+        needed = max(wanted, PAGE_SIZE)
         raise LoadError(
-            f"--kv-memory holds {num_pages * PAGE_SIZE} tokens; --max-model-len {wanted} needs "
-            f"{-(-wanted // PAGE_SIZE) * page_bytes} bytes."
+            f"--kv-memory holds {num_pages * PAGE_SIZE} tokens; a context of {needed} (--max-model-len) "
+            f"needs {-(-needed // PAGE_SIZE) * page_bytes} bytes."
         )
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
     return MemoryLayout(
@@ -229,6 +230,14 @@ def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:
                 )
             found[folder.name] = folder
     return list(found.values())
+
+
+def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
+    """Read one. Raises AdapterError that says which, since there may be many."""
+    try:
+        return read_adapter(folder, shapes)
+    except AdapterError as error:
+        raise AdapterError(f"adapter {folder}: {error.message}") from error
 
 
 def _pages(adapter: Adapter) -> int:

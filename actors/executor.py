@@ -3,6 +3,11 @@
 On a device that runs by itself, step N+1 is started before step N is read, so the device never waits for
 the host; `engine/step.py` says in which order. On the CPU a forward pass blocks, there is nothing to hide,
 and a step is read as soon as it is sampled.
+
+What a step brought is told when the device has work again, or there is none: telling wakes the loop's thread,
+which wants the interpreter for the better part of a millisecond (it takes in the step, plans, writes to
+Front), and would have it while the device waits. Told then, it has it while this thread computes, or waits
+for the device.
 """
 
 from collections import deque
@@ -17,6 +22,8 @@ from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
 
 PLACE_SHARE = 0.2
+GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead
+GLANCE_SECONDS = 0.00005
 
 
 class Executor(ThreadActor[Message]):
@@ -38,6 +45,7 @@ class Executor(ThreadActor[Message]):
         self._box = box
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
         self._unread: Any = None  # a launched step, in whatever form the device has it
+        self._untold: Sampled | None = None
         self._done = self._gap = self._seconds = 0.0
         self._forward = self._sample = self._wait = self._place = 0.0
 
@@ -54,17 +62,31 @@ class Executor(ThreadActor[Message]):
             case Execute():
                 self._execute(message)
             case Place(adapter=adapter):
+                self._tell()
                 self._placing.append((adapter.digest, self._engine.placing(adapter)))
             case Release(adapter=digest):
+                self._tell()
                 self._engine.release(digest)
-        if self._unread is not None and not self.pending:
+        if self._unread is not None and not self._next_is_here():
             self._read()
+        if self._placing or not self.pending:
+            self._tell()
         begun = self.time()
         while self._placing:
             self._place_a_piece()
             if self.pending and self.time() - begun >= PLACE_SHARE * self._seconds:
                 break
         self._place += self.time() - begun
+
+    def _next_is_here(self) -> bool:
+        """Whether there is something to do before the launched step is read. The next plan is made from the
+        step before, which has just been told: it is worth waiting for, or the device would be idle from the
+        end of this step until that plan is launched."""
+        patience = GRACE_SECONDS
+        while not self.pending and patience > 0 and not self._engine.ready(self._unread):
+            self.sleep(GLANCE_SECONDS)
+            patience -= GLANCE_SECONDS
+        return self.pending
 
     def _place_a_piece(self) -> None:
         digest, pieces = self._placing[0]
@@ -84,8 +106,11 @@ class Executor(ThreadActor[Message]):
     def _execute(self, execute: Execute) -> None:
         begun = self.time()
         self._box.begin(execute.plan)
-        self._gap = begun - self._done if execute.follows else 0.0
-        forward = self._engine.forward(execute.plan, execute.grammars)
+        prepared = self._engine.prepare(execute.plan, execute.grammars)
+        if not self._engine.runs_ahead:
+            self._tell()
+        self._gap = self.time() - self._done if execute.follows else 0.0
+        forward = self._engine.forward(prepared)
         self._forward += self.time() - begun
         if self._unread is not None:
             self._read()
@@ -93,7 +118,9 @@ class Executor(ThreadActor[Message]):
         self._unread = self._engine.sample(execute.plan, forward)
         self._sample += self.time() - launched
         self._seconds = self.time() - begun
-        if not self._engine.runs_ahead:
+        if self._engine.runs_ahead:
+            self._tell()
+        else:
             self._read()
 
     def _read(self) -> None:
@@ -104,4 +131,9 @@ class Executor(ThreadActor[Message]):
         self._done = self.time()
         self._wait += self._done - begun
         spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
-        self.post(self._scheduler, Sampled(result, self._seconds, self._gap, spent))
+        self._untold = Sampled(result, self._seconds, self._gap, spent)
+
+    def _tell(self) -> None:
+        if self._untold is not None:
+            self.post(self._scheduler, self._untold)
+            self._untold = None

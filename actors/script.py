@@ -16,7 +16,7 @@ from personae.lora.adapter import Adapter
 class Device(Protocol):
     """What runs steps and holds adapters: `engine.step.StepEngine`, or a simulation of it.
 
-    A step is `forward`, `sample`, `finish`; what travels between the three is the device's own.
+    A step is `prepare`, `forward`, `sample`, `finish`; what travels between the four is the device's own.
     """
 
     runs_ahead: bool
@@ -25,11 +25,17 @@ class Device(Protocol):
     def holdings(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar], /) -> Any:
-        """Apply the plan's changes and start its forward pass."""
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar], /) -> Any:
+        """Apply the plan's changes; all that the host does for a step before the device begins."""
+
+    def forward(self, prepared: Any, /) -> Any:
+        """Start the forward pass."""
 
     def sample(self, plan: StepPlan, forward: Any, /) -> Any:
         """Start sampling."""
+
+    def ready(self, launched: Any, /) -> bool:
+        """Whether `finish` would not wait for the device."""
 
     def finish(self, launched: Any, /) -> StepResult:
         """Wait for the step and read it."""

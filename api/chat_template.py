@@ -3,12 +3,16 @@
 The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`;
 what they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They
 run in Jinja's immutable sandbox and see plain JSON data only. A template is never taken from a client.
+
+A template may loop for ever, and what a client sends decides how often it does, so every turn of a loop and
+every piece of output looks at the clock.
 """
 
 import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -24,17 +28,22 @@ from personae.grammar.tools.custom import CUSTOM_INPUT
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send an earlier answer's reasoning; templates read the first or the second."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_ENDS: ContextVar[float] = ContextVar("ends")  # when the template that runs here must have ended
 SECONDS = 10.0
 CHARACTERS = 2**24
 _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
 
 
+class TemplateTooSlow(RequestError):
+    """The chat template has used up its time."""
+
+
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
-    What it writes is bounded by `seconds` and `characters`, between any two pieces of its output. Raises
-    ModelLoadError when the template is not valid Jinja.
+    It is bounded by `seconds` and `characters`, looked at in every turn of a loop and between any two pieces
+    of output. Raises ModelLoadError when the template is not valid Jinja.
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class ChatTemplate:
         self.source = source
         self._seconds = seconds
         self._characters = characters
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
@@ -69,11 +78,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        seconds: float | None = None,
     ) -> str:
         """The prompt for `messages`. With `continue_final_message` it ends within the last message's content.
 
-        `kwargs` are further variables for the template, `tools` those that the model may call. Raises
-        RequestError when the template refuses the messages or fails on them.
+        `kwargs` are further variables for the template, `tools` those that the model may call, `seconds` less
+        time than usual. Raises TemplateTooSlow, and RequestError when the template refuses the messages or
+        fails on them.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -92,6 +103,7 @@ class ChatTemplate:
                 if message["role"] == "developer":
                     message["role"] = "system"
         final = self._mark_final(chat) if continue_final_message else None
+        token = _ENDS.set(time.perf_counter() + (self._seconds if seconds is None else seconds))
         try:
             prompt = self._write(
                 messages=chat,
@@ -101,23 +113,25 @@ class ChatTemplate:
                 **self._special_tokens,
                 **extra,
             )
+        except TemplateTooSlow:
+            raise
         except Exception as error:  # a template is a program: on odd messages it can fail in any way
             raise RequestError(
                 f"The chat template refuses these messages: {error}", param="messages"
             ) from error
+        finally:
+            _ENDS.reset(token)
         return prompt if final is None else _cut(prompt, final)
 
     def _write(self, **variables: Any) -> str:
-        """What the template writes. Raises TemplateError when it is too much, or takes too long."""
-        end = time.perf_counter() + self._seconds
+        """What the template writes. Raises TemplateError when it is too much, TemplateTooSlow."""
         pieces, length = [], 0
         for piece in self._template.generate(**variables):
             pieces.append(piece)
             length += len(piece)
             if length > self._characters:
                 raise TemplateError(f"the prompt has more than {self._characters} characters")
-            if time.perf_counter() > end:
-                raise TemplateError("it takes too long")
+            _look_at_the_clock()
         return "".join(pieces)
 
     @staticmethod
@@ -233,6 +247,25 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().astimezone().strftime(format)
+
+
+def _look_at_the_clock() -> None:
+    if time.perf_counter() > _ENDS.get():
+        raise TemplateTooSlow("The chat template takes too long on these messages.", param="messages")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, whose loops look at the clock in every turn."""
+
+    turn = staticmethod(_look_at_the_clock)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            call = nodes.Call(nodes.EnvironmentAttribute("turn"), [], [], None, None)
+            turn = nodes.ExprStmt(call).set_lineno(loop.lineno).set_environment(self)
+            loop.body.insert(0, turn)
+        return template
 
 
 class _GenerationBlock(Extension):

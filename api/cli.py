@@ -6,10 +6,11 @@ What is heavy (torch, the server) is imported inside the commands, so that `pers
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from personae import __version__
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.logs import LogFormat
@@ -17,9 +18,6 @@ from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, Serve
 from personae.api.simulate import app as simulate_app
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import EngineLost, LoadError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Serves many LoRA adapters of one base model from one engine.",
@@ -46,15 +44,38 @@ def main() -> None:
     app()
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"personae {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _personae(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before any command."""
+
+
 @app.command()
 def serve(
     model: Annotated[
-        Path | None, typer.Argument(help="A Hugging Face model folder; without it, the bundled demo model.")
+        Path | None,
+        typer.Argument(
+            help="A Hugging Face model folder; without it, the bundled demo model.",
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
     adapters: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="DIR", help="Each sub-folder is an adapter, served under its name. Can be repeated."
+            metavar="DIR",
+            help="Each sub-folder is an adapter, served under its name. Can be repeated.",
+            exists=True,
+            file_okay=False,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
@@ -175,4 +196,5 @@ def chat(
     """Talk to a running server. Ctrl-C stops an answer; /model, /system, /reset and /exit are commands."""
     from personae.api.terminal import Conversation, talk
 
-    talk(Conversation(url, model, system, key=key))
+    if not talk(Conversation(url, model, system, key=key)):
+        raise typer.Exit(1)

@@ -61,10 +61,12 @@ class Family:
         continue_final_message: bool | None = None,
         kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        seconds: float | None = None,
     ) -> str:
         """The prompt. A generation prompt is added unless the request says no or continues.
 
-        Raises RequestError when there is no template, or the template refuses.
+        `seconds` bounds the template further. Raises TemplateTooSlow, and RequestError when there is no
+        template, or the template refuses.
         """
         template = self.tool_template if tools and self.tool_template else self.template
         if template is None:
@@ -79,6 +81,7 @@ class Family:
             continue_final_message=continues,
             kwargs=kwargs,
             tools=tools,
+            seconds=seconds,
         )
 
     def effort(self, asked: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from personae.actors.client import EngineClient, ModelCard
 from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
+from personae.api.chat_template import TemplateTooSlow
 from personae.api.choices import Choice, Part
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
@@ -53,6 +55,8 @@ Sink = Callable[[Part], None]
 MAX_PRIORITY = 16
 _LONG_TEXT = 16_384
 """What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
+_BRIEF_SECONDS = 0.02
+"""What a template may take of the event loop's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,8 @@ class Door:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
         if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
-            return render()
+            with suppress(TemplateTooSlow):  # then again, where it holds up nobody
+                return render(seconds=_BRIEF_SECONDS)
         return await anyio.to_thread.run_sync(render)
 
 

@@ -125,6 +125,10 @@ async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable
     if endpoint is None:
         yield UNTRACED, lambda app: app
         return
+    if not endpoint.startswith(("http://", "https://")):
+        raise LoadError(
+            f"--otlp-traces-endpoint {endpoint} is no URL: write one like http://localhost:4318/v1/traces."
+        )
     try:
         from personae.api.otel import Traced, exporting
     except ImportError as error:

@@ -53,7 +53,10 @@ class Conversation:
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
-            raise ChatFailed(f"{self._client.base_url} does not answer: {error}") from None
+            raise ChatFailed(
+                f"{self._client.base_url} does not answer ({error}): "
+                "start a server with `personae serve`, or say where one is with --url"
+            ) from None
         if response.is_error:
             raise ChatFailed(_refusal(response))
         return [card["id"] for card in response.json()["data"]]
@@ -106,22 +109,22 @@ def _refusal(response: httpx.Response) -> str:
         return f"the server answered {response.status_code}"
 
 
-def talk(conversation: Conversation, console: Console | None = None) -> None:
-    """Read lines and print answers until the input ends or /exit."""
+def talk(conversation: Conversation, console: Console | None = None) -> bool:
+    """Read lines and print answers until the input ends or /exit; False if there is nobody to talk to."""
     console = console or Console(highlight=False)
     try:
         console.print(f"[dim]talking to {escape(conversation.model)}; {_HELP}[/dim]")
     except ChatFailed as error:
         console.print(f"[red]{escape(str(error))}[/red]")
-        return
+        return False
     while True:
         try:
             line = console.input("[bold cyan]> [/bold cyan]").strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
-            return
+            return True
         if line == "/exit":
-            return
+            return True
         try:
             if line.startswith("/"):
                 _command(conversation, console, line)

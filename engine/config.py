@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from personae.engine.models import family
+from personae.engine.models import FAMILIES, family
 from personae.errors import ModelLoadError
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
@@ -189,7 +189,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise fields.error("architectures", f"expected a list of one name, found {names!r}")
     translate = family(names[0])
     if translate is None:
-        raise fields.error("architectures", f"{names[0]!r} is not served")
+        raise fields.error("architectures", f"{names[0]!r} is not served; these are: {', '.join(FAMILIES)}")
     return translate(names[0], fields)
 
 

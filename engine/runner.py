@@ -25,7 +25,7 @@ class PackedStep:
     """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
 
     tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token,
-    and `sampled_rows` the plan's row indices they belong to.
+    and `sampled_rows` and `sampled_slots` the plan's row indices and slots they belong to.
     """
 
     tokens: torch.Tensor
@@ -34,6 +34,7 @@ class PackedStep:
     lora: LoraBatch | None
     sampled: torch.Tensor
     sampled_rows: list[int]
+    sampled_slots: list[int]
     offsets: list[int]
     order: list[int]
 
@@ -74,12 +75,14 @@ class Runner:
         self._adapter_slot: list[int | None] = [None] * layout.max_seqs
         self._late: dict[int, int] = {}  # slots whose adapter is not active from the start, and where it is
         self._known: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * layout.max_seqs
+        self._known_length = np.zeros(layout.max_seqs, np.int64)
 
     def apply(self, plan: StepPlan) -> None:
         """Take in what the plan changes before its forward pass: admissions, page copies, new pages."""
         for admission in plan.admissions:
             log = admission.log
             self._known[admission.slot] = np.array(log.tokens, np.int64)
+            self._known_length[admission.slot] = len(log.tokens)
             self._page_count[admission.slot] = 0
             self._adapter_slot[admission.slot] = None if log.adapter is None else self._slot(log.adapter)
             self._late.pop(admission.slot, None)
@@ -99,11 +102,10 @@ class Runner:
             raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
         return slot
 
-    def forward(self, plan: StepPlan) -> Forward:
-        """Run the model over the plan's rows, at least one (after `apply`)."""
-        packed = self.pack(plan.rows)
+    def forward(self, packed: PackedStep) -> Forward:
+        """Run the model over packed rows."""
         hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
-        slots = [plan.rows[row].slot for row in packed.sampled_rows]
+        slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
 
@@ -114,11 +116,13 @@ class Runner:
         return self.adapters.extras.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
     def pack(self, rows: tuple[Row, ...]) -> PackedStep:
-        """Lay the rows' tokens side by side, grouped by adapter, base rows last."""
+        """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row, after
+        `apply`."""
         order = self._grouped_by_adapter(rows)
-        slots = np.fromiter((rows[i].slot for i in order), np.int64, len(order))
-        starts = np.fromiter((rows[i].start for i in order), np.int64, len(order))
-        counts = np.fromiter((rows[i].count for i in order), np.int64, len(order))
+        ordered = [rows[i] for i in order]
+        slots = np.array([row.slot for row in ordered], np.int64)
+        starts = np.array([row.start for row in ordered], np.int64)
+        counts = np.array([row.count for row in ordered], np.int64)
         ends = np.cumsum(counts)
         offsets = ends - counts
         positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
@@ -136,7 +140,7 @@ class Runner:
             max_query=int(counts.max()),
             max_kv=max_kv,
         )
-        samples = [i for i, row in enumerate(order) if rows[row].samples]
+        samples = [i for i, row in enumerate(ordered) if row.samples]
         return PackedStep(
             tokens=self._tokens(slots, starts, counts, offsets, int(ends[-1])),
             positions=self._int64(positions),
@@ -144,6 +148,7 @@ class Runner:
             lora=self._lora(slots, starts, counts),
             sampled=self._int64(ends[samples] - 1),
             sampled_rows=[order[i] for i in samples],
+            sampled_slots=[ordered[i].slot for i in samples],
             offsets=offsets.tolist(),
             order=order,
         )
@@ -185,18 +190,16 @@ class Runner:
         total: int,
     ) -> torch.Tensor:
         """Input ids: from the log where it has them, else the slot's newest token, read on the device."""
+        logged = starts < self._known_length[slots]
+        if not logged.any():  # each row is a slot's newest token
+            return self.last_tokens[self._int64(slots)]
         ids = np.zeros(total, np.int64)
-        newest: list[int] = []
-        for i, (slot, start, count, offset) in enumerate(
-            zip(slots.tolist(), starts.tolist(), counts.tolist(), offsets.tolist(), strict=True)
-        ):
-            known = self._known[slot]
-            if start < len(known):
-                ids[offset : offset + count] = known[start : start + count]
-            else:
-                newest.append(i)
+        for i in np.flatnonzero(logged).tolist():
+            start, count, offset = starts[i], counts[i], offsets[i]
+            ids[offset : offset + count] = self._known[slots[i]][start : start + count]
         tokens = self._int64(ids)
-        if newest:
+        if not logged.all():
+            newest = ~logged
             tokens[self._int64(offsets[newest])] = self.last_tokens[self._int64(slots[newest])]
         return tokens
 

@@ -87,6 +87,11 @@ class Sampled:
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
             self._ready.record()
 
+    @property
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._ready is None or bool(self._ready.query())  # type: ignore[no-untyped-call]  # torch, too
+
     def read(self) -> Choices:
         """Wait until the tokens are on the host and return them."""
         if self._ready is not None:

@@ -1,9 +1,10 @@
-"""One step on the device, in three calls: `forward` and `sample` start it, `finish` reads what came out.
+"""One step on the device, in four calls: `prepare` is the host's, `forward` and `sample` start it, `finish`
+reads what came out.
 
 Between them the device computes. A caller may start step N+1 before it finishes step N, but only its forward
 pass: the masks of N+1 depend on the tokens of N. So on a device that runs by itself the order is
 
-    forward N+1  ->  finish N (read tokens, advance grammars)  ->  fill masks, sample N+1
+    prepare, forward N+1  ->  finish N (read tokens, advance grammars)  ->  fill masks, sample N+1
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,14 @@ import torch
 
 from personae.engine.logprobs import prompt_logprobs
 from personae.engine.plan import StepPlan, StepResult
-from personae.engine.runner import Forward, Runner
+from personae.engine.runner import Forward, PackedStep, Runner
 from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
 from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
+from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -54,8 +56,8 @@ class StepEngine:
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> Forward | None:
-        """Apply the plan's changes and start its forward pass, if it has rows.
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> PackedStep | None:
+        """Apply the plan's changes and pack its rows, if it has any.
 
         `grammars` holds the compiled grammar of every admission that has a spec.
         """
@@ -73,7 +75,11 @@ class StepEngine:
                     grammars[log.grammar], log, self.runner.layout.max_model_len
                 )
         self.runner.apply(plan)
-        return self.runner.forward(plan) if plan.rows else None
+        return self.runner.pack(plan.rows) if plan.rows else None
+
+    def forward(self, packed: PackedStep | None) -> Forward | None:
+        """Start the forward pass of what has been prepared."""
+        return None if packed is None else self.runner.forward(packed)
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
@@ -94,10 +100,14 @@ class StepEngine:
                 {
                     row: matcher
                     for row, matcher in enumerate(matchers)
-                    if isinstance(matcher, ClosingMatcher) and matcher.asks
+                    if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
                 },
             )
         return Launched(plan, sampled, rows, matchers, bitmask, self._prompt_logprobs(plan, forward))
+
+    def ready(self, launched: Launched) -> bool:
+        """Whether `finish` would not wait for the device."""
+        return launched.sampled is None or launched.sampled.ready
 
     def finish(self, launched: Launched) -> StepResult:
         """Wait for the step, read its tokens, advance the grammars by them."""

@@ -68,6 +68,7 @@ def run(
     from personae.evals.harness.sitting import EvalOptions, sit
     from personae.evals.report.terminal import summary
     from personae.evals.report.write import write_reports
+    from personae.evals.served import exit_on_sigterm
     from personae.evals.suites.registry import DEFAULT
 
     if resume and out is None:
@@ -95,7 +96,8 @@ def run(
         resume=resume,
     )
     earlier = [read_run(path) for path in against or ()]
-    anyio.run(sit, options, Console(stderr=True))
+    with exit_on_sigterm():
+        anyio.run(sit, options, Console(stderr=True))
     finished = read_run(folder)
     html, plain = write_reports([*earlier, finished], folder)
     console = Console()

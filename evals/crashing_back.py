@@ -17,10 +17,10 @@ def plant() -> None:
     forward = StepEngine.forward
     struck: list[int] = []
 
-    def fragile(self: StepEngine, plan: Any, grammars: Any) -> Any:
+    def fragile(self: StepEngine, packed: Any) -> Any:
         if struck:
             raise RuntimeError("planted: the device is gone")
-        return forward(self, plan, grammars)
+        return forward(self, packed)
 
     signal.signal(signal.SIGUSR2, lambda number, frame: struck.append(number))
     StepEngine.forward = fragile  # type: ignore[method-assign]  # that is the weak spot

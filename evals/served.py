@@ -1,15 +1,27 @@
 """A `personae serve` process for the length of a `with` block."""
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from personae.errors import ModelLoadError
 
 _READY = re.compile(r"personae ready (\S+)")
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block with SystemExit, or a server begun in it would stay. On the main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Served:
@@ -36,6 +48,7 @@ class Served:
                 self.url = found[1]
                 return self
         code = self._process.wait()
+        self._close()
         told = "" if self._log is None else f" See {self._log}."
         raise ModelLoadError(f"The server ended with {code} before it was ready.{told}")
 
@@ -52,5 +65,9 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(60)
-        if self._stderr is not None:
-            self._stderr.close()
+        self._close()
+
+    def _close(self) -> None:
+        for end in (self._process.stdout, self._stderr):
+            if end is not None:
+                end.close()

@@ -44,6 +44,10 @@ class Threads:
         """Seconds, for differences; may be read on any thread."""
         return time.perf_counter()
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; called on one of the threads."""
+        time.sleep(seconds)
+
     def bell(self) -> Bell:
         """A bell without a token."""
         return queue.SimpleQueue[None]()

@@ -95,6 +95,10 @@ class ThreadActor(Generic[M]):
         """Seconds on this thread's clock, for differences."""
         return self._life.cell.mailbox.loop.threads.time()
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass on this thread; messages gather meanwhile."""
+        self._life.cell.mailbox.loop.threads.sleep(seconds)
+
     @property
     def pending(self) -> bool:
         """Whether another message waits. False once the actor is to stop."""

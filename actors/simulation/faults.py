@@ -29,7 +29,7 @@ from personae.errors import AdapterError, GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
 
 KINDS = ("crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load", "fail")
-PLACES = ("forward", "sample", "finish")
+PLACES = ("prepare", "forward", "sample", "finish")
 
 
 class Planted(Exception):

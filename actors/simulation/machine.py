@@ -153,10 +153,16 @@ class Device:
 
     # A step
 
-    def forward(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> Launched:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> StepPlan:
+        """Take in what the plan changes."""
+        self._trouble.strikes("prepare")
+        self._apply(plan, grammars)
+        self._threads.sleep(self._costs.host)
+        return plan
+
+    def forward(self, plan: StepPlan) -> Launched:
         """Compute the step at once; it counts as done when its time has passed."""
         self._trouble.strikes("forward")
-        self._apply(plan, grammars)
         tokens: list[int | None] = []
         failures: dict[int, str] = {}
         computed = context = 0
@@ -182,7 +188,6 @@ class Device:
             + len(adapters) * costs.adapter + context * costs.context
         )  # fmt: skip
         self.busy += seconds
-        self._threads.sleep(costs.host)
         if self.runs_ahead:
             self._free_at = max(self._free_at, self._threads.time()) + seconds
         else:
@@ -194,6 +199,10 @@ class Device:
         """Nothing is left to do."""
         self._trouble.strikes("sample")
         return forward
+
+    def ready(self, launched: Launched) -> bool:
+        """Whether its time has passed."""
+        return launched.done <= self._threads.time()
 
     def finish(self, launched: Launched) -> StepResult:
         """Wait until the step's time has passed."""

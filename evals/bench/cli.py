@@ -149,11 +149,12 @@ def steps(
 
 
 def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path], log: Path) -> str:
-    from personae.evals.served import Served
+    from personae.evals.served import Served, exit_on_sigterm
 
     arguments = [str(model)] if model else []
     for folder in adapters:
         arguments += ["--adapters", str(folder)]
+    stack.enter_context(exit_on_sigterm())
     return stack.enter_context(Served(arguments, log)).url
 
 

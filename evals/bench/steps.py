@@ -13,7 +13,7 @@ alone, and shows the least: what the work costs, memory and caches still being s
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from rich.table import Table
 
 from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.client import EngineClient
-from personae.actors.company import open_company
+from personae.actors.company import COMMAND, open_company
 from personae.actors.messages import Load, Sampled
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
@@ -65,7 +65,7 @@ def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> lis
     return [
         SequenceLog(
             id=f"{row}",
-            tokens=tuple(1000 + (row * 977 + i * 131) % 30000 for i in range(prompt)),
+            tokens=tuple((1000 + row * 977 + i * 131) % script.vocab_size for i in range(prompt)),
             prompt_length=prompt,
             params=SamplingParams(max_tokens=steps, seed=row, temperature=0.0, ignore_eos=True),
             adapter=adapters[row % len(adapters)] if adapters else None,
@@ -82,7 +82,7 @@ def engine_parts(
     steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Parts:
-    """The engine alone: plan, forward (packing and model), sample, finish, commit of pure decode steps."""
+    """The engine alone: plan, prepare, forward, sample, finish, commit of pure decode steps."""
     engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts(clock)
     assert isinstance(engine, StepEngine)
     for digest in digests(script):
@@ -95,8 +95,10 @@ def engine_parts(
             plan = scheduler.plan()
         if plan is None:
             return parts
+        with parts.part("prepare"):
+            packed = engine.prepare(plan, {})
         with parts.part("forward"):
-            forward = engine.forward(plan, {})
+            forward = engine.forward(packed)
         with parts.part("sample"):
             launched = engine.sample(plan, forward)
         with parts.part("finish"):
@@ -133,7 +135,13 @@ async def stage_gaps(
 
 
 async def company_gaps(
-    options: EngineOptions, script: Script, rows: int, mixed: bool, prompt: int, steps: int
+    options: EngineOptions,
+    script: Script,
+    rows: int,
+    mixed: bool,
+    prompt: int,
+    steps: int,
+    command: Sequence[str] = COMMAND,
 ) -> tuple[list[float], list[float]]:
     """The same with Back in a process of its own: every step's figures are in the load that it tells."""
     gaps: list[float] = []
@@ -151,7 +159,7 @@ async def company_gaps(
 
     Latest.update = watching  # type: ignore[method-assign]  # looks on, for the benchmark alone
     try:
-        async with open_company(options) as company, anyio.create_task_group() as tasks:
+        async with open_company(options, command=command) as company, anyio.create_task_group() as tasks:
             for log in logs(script, rows, mixed, prompt, steps):
                 tasks.start_soon(_drain, company.client, log)
     finally:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.table import Piece, TokenTable, Words
 from personae.grammar.spec import ReasoningLimit
 
@@ -141,6 +142,15 @@ class LimitedMatcher:
             if narrower.any():
                 words[:] = narrower
                 return
+
+    @property
+    def asks(self) -> bool:
+        """Whether the token that is chosen may meet with an objection."""
+        return isinstance(self._inner, ClosingMatcher) and self._inner.asks
+
+    def objection(self, token: int) -> Words | None:
+        """What is to be left out instead of taking `token`; see `ClosingMatcher.objection`."""
+        return self._inner.objection(token) if isinstance(self._inner, ClosingMatcher) else None
 
     def _narrower(self, words: Words) -> Iterable[Words]:
         """What may be left of `words`, the first that is not empty; otherwise the grammar knows better."""

@@ -8,14 +8,26 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.masks import Scratch
+from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import Arena, RankTable, WorkList
 from personae.kernels.triton import attention as triton_attention
 from personae.kernels.triton import pointwise
+from personae.kernels.triton import sampling as triton_sampling
 from personae.kernels.triton import sgmv as triton_sgmv
 from personae.kernels.triton.sizes import Gpu
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-OPERATORS = ("append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+OPERATORS = (
+    "append_kv",
+    "paged_attention",
+    "sgmv",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "choose",
+)
 
 
 class TritonOperators:
@@ -88,6 +100,15 @@ class TritonOperators:
         if x.dtype not in TYPES or x.stride(1) != 1:
             return reference.silu_and_mul(x)
         return pointwise.silu_and_mul(x)
+
+    def choose(
+        self, logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor]:
+        """See `reference.choose`."""
+        width = triton_sampling.CHUNK * triton_sampling.MOST_CHUNKS
+        if logits.dtype is not torch.float32 or logits.stride(1) != 1 or logits.shape[1] > width:
+            return reference.choose(logits, rows, bitmask, scratch)
+        return triton_sampling.choose(logits, rows, bitmask)
 
 
 def _dense_heads(x: Tensor) -> bool:

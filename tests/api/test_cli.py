@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -66,13 +67,22 @@ def test_serve_says_when_it_is_ready_and_closes_the_engine_on_sigterm() -> None:
     assert process.returncode == 0
 
 
-def test_a_start_up_error_is_one_line_and_exit_code_2() -> None:
-    process = start("serve", "some/model", "--port", "0")
+def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    process = start("serve", str(tmp_path), "--port", "0")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
-    assert err.strip().splitlines()[-1] == "error: some/model has no config.json."
+    assert err.strip().splitlines()[-1] == f"error: {tmp_path} has no config.json."
     assert "Traceback" not in err
+
+
+def test_traces_go_to_a_url_or_the_server_does_not_start() -> None:
+    process = start("serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4318")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in " ".join(
+        err.split()
+    )
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -99,7 +109,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     return calls
 
 
-def test_every_option_is_passed_on(asked: list[tuple[object, ...]]) -> None:
+def test_every_option_is_passed_on(
+    asked: list[tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("model", "a", "b"):
+        Path(folder).mkdir()
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
@@ -141,11 +156,27 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--dtype", "int8"], "--dtype"),
         (["--max-seqs", "0"], "--max-seqs"),
         (["--port", "70000"], "--port"),
+        (["no/such/model"], "'no/such/model' does not exist"),
+        (["--adapters", "no/such/adapters"], "'no/such/adapters' does not exist"),
         (["--nonsense"], "--nonsense"),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[tuple[object, ...]]) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 2
-    assert named in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    assert named in " ".join(plain.replace("│", " ").split())
     assert asked == []
+
+
+def test_the_version_is_the_packages() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"personae {version('personae')}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    paths = {"PYTHONPATH": str(ROOT / ".pkg")}
+    command = [sys.executable, "-m", "personae", "serve", "no/such/model"]
+    done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 import hmac
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ async def test_a_grammar_over_its_limit_is_refused_by_the_field_it_came_in(engin
     assert len(engine.submitted) == 1
 
 
+SILENT = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"
 
 
@@ -139,6 +141,48 @@ def test_a_template_has_its_time_and_its_size(limits: dict[str, Any], why: str) 
     with pytest.raises(RequestError, match=why):
         template.render([UserMessage("hi")])
     assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SILENT,
+        "{% macro m() %}{% for a in range(99999) if a %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+        "{% endmacro %}{{ m() }}",
+    ],
+    ids=["loop", "macro"],
+)
+def test_a_template_that_loops_and_writes_nothing_has_its_time_too(source: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(RequestError, match="too long"):
+        ChatTemplate(source, {}, seconds=0.05).render([UserMessage("hi")])
+    assert time.perf_counter() - begun < 5
+
+
+async def test_a_short_message_on_which_a_template_loops_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client chooses how often this one loops."""
+    monkeypatch.setattr("personae.api.family.ChatTemplate", partial(ChatTemplate, seconds=1.0))
+    engine = FakeEngine(tokenizer=byte_tokenizer("{% for a in range(n) %}" + SILENT + "{% endfor %}hello"))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await anyio.sleep(0.001)
+            turns += 1
+
+    async with asgi.client(create_app(engine)) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        asked = {"model": "base", "messages": [USER]}
+        answers = [
+            await client.post(CHAT, json=asked | {"chat_template_kwargs": {"n": n}}) for n in (0, 99999)
+        ]
+        tasks.cancel_scope.cancel()
+    assert answers[0].json()["usage"]["prompt_tokens"] == len("hello")
+    assert (answers[1].status_code, answers[1].json()["error"]["param"]) == (400, "messages")
+    assert turns > 3
 
 
 async def test_a_long_conversation_is_rendered_beside_the_loop() -> None:

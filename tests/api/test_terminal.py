@@ -96,7 +96,8 @@ def test_a_refusal_is_shown_and_forgotten(conversation: Conversation, engine: Fa
 
 def test_a_server_that_is_not_there_is_said(conversation: Conversation) -> None:
     nowhere = Conversation("http://127.0.0.1:9", None, None)
-    assert "does not answer" in said(nowhere)
+    assert "personae serve" in said(nowhere)
+    assert not talk(nowhere, Console(file=io.StringIO()))
     with pytest.raises(ChatFailed):
         nowhere.models()
 

@@ -159,6 +159,13 @@ def test_what_is_not_served_is_refused_by_name(field: str, overrides: dict[str, 
         read_config(folder(tmp_path, **overrides))
 
 
+def test_who_names_an_architecture_that_is_not_served_is_told_which_are(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelLoadError, match=r"'MambaForCausalLM' is not served; these are: .*Qwen3ForCausalLM"
+    ):
+        read_config(folder(tmp_path, architectures=["MambaForCausalLM"]))
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -8,10 +8,12 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import Arena, RankTable, WorkList
 
 pytestmark = pytest.mark.skipif(
@@ -123,3 +125,30 @@ def test_what_lies_between_the_products_compiles_without_spills(capability: int,
         print(capability, machine)
         assert machine.stack == machine.spills == 0
         assert machine.wide_loads or machine.name == "rotary_kernel"  # a warp's 4 heads of 64 halves: 8 bytes
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_sampling_compiles_without_spills(capability: int, tmp_path: Path) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton.sampling import choose
+
+    rows = SamplingRows(
+        np.ones(64, np.float32),
+        np.full(64, 20),
+        np.full(64, 0.9),
+        np.zeros(64, np.float32),
+        np.zeros(64, np.uint64),
+        np.zeros(64, np.int64),
+    )
+    with launches() as found:
+        choose(meta(64, 128256, dtype=torch.float32), rows, torch.zeros(64, 4008, dtype=torch.int32))
+    greatest, weigh, draw = (compiled(launch, capability, tmp_path) for launch in found)
+    for machine in (greatest, weigh, draw):
+        print(capability, machine)
+        assert machine.spills == 0
+        assert machine.stack <= 8  # ptxas sets it aside for Hopper, and nothing reads or writes it
+        assert machine.wide_loads
+    assert max(greatest.registers, weigh.registers) <= 64
+    assert draw.registers <= 128

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from personae.actors.executor import Executor
 from personae.actors.inbox import Inbox
 from personae.actors.messages import Sampled
+from personae.actors.simulation.machine import Costs
 from personae.actors.simulation.swarm import draw
 from personae.actors.simulation.workload import Workload
 from personae.actors.simulation.world import Scenario, Violation, simulate
@@ -46,6 +48,16 @@ def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
     assert report.outcomes.get("unlucky", 0) <= 3
     assert bool(report.restarts) == (kind not in {"stall", "slow"})
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_a_device_that_runs_ahead_never_waits_for_the_host(runs_ahead: bool) -> None:
+    """Its steps follow each other at once, although the host takes as long to prepare each; one that blocks
+    takes both."""
+    costs = Costs(step=0.004, host=0.003, runs_ahead=runs_ahead)
+    load = Workload(requests=16, rate=1000.0, adapters=0, prompt=(4, 8), answer=(50, 60), leaves=0.0)
+    pace = median(simulate(Scenario(1, load, costs)).paces)
+    assert (0.004 < pace < 0.005) if runs_ahead else (0.007 < pace < 0.008)
 
 
 def test_a_row_that_fails_ends_its_own_request_only() -> None:

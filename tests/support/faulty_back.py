@@ -13,7 +13,7 @@ from personae.engine.step import StepEngine
 from personae.errors import ModelLoadError
 
 fault, folder = sys.argv[1], Path(sys.argv[2])
-forward = StepEngine.forward
+prepare = StepEngine.prepare
 steps = 0
 
 
@@ -30,14 +30,14 @@ def faulty(self, plan, grammars):
         if kind == "crash":
             raise RuntimeError("planted: the device is gone")
         threading.Event().wait()
-    return forward(self, plan, grammars)
+    return prepare(self, plan, grammars)
 
 
 def refuse(options, on_progress):
     raise ModelLoadError("planted: no such weights")
 
 
-StepEngine.forward = faulty
+StepEngine.prepare = faulty
 if fault == "load":
     back.assemble = refuse
 back.main()

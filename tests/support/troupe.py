@@ -102,7 +102,7 @@ class Troupe:
             if not flying:
                 break
             plan = flying.popleft()
-            launched = self.engine.sample(plan, self.engine.forward(plan, self.grammars))
+            launched = self.engine.sample(plan, self.engine.forward(self.engine.prepare(plan, self.grammars)))
             for delta in self.scheduler.commit(self.engine.finish(launched)):
                 one = played[delta.id]
                 assert one.finish is None, "a delta after the end"

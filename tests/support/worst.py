@@ -8,6 +8,7 @@ from grammar_walks import allowed_tokens
 from personae.grammar.backend import Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.table import TokenTable, Words
+from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.vocabulary import Vocabulary
 
 Prefer = Callable[[bytes], float]
@@ -62,7 +63,8 @@ def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int
 
 def objection(matcher: Matcher, token: int) -> Words | None:
     """What a matcher says to a token that its mask allows."""
-    return matcher.objection(token) if isinstance(matcher, ClosingMatcher) and matcher.asks else None
+    asking = isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
+    return matcher.objection(token) if asking else None
 
 
 def possible_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:

@@ -1,1 +1,1 @@
-"""The kernels on a GPU: are they right, and how far from the floor. Needs torch and Triton, nothing else."""
+"""The kernels on a GPU: are they right, and how far from the floor. Needs torch, NumPy and Triton."""

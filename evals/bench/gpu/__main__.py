@@ -24,14 +24,31 @@ from personae.evals.bench.gpu.checks import (
     attention_checks,
     graph_checks,
     pointwise_checks,
+    sampling_checks,
     sgmv_checks,
+    step_graph_checks,
 )
 from personae.evals.bench.gpu.report import check_entries, markdown
-from personae.evals.bench.gpu.tables import attention_table, pointwise_table, sgmv_table, step_table
+from personae.evals.bench.gpu.tables import (
+    attention_table,
+    pointwise_table,
+    sampling_table,
+    sgmv_table,
+    step_table,
+)
 from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
 from personae.kernels import registry
 
-EXPECTED = {"append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul"}
+EXPECTED = {
+    "append_kv",
+    "paged_attention",
+    "sgmv",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "choose",
+}
 
 
 def all_checks(operators: dict[str, Callable[..., Any]], generator: torch.Generator) -> Iterator[Check]:
@@ -39,6 +56,7 @@ def all_checks(operators: dict[str, Callable[..., Any]], generator: torch.Genera
     for dtype in LIMITS:
         for checks in (sgmv_checks, attention_checks, pointwise_checks):
             yield from checks(operators, dtype, generator)
+    yield from sampling_checks(operators, generator)
 
 
 def measure(seconds: float, seed: int) -> dict[str, Any]:
@@ -52,6 +70,7 @@ def measure(seconds: float, seed: int) -> dict[str, Any]:
     if missing:
         raise SystemExit(f"no Triton kernels for {', '.join(sorted(missing))} on this GPU")
     checks = [*all_checks(operators, generator), *graph_checks(operators, generator)]
+    checks += step_graph_checks(generator)
     for check in checks:
         if not check.passed:
             print(f"FAILED {check.name}: error {check.error:.3g}, at most {check.limit:.3g}", flush=True)
@@ -62,6 +81,7 @@ def measure(seconds: float, seed: int) -> dict[str, Any]:
         "SGMV alone, cold weights": partial(sgmv_table, bandwidth, generator, deadline),
         "Attention": partial(attention_table, bandwidth, generator, deadline),
         "Between the products": partial(pointwise_table, bandwidth, generator),
+        "Choosing tokens": partial(sampling_table, bandwidth, generator),
     }.items():
         tables[title] = list(rows())
         torch.cuda.empty_cache()

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from personae.evals.bench.gpu.layer import Layer, Step, step_inputs
 from personae.evals.bench.gpu.shapes import (
     DIM,
     HEADS,
@@ -20,12 +22,15 @@ from personae.evals.bench.gpu.shapes import (
     INNER,
     KV_HEADS,
     PAGE,
+    VOCAB,
     attention_batch,
     make_adapters,
     noise,
+    sampling_rows,
     work_list,
 )
 from personae.kernels import reference
+from personae.kernels.masks import Scratch
 from personae.kernels.sgmv import Arena
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -158,6 +163,25 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
+def sampling_checks(operators: Operators, generator: torch.Generator, width: int = VOCAB) -> Iterator[Check]:
+    """The share of 64 rows with another token than the reference's, and the error of their largest logits.
+
+    A token on an edge may differ (see `reference.choose`): one row of the 64 is let pass.
+    """
+    seed = int(torch.randint(1 << 31, (), generator=generator, device=generator.device))
+    rows = sampling_rows(64, seed)
+    logits = 3 * noise((64, width), torch.float32, generator)
+    words = np.random.default_rng(width).integers(-(2**31), 2**31, (64, -(-width // 32)), np.int32)
+    for name, bitmask in {"no masks": None, "masks": torch.from_numpy(words)}.items():
+        scratch = Scratch(generator.device)
+        wanted, best = reference.choose(logits.clone(), rows, bitmask, scratch)
+        with poisoned_memory():
+            tokens, ours = operators["choose"](logits.clone(), rows, bitmask, scratch)
+        differ = float((tokens != wanted).double().mean())
+        yield Check(f"choose, tokens, {name}", differ, 1 / 64)
+        yield Check(f"choose, largest logits, {name}", relative_error(ours, best), 0.0)
+
+
 def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[Check]:
     """One captured graph, replayed with fewer and with more adapters than at its capture."""
     device, dtype, rows = generator.device, torch.bfloat16, 16
@@ -185,3 +209,28 @@ def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[C
         reference.sgmv(x, (truth,), arenas, tables, live)
         graph.replay()
         yield Check(f"sgmv, graph replayed with {name} adapters", relative_error(y, truth), LIMITS[dtype])
+
+
+def step_graph_checks(generator: torch.Generator) -> Iterator[Check]:
+    """A layer of a decode step captured once, replayed with other adapters, lengths and positions."""
+    rows, dtype = 16, torch.bfloat16
+    batch, num_pages = attention_batch([(1, 900)] * rows, generator.device, seed=4)
+    layers, inputs = [Layer(num_pages, generator)], step_inputs(rows, 900, generator)
+    adapters = make_adapters((16, 8, 64, 1), 1, dtype, generator)
+    work = work_list((0,) * 8 + (1,) * 8, rows, generator.device)
+    step = Step(layers, batch, adapters, work)
+    step.run(*inputs)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step.run(*inputs)
+    for name, mix, length in (("fewer", (2, *[None] * 15), 40), ("more", tuple(range(4)) * 4, 900)):
+        live = work_list(mix, rows, generator.device)
+        for captured, new in ((work.first_row, live.first_row), (work.rows, live.rows)):
+            captured.copy_(new)
+        work.adapter.copy_(live.adapter)
+        batch.kv_length.fill_(length)
+        inputs[2].fill_(length - 1)
+        graph.replay()
+        once = Step(layers, batch, adapters, live).run(*inputs)
+        yield Check(f"step, graph replayed with {name} adapters", relative_error(found, once), LIMITS[dtype])

@@ -3,14 +3,18 @@
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.noise import stream
+from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, PAGE = 4096, 14336, 32, 8, 128, 32, 16
 KV = KV_HEADS * DIM
+VOCAB = 128256
 GROUPS: dict[str, tuple[int, tuple[int, ...]]] = {
     "qkv": (HIDDEN, (HIDDEN, KV, KV)),
     "o": (HIDDEN, (HIDDEN,)),
@@ -160,3 +164,17 @@ def attention_batch(
         max_kv=max(keys for _, keys in rows),
     )
     return batch, num_pages
+
+
+def sampling_rows(count: int, seed: int, filtered: bool = True) -> SamplingRows:
+    """Rows that draw, one in eight that does not; `filtered`: with top_k, top_p, min_p or several of them."""
+    each = np.arange(count)
+    on = each % 8 if filtered else np.zeros(count, np.int64)
+    return SamplingRows(
+        temperature=np.where(each % 8 == 7, 0, 0.8).astype(np.float32),
+        top_k=np.where(np.isin(on, (1, 4, 5)), 20, 0),
+        top_p=np.where(np.isin(on, (2, 4, 6)), 0.9, np.inf),
+        min_p=np.where(np.isin(on, (3, 5, 6)), 0.05, 0).astype(np.float32),
+        streams=np.array([stream(seed + row) for row in range(count)]),
+        positions=each + 100,
+    )

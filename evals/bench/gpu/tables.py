@@ -1,6 +1,6 @@
 """The tables: a decode step with adapters against the same step without, attention, what lies between."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from personae.evals.bench.gpu.shapes import (
     INNER,
     KV_HEADS,
     PAGE,
+    VOCAB,
     WEIGHT_BYTES,
     Adapters,
     Mix,
@@ -24,12 +25,16 @@ from personae.evals.bench.gpu.shapes import (
     make_adapters,
     mixes,
     noise,
+    sampling_rows,
     work_list,
 )
-from personae.evals.bench.gpu.timing import Call, Deadline, replay_time
+from personae.evals.bench.gpu.timing import Call, Deadline, event_time, replay_time
+from personae.kernels import reference
 from personae.kernels.activation import silu_and_mul
 from personae.kernels.attention import AttentionBatch, paged_attention
+from personae.kernels.masks import Scratch
 from personae.kernels.norm import add_rms_norm
+from personae.kernels.sampling import SamplingRows, choose
 from personae.kernels.sgmv import WorkList, sgmv
 
 Row = dict[str, Any]
@@ -200,3 +205,31 @@ def pointwise_table(bandwidth: float, generator: torch.Generator) -> Iterator[Ro
             "silu_and_mul us": gated,
             "the floor us": 6 * tokens * INNER / bandwidth,
         }
+
+
+def sampling_table(bandwidth: float, generator: torch.Generator) -> Iterator[Row]:
+    """Tokens from logits over 128256 ids, beside torch; the copies of parameters and launches included."""
+    for count in (1, 64, 256):
+        logits = 3 * noise((count, VOCAB), torch.float32, generator)
+        spare, scratch = torch.empty_like(logits), Scratch(CUDA)
+        copy = event_time(partial(spare.copy_, logits))
+        for name, filtered in {"drawn": False, "with top_k, top_p, min_p": True}.items():
+            rows = sampling_rows(count, 1, filtered)
+
+            ours, torchs = (
+                event_time(partial(_chosen, operator, logits, spare, rows, scratch)) - copy
+                for operator in (choose, reference.choose)
+            )
+            yield {
+                "rows": count,
+                "tokens": name,
+                "us": ours,
+                "torch us": torchs,
+                "one read us": 4 * count * VOCAB / bandwidth,
+            }
+
+
+def _chosen(
+    operator: Callable[..., object], logits: Tensor, spare: Tensor, rows: SamplingRows, scratch: Scratch
+) -> None:
+    operator(spare.copy_(logits), rows, None, scratch)

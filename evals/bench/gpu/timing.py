@@ -38,6 +38,20 @@ def replay_time(calls: Sequence[Call], replays: int = REPLAYS) -> float:
     return statistics.median(times) * 1000 / len(calls)
 
 
+def event_time(call: Call, repeats: int = REPLAYS) -> float:
+    """Microseconds from a call's first work on the device to its last, launches included; the median."""
+    call()  # compiles
+    times: list[float] = []
+    for _ in range(repeats):
+        begun, ended = (Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]  # as above
+        begun.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        times.append(begun.elapsed_time(ended))
+    return statistics.median(times) * 1000
+
+
 def copy_bandwidth(size: int = 1 << 32) -> float:
     """Bytes a microsecond that a large copy moves, reads and writes counted."""
     source = torch.empty(size // 2, dtype=torch.uint8, device="cuda").random_(0, 256)

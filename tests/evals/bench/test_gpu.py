@@ -18,7 +18,16 @@ from personae.kernels.registry import reference_only
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
-NAMES = ("append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+NAMES = (
+    "append_kv",
+    "paged_attention",
+    "sgmv",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "choose",
+)
 REFERENCE = {name: getattr(reference, name) for name in NAMES}
 
 
@@ -29,6 +38,7 @@ def run(operators: dict, dtype: torch.dtype = torch.float32) -> list[checks.Chec
             checks.sgmv_checks(operators, dtype, generator, width=64),
             checks.attention_checks(operators, dtype, generator, shrink=64),
             checks.pointwise_checks(operators, dtype, generator),
+            checks.sampling_checks(operators, generator, width=1000),
         )
     )
 

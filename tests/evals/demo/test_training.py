@@ -94,7 +94,15 @@ def test_training_that_stops_and_goes_on_ends_where_it_would_have(tmp_path: Path
         folder.mkdir()
         for stop in stops:
             options = argparse.Namespace(
-                seed=1, threads=1, device="cpu", runs=folder, workers=1, steps=1000, tokens=256, measure=1000
+                seed=1,
+                threads=1,
+                device="cpu",
+                runs=folder,
+                workers=1,
+                steps=1000,
+                tokens=256,
+                measure=1000,
+                warm=False,
             )
             trainer = Trainer(options, 0)
             list(trainer.train_until(stop))

@@ -11,9 +11,10 @@ from answers import FUNCTIONS, WEATHER, marked, parse_marked
 from grammar_walks import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worst import text_vocabulary
+from worst import objection, text_vocabulary
 
 from personae.grammar.backend import Matcher
+from personae.grammar.closing.table import TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
 from personae.grammar.reasoning.registry import NAMES, reasoning_format
@@ -88,8 +89,15 @@ def thinker(matcher: Matcher, tokens: Vocabulary, seed: int, begun: list[int], m
     while len(ids) < most:
         allowed = allowed_tokens(matcher, tokens)
         assert allowed, f"nothing is allowed after {ids}"
-        liked = [token for token in odd if token in allowed] or [t for t in allowed if t != 256] or allowed
-        token = rng.choice(liked)
+        while True:
+            liked = (
+                [token for token in odd if token in allowed] or [t for t in allowed if t != 256] or allowed
+            )
+            token = rng.choice(liked)
+            words = objection(matcher, token)
+            if words is None:
+                break
+            allowed = [one for one in allowed if not TokenTable.holds(words, one)]
         assert matcher.accept(token)
         if matcher.terminated:
             break

@@ -1,0 +1,61 @@
+"""The host's time between two steps of 64 rows, when the device costs the processor next to nothing.
+
+    python -m personae.evals.bench.gaps --rows 64 --step-ms 5 --rounds 5
+
+In place of the model's forward pass the device sleeps for `--step-ms`; packing, sampling, scheduler,
+executor, supervision, processes, the line and streaming are real (`paced_back.py`). So nothing but the host's
+own work, and other programs, stands between the end of one step and the beginning of the next. In turn in one
+process and in two, on the executor's own clock; of every round the median and the 95th percentile, then the
+medians of the rounds. With the real model: `personae bench steps`.
+"""
+
+import statistics
+import sys
+from functools import partial
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from personae.actors.assembly import EngineOptions, assemble
+from personae.api.local import DEMO
+from personae.evals.bench.paced_back import paced
+from personae.evals.bench.steps import company_gaps, stage_gaps
+
+
+def main(
+    rows: int = 64,
+    step_ms: float = 5.0,
+    steps: Annotated[int, typer.Option(help="Of every round.")] = 400,
+    rounds: int = 5,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 16,
+) -> None:
+    """Measure and print, in microseconds."""
+    options = EngineOptions(DEMO / "model", (), max_seqs=rows, max_model_len=2048)
+    script = paced(assemble(options).script, step_ms / 1000)
+    command = (sys.executable, "-m", "personae.evals.bench.paced_back", str(step_ms / 1000))
+    ways = {
+        "one process": partial(stage_gaps, script, rows, False, prompt, steps),
+        "two processes": partial(company_gaps, options, script, rows, False, prompt, steps, command),
+    }
+    table = Table("round", *(f"{name}, {cut}" for name in ways for cut in ("p50", "p95")), "steps")
+    found: list[list[float]] = []
+    for number in range(rounds):
+        line: list[float] = []
+        seen: list[str] = []
+        for measure in ways.values():
+            gaps, _ = anyio.run(measure, backend_options={"use_uvloop": True})
+            cuts = statistics.quantiles(gaps, n=20)
+            line += [1e6 * cuts[9], 1e6 * cuts[18]]
+            seen.append(str(len(gaps)))
+        found.append(line)
+        table.add_row(str(number + 1), *(f"{value:.0f}" for value in line), " + ".join(seen))
+    medians = [statistics.median(column) for column in zip(*found, strict=True)]
+    table.add_row("median", *(f"{value:.0f}" for value in medians), "")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

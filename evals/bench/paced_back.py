@@ -1,0 +1,68 @@
+"""Back's process with a model that only takes time, for `evals/bench/gaps.py`.
+
+    python -m personae.evals.bench.paced_back STEP_SECONDS FD
+
+Everything else is the real thing: scheduler, actors, the executor's thread, packing, sampling, the line to
+Front.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from personae.actors import back
+from personae.actors.script import Script
+from personae.engine.config import ModelConfig
+from personae.engine.step import StepEngine
+
+TOKEN = 7  # the likeliest, always
+
+
+class PacedModel:
+    """Each forward pass blocks its thread for so many seconds, as on a CPU, and holds no lock."""
+
+    def __init__(self, config: ModelConfig, seconds: float) -> None:
+        self.config = config
+        self._seconds = seconds
+
+    def forward(self, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        """Take the time. tokens [T]; returns [T, 1]."""
+        time.sleep(self._seconds)
+        return torch.zeros(len(tokens), 1)
+
+    def logits(self, hidden: torch.Tensor, output: object) -> torch.Tensor:
+        """The same for every row: hidden [S, 1] to [S, V]."""
+        logits = torch.zeros(len(hidden), self.config.vocab_size)
+        logits[:, TOKEN] = 1.0
+        return logits
+
+
+def paced(script: Script, seconds: float) -> Script:
+    """The same script with such a model."""
+
+    def build() -> StepEngine:
+        engine: Any = script.build_step_engine()
+        engine.runner.model = PacedModel(engine.runner.model.config, seconds)
+        return engine  # type: ignore[no-any-return]  # a step engine, but for its model
+
+    return replace(script, build_step_engine=build)
+
+
+def main() -> None:
+    """Be Back."""
+    seconds = float(sys.argv[1])
+    assemble = vars(back)["assemble"]
+
+    def assembled(*arguments: Any) -> Any:
+        whole = assemble(*arguments)
+        return replace(whole, script=paced(whole.script, seconds))
+
+    vars(back)["assemble"] = assembled  # that is all that differs
+    back.main()
+
+
+if __name__ == "__main__":
+    main()

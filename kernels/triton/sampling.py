@@ -1,0 +1,80 @@
+"""Calls the sampling kernels. Nothing here waits for the device."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personae.kernels.sampling import SamplingRows
+from personae.kernels.triton.device.sampling import draw_kernel, greatest_kernel, weigh_kernel
+from personae.kernels.triton.sizes import ceil_div, power_of_two
+
+CHUNK = 1024  # logits a program reads at once
+MOST_CHUNKS = 512  # of a row, which one program looks at
+
+
+def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See `reference.choose`; logits: rows contiguous, at most CHUNK * MOST_CHUNKS wide."""
+    count, width = logits.shape
+    device, chunks = logits.device, ceil_div(width, CHUNK)
+    tokens = torch.empty(count, dtype=torch.int64, device=device)
+    best = torch.empty(count, dtype=torch.float32, device=device)
+    if not count:
+        return tokens, best
+    table, masks = _table(rows, bitmask)
+    table, masks = (tensor.to(device, non_blocking=True) for tensor in (table, masks))
+    tops = torch.empty(count, chunks, dtype=torch.float32, device=device)
+    ids = torch.empty(count, chunks, dtype=torch.int32, device=device)
+    weights = torch.empty(count, chunks, dtype=torch.float32, device=device)
+    sums = torch.empty(count, chunks, dtype=torch.float64, device=device)
+    stride, words = logits.stride(0), masks.shape[1]
+    wide = {"CHUNK": CHUNK, "CHUNKS": power_of_two(chunks)}
+    greatest_kernel[count, chunks](
+        logits, table, masks, tops, ids, stride, count, words, width, CHUNK=CHUNK, num_warps=4
+    )
+    draws = bool(rows.temperature.any())
+    weigh_kernel[count, chunks if draws else 1](
+        logits,
+        table,
+        masks,
+        tops,
+        ids,
+        weights,
+        sums,
+        best,
+        tokens,
+        stride,
+        count,
+        words,
+        width,
+        chunks,
+        num_warps=4,
+        **wide,
+    )
+    if draws:
+        draw_kernel[(count,)](
+            logits, table, weights, sums, tokens, stride, count, width, chunks, num_warps=8, **wide
+        )
+    return tokens, best
+
+
+def _table(rows: SamplingRows, bitmask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The parameters as one tensor for one copy, see `device/sampling.py`, and the masks that forbid
+    anything, [at least 1, words] int32."""
+    mask = np.full(len(rows.positions), -1, np.int64)
+    words = np.zeros((1, 1), np.int32)
+    if bitmask is not None:
+        every = bitmask.numpy()
+        masked = np.flatnonzero((every != -1).any(1))
+        if len(masked):
+            mask[masked] = np.arange(len(masked))
+            words = every[masked]
+    table = (
+        rows.streams.view(np.int64),
+        rows.positions,
+        rows.top_k,
+        rows.top_p.view(np.int64),
+        rows.temperature.astype(np.float64).view(np.int64),
+        rows.min_p.astype(np.float64).view(np.int64),
+        mask,
+    )
+    return torch.from_numpy(np.stack(table)), torch.from_numpy(words)
