@@ -29,7 +29,6 @@ from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.errors import AdapterError, LoadError
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.trial.house import TrialHouse
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
@@ -131,7 +130,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
             options.background_tokens,
             sharing=True,
         ),
-        build_compiler=lambda: GrammarCompiler(vocabulary, house=TrialHouse(vocabulary)),
+        build_compiler=lambda: GrammarCompiler(vocabulary),
         layout=layout,
         vocab_size=config.vocab_size,
         tokenizer=tokenizer,

@@ -1,1 +1,0 @@
-"""Compiles that may not end are tried in a process that can be killed; small ones are known to end."""
