@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
@@ -21,6 +22,7 @@ from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
 from personae.lora.extras import Extras
+from personae.lora.single import scaled
 
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
@@ -174,7 +176,8 @@ class LoraPool:
         return self._touch(adapter.digest).slot
 
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """As `load`, a module at a time, so that its caller can do other things between the pieces.
+        """As `load`, a module of a layer at a time, so that its caller can do other things between the
+        pieces, which are short.
 
         What `load` raises is raised by the first piece. The iterator must then be run to its end before the
         adapter is used; until then it is pinned.
@@ -204,8 +207,9 @@ class LoraPool:
         )
         try:
             for module in {**pages, **dict.fromkeys(module for _, module in adapter.affine)}:
-                self._write(adapter, module, slot, pages.get(module, ()))
-                yield
+                for layer in range(self.shapes.layers):
+                    self._write(adapter, layer, module, slot, pages.get(module, ()))
+                    yield
             yield from self.extras.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
@@ -276,26 +280,33 @@ class LoraPool:
         enough = slots <= 0 and extra <= 0 and all(count <= 0 for count in missing.values())
         return victims if enough else None
 
-    def _write(self, adapter: Adapter, module: str, slot: int, pages: tuple[int, ...]) -> None:
-        """Copy one module of all layers to its pages, the scaling folded into B; rows past a rank are
-        zeroed."""
-        inputs, outputs = self.shapes.modules[module]
-        count = len(pages) * RANK_PAGE
-        a = torch.zeros(self.shapes.layers, count, inputs, dtype=self.dtype)
-        b = torch.zeros(self.shapes.layers, count, outputs, dtype=self.dtype)
-        for layer in range(self.shapes.layers):
-            pair = adapter.pairs.get((layer, module))
-            gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
-            if pair is not None:
-                a[layer, : pair.rank] = pair.a
-                scaled = pair.b.float() * pair.scaling
-                b[layer, : pair.rank] = scaled if gain is None else scaled * gain
+    def _write(self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]) -> None:
+        """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""
+        gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
         if not pages:
             return
-        ids = torch.tensor(pages, dtype=torch.int32)
-        rows = (ids.long()[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten().to(self.device)
-        self._a[module].index_copy_(1, rows, a.to(self.device))
-        self._b[module].index_copy_(1, rows, b.to(self.device))
+        pair = adapter.pairs.get((layer, module))
+        count = len(pages) * RANK_PAGE
+        for arena, half in ((self._a[module], "a"), (self._b[module], "b")):
+            staged = torch.empty(count, arena.shape[2], dtype=self.dtype)
+            rank = 0
+            if pair is not None:
+                rank = pair.rank
+                scaling = 1.0 if half == "a" else pair.scaling
+                scaled(staged[:rank], getattr(pair, half), scaling, None if half == "a" else gain)
+            staged[rank:].zero_()
+            self._put(arena[layer], pages, staged)
+
+    def _put(self, rows: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
+        """Copy staged rows to the rows of these pages."""
+        if self.device.type == "cpu":
+            places = rows.view(self.num_pages, RANK_PAGE, -1)
+            for page, part in zip(pages, staged.view(len(pages), RANK_PAGE, -1), strict=True):
+                scaled(places[page], part)
+        else:
+            ids = torch.tensor(pages)
+            index = (ids[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten()
+            rows.index_copy_(0, index.to(self.device), staged.to(self.device))
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:

@@ -27,6 +27,7 @@ from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
+from personae.lora.quiet import QuietThreads
 
 STAGING = "staging"
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
@@ -80,6 +81,7 @@ class Registry:
         self._held: Counter[str] = Counter()
         self._lock = Lock()
         self._readers = CapacityLimiter(1)  # adapters in memory for being checked
+        self._quiet = QuietThreads(1)
         self._bind(f"{bounds.shapes.layers} {sorted(bounds.shapes.modules.items())}")
         self._staging = Staging(data.adapters / STAGING)
         for folder in data.adapters.iterdir():
@@ -176,7 +178,7 @@ class Registry:
 
         Raises AdapterError, Conflict or RateLimited; then nothing has changed.
         """
-        adapter = await to_thread.run_sync(self._read, folder, limiter=self._readers)
+        adapter = await to_thread.run_sync(self._quiet.call, self._read, folder, limiter=self._readers)
         size = sum((folder / file).stat().st_size for file in (CONFIG_FILE, TENSORS_FILE))
         async with self._lock:
             old = self.check_name(who, name, replace)
