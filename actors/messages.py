@@ -294,9 +294,10 @@ class Sampled(Message, frozen=True):
 
 
 class Compile(Message, frozen=True):
-    """From the scheduler: compile this, answer with `Compiled`."""
+    """From the scheduler: compile this, answer with `Compiled`. The tenant is the one that asked first."""
 
     spec: GrammarSpec
+    tenant: str = "default"
 
 
 # --- Back: executor -----------------------------------------------------------------------------------------

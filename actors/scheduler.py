@@ -105,7 +105,7 @@ class SchedulerActor(Actor[Message]):
             return
         if log.grammar not in self._compiling:  # still there while it compiles, although all have left
             self._compiling[log.grammar] = {}
-            self._compiler.tell(Compile(log.grammar))
+            self._compiler.tell(Compile(log.grammar, log.tenant))
         self._compiling[log.grammar][log.id] = log
 
     def _compiled(self, compiled: Compiled) -> None:
