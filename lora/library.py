@@ -12,10 +12,8 @@ from pathlib import Path
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.mix import mixed, parts_of
+from personae.lora.pace import Pace
 from personae.lora.peft import read_adapter
-from personae.lora.quiet import QuietThreads
-
-_READERS = 2  # threads; more than that do not read faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,6 @@ class AdapterLibrary:
         self._cache_bytes = cache_bytes
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
-        self._readers = QuietThreads(_READERS)
 
     def get(self, digest: str) -> Adapter | None:
         """The adapter if it is on the host."""
@@ -83,7 +80,21 @@ class AdapterLibrary:
 
         A mix is made of its parts, of which those on the host are not read again.
         """
-        return self._readers.call(self._read, digest)
+        parts = parts_of(digest)
+        if parts is not None:
+            return mixed(
+                digest, [(self._cache.get(part) or self.read(part), weight) for part, weight in parts]
+            )
+        folder = self._known.get(digest) or (self._folder and self._folder / digest)
+        if folder is None or not folder.is_dir():
+            raise AdapterError(f"adapter {digest}: it is not there any more")
+        try:
+            adapter = read_adapter(folder, self._shapes, Pace().rest)
+        except OSError as error:
+            raise AdapterError(f"adapter {digest}: {error.strerror}") from None
+        if adapter.digest != digest:
+            raise AdapterError(f"adapter {folder.name!r}: its files have changed since it was registered")
+        return adapter
 
     def put(self, adapter: Adapter) -> None:
         """Keep an adapter that was read; the least recently used leave."""
@@ -92,20 +103,3 @@ class AdapterLibrary:
         self._bytes += adapter.nbytes - (old.nbytes if old else 0)
         while self._bytes > self._cache_bytes and len(self._cache) > 1:
             self._bytes -= self._cache.popitem(last=False)[1].nbytes
-
-    def _read(self, digest: str) -> Adapter:
-        parts = parts_of(digest)
-        if parts is not None:
-            return mixed(
-                digest, [(self._cache.get(part) or self._read(part), weight) for part, weight in parts]
-            )
-        folder = self._known.get(digest) or (self._folder and self._folder / digest)
-        if folder is None or not folder.is_dir():
-            raise AdapterError(f"adapter {digest}: it is not there any more")
-        try:
-            adapter = read_adapter(folder, self._shapes)
-        except OSError as error:
-            raise AdapterError(f"adapter {digest}: {error.strerror}") from None
-        if adapter.digest != digest:
-            raise AdapterError(f"adapter {folder.name!r}: its files have changed since it was registered")
-        return adapter

@@ -1,8 +1,10 @@
 """Adapters in device memory, paged by true rank: an adapter of rank 8 takes an eighth of one of rank 64.
 
-Each module (q, k, v, ...) has arenas of rank rows, one per layer, and one page table for all of them, so a
-page id means the same rows in every layer. An adapter occupies, per module, the pages for its largest rank
-over the layers; where a layer has fewer ranks the rest of its rows are zero.
+Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
+largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. A page is one piece
+of memory with all its layers side by side, so on the CPU a pool takes memory for what has been in it. The
+arenas of the layers are views that begin one layer after the other; to kernels, a page's id is its number
+times the layers.
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
 needed. The pool is synchronous and has one owner; on a device its copies are ordered with the steps around
@@ -45,7 +47,7 @@ class LoraPool:
     `stacks`: by module, the arenas of all layers as one tensor.
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
-    `pool_bytes(shapes, capacity_rows, dtype)`, taken at once, and up to as much again for what adapters have
+    `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have
     beside their ranks, taken when they come. `base` is asked by adapters that depend on the base's weights.
     """
 
@@ -65,20 +67,24 @@ class LoraPool:
         self.num_pages = capacity_rows // RANK_PAGE
         self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
-        self._a: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, in]
-        self._b: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, out]
+        self._a: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, in]
+        self._b: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, out]
         self._tables: dict[str, RankTable] = {}
         for module, (inputs, outputs) in shapes.modules.items():
-            rows = (shapes.layers, capacity_rows)
+            rows = (self.num_pages, shapes.layers, RANK_PAGE)
             self._a[module] = zeros((*rows, inputs), dtype, device)
             self._b[module] = zeros((*rows, outputs), dtype, device)
             self._tables[module] = RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
                 torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
             )
+        self.stacks = {
+            module: LoraStack(_layers(self._a[module]), _layers(self._b[module]), self._tables[module])
+            for module in self._a
+        }
         self._arenas = {
             group: [
-                tuple(Arena(self._a[module][layer], self._b[module][layer]) for module in modules)
+                tuple(Arena(self.stacks[m].a[layer], self.stacks[m].b[layer]) for m in modules)
                 for layer in range(shapes.layers)
             ]
             for group, modules in GROUPS.items()
@@ -86,9 +92,6 @@ class LoraPool:
         }
         self._group_tables = {
             group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
-        }
-        self.stacks = {
-            module: LoraStack(self._a[module], self._b[module], self._tables[module]) for module in self._a
         }
         self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
         self._free_slots = list(reversed(range(max_adapters)))
@@ -198,9 +201,8 @@ class LoraPool:
             for module, rank in adapter.ranks.items()
         }
         for module, own in pages.items():
-            self._tables[module].pages[slot, : len(own)] = torch.tensor(own, dtype=torch.int32).to(
-                self.device
-            )
+            ids = torch.tensor(own, dtype=torch.int32) * self.shapes.layers
+            self._tables[module].pages[slot, : len(own)] = ids.to(self.device)
             self._tables[module].rank[slot] = adapter.ranks[module]
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
@@ -244,7 +246,8 @@ class LoraPool:
                 own = resident.pages.get(module, ())
                 ranks[resident.slot] = resident.ranks.get(module, 0)
                 assert len(own) == _pages(ranks[resident.slot]), f"number of pages of {module}"
-                assert table.pages[resident.slot, : len(own)].tolist() == list(own), f"page table of {module}"
+                ids = [page * self.shapes.layers for page in own]
+                assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
         assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
 
@@ -287,32 +290,37 @@ class LoraPool:
             return
         pair = adapter.pairs.get((layer, module))
         count = len(pages) * RANK_PAGE
-        for arena, half in ((self._a[module], "a"), (self._b[module], "b")):
-            staged = torch.empty(count, arena.shape[2], dtype=self.dtype)
+        for places, half in ((self._a[module][:, layer], "a"), (self._b[module][:, layer], "b")):
+            staged = torch.empty(count, places.shape[2], dtype=self.dtype)
             rank = 0
             if pair is not None:
                 rank = pair.rank
                 scaling = 1.0 if half == "a" else pair.scaling
                 scaled(staged[:rank], getattr(pair, half), scaling, None if half == "a" else gain)
             staged[rank:].zero_()
-            self._put(arena[layer], pages, staged)
+            self._put(places, pages, staged.view(len(pages), RANK_PAGE, -1))
 
-    def _put(self, rows: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
-        """Copy staged rows to the rows of these pages."""
+    def _put(self, places: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
+        """Copy staged pages to the places of these pages."""
         if self.device.type == "cpu":
-            places = rows.view(self.num_pages, RANK_PAGE, -1)
-            for page, part in zip(pages, staged.view(len(pages), RANK_PAGE, -1), strict=True):
+            for page, part in zip(pages, staged, strict=True):
                 scaled(places[page], part)
         else:
-            ids = torch.tensor(pages)
-            index = (ids[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten()
-            rows.index_copy_(0, index.to(self.device), staged.to(self.device))
+            places.index_copy_(0, torch.tensor(pages, device=self.device), staged.to(self.device))
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:
     """The bytes of a pool's arenas with this many rank rows a module."""
     widths = sum(inputs + outputs for inputs, outputs in shapes.modules.values())
     return shapes.layers * capacity_rows * widths * dtype.itemsize
+
+
+def _layers(pages: Tensor) -> Tensor:
+    """Pages [P, L, RANK_PAGE, width] as the rows of each layer [L, rows, width]: of layer 0 all
+    but the last layers', of layer 1 those from RANK_PAGE on, and so on."""
+    _, layers, _, width = pages.shape
+    rows = pages.numel() // width - (layers - 1) * RANK_PAGE
+    return pages.as_strided((layers, rows, width), (RANK_PAGE * width, width, 1))
 
 
 def _pages(rank: int) -> int:

@@ -26,8 +26,8 @@ from personae.api.upload import Staging, sync_folder
 from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
+from personae.lora.pace import Pace
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
-from personae.lora.quiet import QuietThreads
 
 STAGING = "staging"
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
@@ -81,7 +81,6 @@ class Registry:
         self._held: Counter[str] = Counter()
         self._lock = Lock()
         self._readers = CapacityLimiter(1)  # adapters in memory for being checked
-        self._quiet = QuietThreads(1)
         self._bind(f"{bounds.shapes.layers} {sorted(bounds.shapes.modules.items())}")
         self._staging = Staging(data.adapters / STAGING)
         for folder in data.adapters.iterdir():
@@ -178,7 +177,7 @@ class Registry:
 
         Raises AdapterError, Conflict or RateLimited; then nothing has changed.
         """
-        adapter = await to_thread.run_sync(self._quiet.call, self._read, folder, limiter=self._readers)
+        adapter = await to_thread.run_sync(self._read, folder, limiter=self._readers)
         size = sum((folder / file).stat().st_size for file in (CONFIG_FILE, TENSORS_FILE))
         async with self._lock:
             old = self.check_name(who, name, replace)
@@ -211,7 +210,7 @@ class Registry:
             self._collect(rows[0]["digest"])
 
     def _read(self, folder: Path) -> Adapter:
-        adapter = read_adapter(folder, self._bounds.shapes)
+        adapter = read_adapter(folder, self._bounds.shapes, Pace().rest)
         self._bounds.check(adapter)
         return adapter
 

@@ -32,9 +32,8 @@ MOST_RANKS = 512  # of one adapter
 _SENDER = """
 import os, socket, sys
 os.nice(10)
-whole = sys.stdin.buffer.read()
-with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
-    connection.sendall(whole)
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection, open(sys.argv[3], "rb") as form:
+    connection.sendfile(form)
     while part := connection.recv(65536):
         sys.stdout.buffer.write(part)
 """
@@ -74,14 +73,21 @@ def say(what: str, found: list[float]) -> None:
     )
 
 
-async def send(url: str, files: dict[str, bytes]) -> None:
+def write_form(maker: AdapterMaker, rank: int, seed: int, url: str, path: Path) -> None:
+    """Make an adapter, and write the whole request that uploads it to a file."""
+    request = upload_of("large", maker.make(rank, seed), url)
+    head = "\r\n".join(f"{name}: {value}" for name, value in request.headers.items())
+    with path.open("wb") as file:
+        file.write(f"POST /v1/adapters HTTP/1.1\r\n{head}\r\nconnection: close\r\n\r\n".encode())
+        file.write(request.read())
+
+
+async def send(url: str, form: Path) -> None:
     """Upload from a process of its own, which takes no time from the streams' client and little from the
     server, as one on another machine would."""
-    request = upload_of("large", files, url)
-    head = "\r\n".join(f"{name}: {value}" for name, value in request.headers.items())
-    whole = f"POST /v1/adapters HTTP/1.1\r\n{head}\r\nconnection: close\r\n\r\n".encode() + request.read()
-    address = [request.url.host, str(request.url.port)]
-    answer = (await anyio.run_process([sys.executable, "-c", _SENDER, *address], input=whole)).stdout
+    server = httpx.URL(url)
+    command = [sys.executable, "-IS", "-c", _SENDER, server.host, str(server.port), str(form)]
+    answer = (await anyio.run_process(command)).stdout
     if b" 201 " not in answer.partition(b"\r\n")[0]:
         raise RuntimeError(f"the upload was refused: {answer[:500]!r}")
 
@@ -101,14 +107,12 @@ class Round:
         return (p99(sorted(self.upload + self.cold)) - p99(self.quiet)) / step
 
 
-async def play(
-    client: httpx.AsyncClient, arrivals: list[list[float]], files: dict[str, bytes], seconds: float
-) -> Round:
+async def play(client: httpx.AsyncClient, arrivals: list[list[float]], form: Path, seconds: float) -> Round:
     """Nothing, an upload, a cold load; tells of each."""
     quiet = time.perf_counter()
     await anyio.sleep(seconds)
     begun = time.perf_counter()
-    await send(str(client.base_url), files)
+    await send(str(client.base_url), form)
     uploaded = time.perf_counter()
     cold = {"model": "large", "prompt": "Hello", "max_tokens": 8}
     (await client.post("/v1/completions", json=cold)).raise_for_status()
@@ -124,9 +128,9 @@ async def play(
 
 
 async def measure(
-    served: Served, model: str, maker: AdapterMaker, rank: int, seconds: float, rounds: int
+    served: Served, model: str, maker: AdapterMaker, rank: int, seconds: float, rounds: int, form: Path
 ) -> None:
-    """All rounds."""
+    """All rounds. `form` is a file for the uploads."""
     arrivals: list[list[float]] = [[] for _ in range(STREAMS)]
     limits = httpx.Limits(max_connections=STREAMS + 4)
     async with (
@@ -139,8 +143,8 @@ async def measure(
             await anyio.sleep(0.1)
         found = []
         for number in range(rounds):
-            files = await anyio.to_thread.run_sync(maker.make, rank, number)
-            found.append(await play(client, arrivals, files, seconds))
+            await anyio.to_thread.run_sync(write_form, maker, rank, number, served.url, form)
+            found.append(await play(client, arrivals, form, seconds))
         tasks.cancel_scope.cancel()
     growth = statistics.median(one.growth for one in found)
     print(f"median of {rounds}: p99 longer by {growth:.2f} steps")
@@ -160,7 +164,9 @@ def main(
         memory = 2 * maker.bytes_per_rank(torch.float32) * (rank + 8)
         arguments = [str(model), "--data-dir", f"{folder}/data", "--adapter-memory", str(memory)]
         with Served(arguments, Path(folder) / "log") as served:
-            anyio.run(measure, served, model.resolve().name, maker, rank, seconds, rounds)
+            anyio.run(
+                measure, served, model.resolve().name, maker, rank, seconds, rounds, Path(folder) / "form"
+            )
 
 
 if __name__ == "__main__":
