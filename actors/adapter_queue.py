@@ -19,6 +19,7 @@ from personae.actors.messages import (
     Pin,
     Pinned,
     Progress,
+    Recall,
     Refused,
     Submit,
     Unpin,
@@ -41,9 +42,10 @@ class Lane:
         self._arrivals = 0
 
     def add(self, log: SequenceLog) -> None:
-        """It waits here."""
+        """It waits here, before those that have not begun if it has."""
         self.waiting[log.id] = log
-        heappush(self._turns, (turn(log, self._arrivals), self._arrivals, log.id))
+        order = 0 if len(log.tokens) > log.prompt_length else self._arrivals
+        heappush(self._turns, (turn(log, order), self._arrivals, log.id))
         self._arrivals += 1
 
     def take(self, count: int) -> list[SequenceLog]:
@@ -106,8 +108,10 @@ class AdapterQueue(Actor[Message]):
                     refused = tuple(id for lane in self._lanes.values() for id in lane.waiting)
                     self._lanes.clear()  # nothing is offered without a pin
                     self._refuse(refused, "RequestFailed", error)
-            case Yield(life=self._life):
+            case Yield(now=now, life=self._life):
                 self._yielding = self._pinned
+                if now and self._pinned and self._aboard:
+                    self._scheduler.tell(Recall(tuple(self._aboard), self._life))
             case Progress(started=started, ended=ended):
                 self._aboard.difference_update(ended)
                 self._refused.difference_update(ended)

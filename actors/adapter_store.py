@@ -3,11 +3,13 @@
 The executor's pool decides what fits and evicts; this actor keeps the line of those that wait. The first few
 in line are read, each in a task of its own, and offered to the pool; one that finds no room keeps its place
 and tries again when another leaves. If it has to wait long, the adapter that was placed first is told to
-yield, so that those that are always busy cannot starve the others.
+yield, so that those that are always busy cannot starve the others; and if its answers are long, they have to
+wait, too.
 
 A queue pins its adapter once, however many requests it holds.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
@@ -35,6 +37,7 @@ from personae.lora.adapter import Adapter
 
 _AT_ONCE = 4  # adapters that are read and offered to the pool at the same time; bounds their memory
 _PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
+_DRAIN = 2.0  # seconds that what runs then has to finish
 
 Waiting = Literal["unread", "trying", "no room"]
 
@@ -61,6 +64,7 @@ class AdapterStore(Actor[Message]):
         self._asked: dict[str, tuple[float, str]] = {}  # when, and where the adapter was
         self._told = self._holdings = Holdings()
         self._placed: OrderedDict[str, None] = OrderedDict()  # in the order of their placing
+        self._yielding: dict[str, float] = {}  # of them those that were told to, until when they may take
         self._line: OrderedDict[str, Waiting] = OrderedDict()
         self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
         self._loaded = 0  # the pool's count of loads, when it was told last
@@ -87,6 +91,7 @@ class AdapterStore(Actor[Message]):
                     self._settle(digest, placed, error)
             case Unpin(adapter=digest, life=self._life):
                 self._placed.pop(digest, None)
+                self._yielding.pop(digest, None)
                 self._executor.tell(Release(digest))
                 self._released += 1
                 for waiting, state in self._line.items():
@@ -166,14 +171,20 @@ class AdapterStore(Actor[Message]):
                 self.start_soon(self._make_room)
 
     async def _make_room(self) -> None:
-        """As long as anyone finds no room: tell one adapter after the other to yield."""
+        """As long as anyone finds no room: tell one adapter after the other to yield, and those that have had
+        their time for it to do so now."""
         while True:
             await sleep(_PATIENCE)
             if "no room" not in self._line.values():
                 break
-            if self._placed:
-                oldest = next(iter(self._placed))
-                self._placed.move_to_end(oldest)
+            now = current_time()
+            for digest, until in self._yielding.items():
+                if now >= until:
+                    self._yielding[digest] = math.inf
+                    self._queue_of(digest).tell(Yield(digest, self._life, now=True))
+            oldest = next((digest for digest in self._placed if digest not in self._yielding), None)
+            if oldest is not None:
+                self._yielding[oldest] = now + _DRAIN
                 self._holdings = replace(self._holdings, yields=self._holdings.yields + 1)
                 self._queue_of(oldest).tell(Yield(oldest, self._life))
         self._impatient = False

@@ -18,6 +18,7 @@ from personae.engine.background import Tiers
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
+from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
@@ -53,7 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_memory` and
     `adapter_memory` are in bytes, the other sizes are in tokens or sequences; `background_tokens` is what
     batches may have of a step beside other requests. `secret` is what the tenants' prefix-cache salts are
-    derived from.
+    derived from. `cuda_graphs`: on a GPU decode steps are captured as graphs (`engine/graphs.py`).
     """
 
     model: Path
@@ -69,6 +70,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     served_model_name: str | None = None
     secret: bytes | None = None
     background_tokens: int | None = None
+    cuda_graphs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,10 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
             device=device,
             base=DecoderWeights(model),
         )
-        kv = KVCache(config, layout, model.dtype, device)
-        return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
+        captures = device.type == "cuda" and options.cuda_graphs
+        kv = KVCache(config, layout, model.dtype, device, spare=captures)
+        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
+        return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
 
     secret = options.secret or secrets.token_bytes(32)
     script = Script(

@@ -31,7 +31,7 @@ from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Cancel, Message, Pin, Submit, Unpin
+from personae.actors.messages import Cancel, Message, Pin, Recall, Submit, Unpin
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.wire import (
@@ -169,7 +169,7 @@ async def serve(
         meet(back)
         async for message in arriving:
             match message:
-                case Submit() | Cancel():
+                case Submit() | Cancel() | Recall():
                     scheduler.tell(message)
                 case Pin() | Unpin():
                     store.tell(message)

@@ -1,6 +1,7 @@
 """Compiles grammars off the loop, so that a slow schema costs its sender time and nobody else a step."""
 
 import logging
+from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, create_task_group, sleep
 
@@ -12,7 +13,7 @@ from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFail
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
-AT_ONCE = 4  # compiles; more would only take the cores from the steps
+AT_ONCE = 4  # compiles of a tenant; more would only take the cores from the steps
 SECONDS = 30.0  # that a request waits for its grammar
 
 log = logging.getLogger(__name__)
@@ -23,15 +24,17 @@ class Compiler(Actor[Message]):
 
     Whatever a compile raises ends its own requests and nothing else: a grammar library that stumbles over
     somebody's schema must not take everybody's engine down. One that takes more than `seconds` is answered
-    without a grammar. Its thread cannot be stopped and keeps its place among the `AT_ONCE`; what it brings in
-    the end is kept for the next who asks.
+    without a grammar. Its thread cannot be stopped and keeps its place among its tenant's `AT_ONCE`, which
+    are nobody else's; what it brings in the end is kept for the next who asks.
     """
 
     def __init__(self, grammars: Grammars, scheduler: Ref[Message], *, seconds: float = SECONDS) -> None:
         self._grammars = grammars
         self._scheduler = scheduler
         self._seconds = seconds
-        self._threads = CapacityLimiter(AT_ONCE)
+        self._threads: WeakValueDictionary[str, CapacityLimiter] = (
+            WeakValueDictionary()
+        )  # while they are used
         self._begun: set[GrammarSpec] = set()
         self._late: set[GrammarSpec] = set()
 
@@ -48,12 +51,13 @@ class Compiler(Actor[Message]):
             elif message.spec in self._late:
                 self._give_up(message.spec)
             else:
-                self.start_soon(self._compile, message.spec)
+                threads = self._threads.setdefault(message.tenant, CapacityLimiter(AT_ONCE))
+                self.start_soon(self._compile, message.spec, threads)
 
-    async def _compile(self, spec: GrammarSpec) -> None:
+    async def _compile(self, spec: GrammarSpec, threads: CapacityLimiter) -> None:
         async with create_task_group() as tasks:
             tasks.start_soon(self._lose_patience, spec)
-            outcome = await self.in_thread(self._outcome, spec, limiter=self._threads)
+            outcome = await self.in_thread(self._outcome, spec, limiter=threads)
             tasks.cancel_scope.cancel()
         late = spec in self._late
         self._late.discard(spec)
@@ -83,7 +87,7 @@ class Compiler(Actor[Message]):
         self._begun.add(spec)
         try:
             return self._grammars.compile(spec)
-        except GrammarError as error:
+        except PersonaeError as error:
             return error
         except BaseException:  # a panic in a Rust library is no Exception
             log.exception("a grammar of kind %s could not be compiled", spec.kind)

@@ -9,6 +9,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable
+from typing import Never, assert_never
 
 import anyio
 from anyio import CancelScope, current_time, fail_after, move_on_after
@@ -22,7 +23,6 @@ from personae.actors.messages import (
     BackStarted,
     Holdings,
     Load,
-    Message,
     Pinned,
     Refused,
     StepDone,
@@ -59,7 +59,7 @@ class BackHangs(PersonaeError):
     """Back's process lives and does not go on."""
 
 
-class Host(Actor[Message]):
+class Host(Actor[Never]):
     """`port` is what the rest of Front tells Back through. `met` is told the facts of the model.
 
     `launch` starts the process. `hang_seconds` is how long Back may say nothing at all, how long one step may
@@ -124,6 +124,10 @@ class Host(Actor[Message]):
         self.start_soon(self._read)
         self.start_soon(self._port.write, self._line)
         self.start_soon(self._watch)
+
+    async def receive(self, message: Never) -> None:
+        """Nobody tells it anything: what Back says reaches it through the socket."""
+        assert_never(message)
 
     async def stopped(self) -> None:
         """End the process."""

@@ -16,6 +16,7 @@ from personae.actors.messages import (
     Refused,
     Replay,
     Resubmit,
+    Returned,
     Shut,
     Submission,
     Withdraw,
@@ -72,6 +73,8 @@ class Ingress(Actor[Message]):
                 for id in ended:
                     self._adapter_of.pop(id, None)
                 self._withdrawn.difference_update(ended)
+            case Returned(logs=logs, life=self._life):  # those of an earlier life come with `Resubmit`
+                self._return(logs)
             case Shut(error=error):
                 self._shut = error
                 self._streamer.tell(message)
@@ -88,6 +91,13 @@ class Ingress(Actor[Message]):
                 if last and self._held is not None:
                     came, self._held = self._held, None
                     self._enqueue(came.values())
+
+    def _return(self, logs: tuple[SequenceLog, ...]) -> None:
+        """Back to the end of their queue, those that are still wanted."""
+        self._route([log.id for log in logs], lambda ids: Progress((), ids))
+        self._enqueue([log for log in logs if log.id not in self._withdrawn])
+        if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
+            self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while it waited for its adapter"))
 
     def _admit(self, submission: Submission) -> None:
         logs = submission.logs

@@ -108,6 +108,14 @@ class Resubmit(Message, frozen=True):
     last: bool
 
 
+class Returned(Message, frozen=True):
+    """From the streamer: sequences that Back has let go of without an end, as far as they got in this life.
+    They wait again."""
+
+    logs: tuple[SequenceLog, ...]
+    life: int
+
+
 # --- Front: adapter queue -----------------------------------------------------------------------------------
 
 
@@ -133,10 +141,14 @@ class Pinned(Message, frozen=True):
 
 
 class Yield(Message, frozen=True):
-    """*Wire.* From the adapter store: others wait for this adapter's place. Finish what runs, then unpin."""
+    """*Wire.* From the adapter store: others wait for this adapter's place. Finish what runs, then unpin.
+
+    `now`: that took too long; what runs is to wait until the adapter has a place again.
+    """
 
     adapter: str
     life: int
+    now: bool = False
 
 
 # --- Front: streamer ----------------------------------------------------------------------------------------
@@ -251,6 +263,13 @@ class Cancel(Message, frozen=True):
     life: int
 
 
+class Recall(Message, frozen=True):
+    """*Wire.* From a queue: let go of these sequences; the last delta of each says `recalled`."""
+
+    ids: tuple[str, ...]
+    life: int
+
+
 class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
@@ -275,9 +294,10 @@ class Sampled(Message, frozen=True):
 
 
 class Compile(Message, frozen=True):
-    """From the scheduler: compile this, answer with `Compiled`."""
+    """From the scheduler: compile this, answer with `Compiled`. The tenant is the one that asked first."""
 
     spec: GrammarSpec
+    tenant: str = "default"
 
 
 # --- Back: executor -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from personae.actors.messages import (
     Execute,
     Load,
     Message,
+    Recall,
     Refused,
     Sampled,
     Spent,
@@ -81,8 +82,9 @@ class SchedulerActor(Actor[Message]):
                     for log in logs:
                         self._submit(log)
                 case Cancel(ids=ids, life=self._life):
-                    for id in ids:
-                        deltas += self._cancel(id)
+                    deltas += self._let_go(ids, "cancelled")
+                case Recall(ids=ids, life=self._life):
+                    deltas += self._let_go(ids, "recalled")
                 case Compiled():
                     self._compiled(each)
         for delta in deltas:
@@ -103,7 +105,7 @@ class SchedulerActor(Actor[Message]):
             return
         if log.grammar not in self._compiling:  # still there while it compiles, although all have left
             self._compiling[log.grammar] = {}
-            self._compiler.tell(Compile(log.grammar))
+            self._compiler.tell(Compile(log.grammar, log.tenant))
         self._compiling[log.grammar][log.id] = log
 
     def _compiled(self, compiled: Compiled) -> None:
@@ -132,13 +134,14 @@ class SchedulerActor(Actor[Message]):
         )
         self._streamer.tell(Refused((log.id,), "BudgetTooSmall", why))
 
-    def _cancel(self, id: str) -> list[Delta]:
-        if id not in self._known:
-            return []
-        for logs in self._compiling.values():
-            logs.pop(id, None)
-        self._scheduler.cancel(id)
-        return [Delta(id, finish="cancelled")]
+    def _let_go(self, ids: tuple[str, ...], finish: str) -> list[Delta]:
+        """End those that are still here. What is computed of them stays in the prefix cache for a while."""
+        here = [id for id in dict.fromkeys(ids) if id in self._known]
+        for id in here:
+            for logs in self._compiling.values():
+                logs.pop(id, None)
+            self._scheduler.cancel(id)
+        return [Delta(id, finish=finish) for id in here]
 
     def _commit(self, sampled: Sampled) -> tuple[Delta, ...]:
         self._in_flight -= 1

@@ -27,6 +27,7 @@ from personae.actors.messages import (
     Refused,
     Replay,
     Resubmit,
+    Returned,
     Shut,
     Spent,
     StepDone,
@@ -73,7 +74,7 @@ class Live:
             self.queued = now - self.opened
 
     def begin_again(self) -> SequenceLog:
-        """For a new life: the log with what has been emitted since, `after` dropped: the leader may be
+        """For a new run: the log with what has been emitted since, `after` dropped: the leader may be
         gone."""
         self.started = self.aboard = False
         return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
@@ -150,9 +151,14 @@ class Streamer(Actor[Message]):
     def _deliver(self, deltas: tuple[Delta, ...]) -> None:
         started: list[str] = []
         ended: list[str] = []
+        returned: list[SequenceLog] = []
         for delta in deltas:
             live = self._live.get(delta.id)
             if live is None:
+                continue
+            if delta.finish == "recalled":
+                returned.append(log := live.begin_again())
+                self._latest.backlog.wait(log)
                 continue
             if not live.started:
                 live.started = True
@@ -170,6 +176,8 @@ class Streamer(Actor[Message]):
                 ended.append(delta.id)
         if started or ended:
             self._ingress.tell(Progress(tuple(started), tuple(ended)))
+        if returned:
+            self._ingress.tell(Returned(tuple(returned), self._life))
         self._try_next()
 
     def _replay(self) -> None:

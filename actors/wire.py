@@ -26,6 +26,7 @@ from personae.actors.messages import (
     Message,
     Pin,
     Pinned,
+    Recall,
     Refused,
     StepDone,
     Submit,
@@ -97,14 +98,14 @@ class Describe(Message, frozen=True):
     """From Front: print what every actor and every thread is doing."""
 
 
-ToBack = Start | Submit | Cancel | Pin | Unpin | Describe
+ToBack = Start | Submit | Cancel | Recall | Pin | Unpin | Describe
 ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
 
 
 def _plain(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"{type(value).__name__} does not cross")
+    raise TypeError(f"{type(value).__name__} does not cross")
 
 
 def _rich(kind: type, value: Any) -> Any:

@@ -145,6 +145,13 @@ def serve(
     background_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens that batches may have of a step beside other requests.")
     ] = None,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs/--no-cuda-graphs",
+            help="On a GPU, launch a decode step as one graph, or kernel by kernel.",
+        ),
+    ] = True,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -170,6 +177,7 @@ def serve(
         reasoning_format=reasoning_format,
         batch_concurrency=batch_concurrency,
         background_tokens=background_tokens,
+        cuda_graphs=cuda_graphs,
     )
     access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
     from personae.api.serve import run

@@ -20,11 +20,12 @@ from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, Usage
 from personae.api.chat_template import TemplateTooSlow
 from personae.api.choices import Choice, Part
+from personae.api.conversation import Message
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import Message, SamplingFields
+from personae.api.schema import SamplingFields
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter

@@ -9,7 +9,7 @@ The fields, their ranges and the errors are those of docs/api.md; an error is ra
 model, a dataclass, a TypedDict, a Literal, an Enum, or a term of `outlines.types` (python_types.py).
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ async def _streamed(job: Job, chunks: Chunks) -> AsyncIterator[AsyncIterator[Any
         with send:
             await job.run(send.send_nowait)
 
-    async def iterate() -> AsyncIterator[Any]:
+    async def iterate() -> AsyncGenerator[Any]:
         async for part in receive:
             for chunk in chunks.of(part):
                 yield chunk
@@ -138,7 +138,7 @@ async def _streamed(job: Job, chunks: Chunks) -> AsyncIterator[AsyncIterator[Any
             try:
                 yield iterator
             finally:
-                await iterator.aclose()  # type: ignore[attr-defined]  # an async generator
+                await iterator.aclose()
                 tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure

@@ -50,6 +50,7 @@ async def open_engine(
         served_model_name=name,
         secret=secret,
         background_tokens=options.background_tokens,
+        cuda_graphs=options.cuda_graphs,
     )
     if not options.one_process:
         async with open_company(

@@ -35,7 +35,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `request_timeout` is the most seconds that any request may take.
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
-    sequences in the engine, and beside other requests `background_tokens` of a step.
+    sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a
+    GPU decode steps are captured as graphs.
     """
 
     model: Path | None = None
@@ -60,6 +61,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     reasoning_format: str | None = None
     batch_concurrency: int = 64
     background_tokens: int | None = None
+    cuda_graphs: bool = True
 
 
 async def _never() -> None:

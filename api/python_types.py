@@ -38,8 +38,8 @@ def with_types(fields: dict[str, Any]) -> dict[str, Any]:
 def _bound(wanted: Any) -> tuple[str, Any]:
     if term := _outlines_name(wanted):
         return _term(wanted, term)
-    if isinstance(wanted, enum.EnumMeta):
-        texts = [member.value for member in wanted]  # type: ignore[var-annotated]  # of any type
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        texts = [member.value for member in wanted]
         if all(isinstance(text, str) for text in texts):
             return _CHOICE, texts
     if typing.get_origin(wanted) is typing.Literal:

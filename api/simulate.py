@@ -8,6 +8,8 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import track
 
 app = typer.Typer(help="Simulate the whole engine under a virtual clock, with faults.", no_args_is_help=True)
 
@@ -52,7 +54,8 @@ def traffic(
         for part in range(parts)
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(_part, jobs))
+        running = pool.map(_part, jobs)
+        found = list(track(running, "simulating", total=parts, console=Console(stderr=True)))
     outcomes: dict[str, int] = {}
     faults: dict[str, int] = {}
     for _, _, _, seen, struck in found:

@@ -13,16 +13,26 @@ from personae.kernels.memory import zeros
 class KVCache:
     """`data: [layers, 2, num_pages, kv_heads, page_size, head_dim]`; index 1 is 0 for keys, 1 for values.
 
-    Who owns which page is the scheduler's business; the cache only holds them.
+    In memory a page is one piece, all its layers side by side, so what is used lies close together. Who owns
+    which page is the scheduler's business; the cache only holds them. With `spare` there is one page more,
+    `spare_page`, which nobody owns: what is written there is not wanted.
     """
 
     def __init__(
-        self, config: ModelConfig, layout: MemoryLayout, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layout: MemoryLayout,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        spare: bool = False,
     ) -> None:
         self.page_size = layout.page_size
         self.num_pages = layout.num_pages
-        shape = (config.layers, 2, layout.num_pages, config.kv_heads, layout.page_size, config.head_dim)
-        self.data = zeros(shape, dtype, device)
+        self.spare_page = layout.num_pages if spare else None
+        pages = layout.num_pages + spare
+        shape = (pages, config.layers, 2, config.kv_heads, layout.page_size, config.head_dim)
+        self.data = zeros(shape, dtype, device).permute(1, 2, 0, 3, 4, 5)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

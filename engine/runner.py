@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personae.engine.graphs import DecodeGraphs
 from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
@@ -52,7 +53,8 @@ class Forward:
 class Runner:
     """Runs plans in order on one device. One thread owns it.
 
-    `last_tokens` ([max_seqs] int64, on the device) is the sampler's: the newest token of each slot.
+    `last_tokens` ([max_seqs] int64, on the device) is the sampler's: the newest token of each slot. `graphs`
+    run the steps that can be captured.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class Runner:
         layout: MemoryLayout,
         adapters: LoraPool,
         last_tokens: torch.Tensor,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.model = model
+        self.graphs = graphs
         self.kv = kv
         self.layout = layout
         self.adapters = adapters
@@ -104,10 +108,24 @@ class Runner:
 
     def forward(self, packed: PackedStep) -> Forward:
         """Run the model over packed rows."""
-        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
+        hidden = self._replayed(packed)
+        if hidden is None:
+            hidden = self.model.forward(
+                packed.tokens, packed.positions, self.kv, packed.attention, packed.lora
+            )
         slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
+
+    def _replayed(self, packed: PackedStep) -> torch.Tensor | None:
+        """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
+        ranks."""
+        if self.graphs is None or packed.attention.max_query > 1:
+            return None
+        work = None if packed.lora is None else packed.lora.work
+        if packed.lora is not None and work is None:
+            return None
+        return self.graphs.run(packed.tokens, packed.positions, packed.attention, work)
 
     def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""

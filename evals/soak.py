@@ -1,5 +1,7 @@
 """Full load for a long time, with clients that leave and clients that read slowly: does anything grow?
 
+Every third answer is bound by one of many schemas, so grammars come and go as well.
+
     python -m personae.evals.soak --model evals/demo/model --adapters evals/demo/adapters --minutes 60
 
 Samples, every `--every` seconds: resident memory and open files of Front and Back, and Front's tasks. The
@@ -7,6 +9,7 @@ first fifth of the samples is warming up. Exit code 1 if anything grows by more 
 the second fifth to the last.
 """
 
+import json
 import os
 import random
 import statistics
@@ -21,8 +24,11 @@ from personae.actors.assembly import EngineOptions
 from personae.actors.company import Company, open_company
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.grammar.spec import GrammarSpec
 
 NAMES = ("front MiB", "back MiB", "front files", "back files", "tasks")
+SCHEMAS = 512
+ENOUGH = 64  # tokens in which an answer to any of them is complete
 SLACK = {"front MiB": 8, "back MiB": 8, "front files": 2, "back files": 2, "tasks": 4}
 
 
@@ -45,12 +51,16 @@ class Soak:
         while time.monotonic() < self.ends:
             turn += 1
             length = dice.randrange(8, 120)
+            bound = turn % 3 == 0
+            budget = dice.randrange(1, self.tokens) + bound * ENOUGH
             log = SequenceLog(
                 f"{number}-{turn}",
                 tuple(dice.choices(range(4, client.vocab_size), k=length)),
                 length,
-                SamplingParams(max_tokens=dice.randrange(1, self.tokens), seed=turn),
+                SamplingParams(max_tokens=budget, seed=turn),
                 adapter=dice.choice(cards).adapter,
+                eos=tuple(client.tokenizer.eos_ids),
+                grammar=grammar(dice.randrange(SCHEMAS)) if bound else None,
             )
             leaves = dice.randrange(self.tokens) if number % 4 == 0 else None
             seen = 0
@@ -87,6 +97,13 @@ class Soak:
             if late > early * (1 + share) + SLACK[name]:
                 found.append(f"{name}: {early:.0f} -> {late:.0f}")
         return found
+
+
+def grammar(number: int) -> GrammarSpec:
+    """One of the schemas, each with names of its own."""
+    names = {f"field_{number}_{part}": {"type": kind} for part, kind in enumerate(("integer", "boolean"))}
+    schema = {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
+    return GrammarSpec("json_schema", json.dumps(schema))
 
 
 def memory(pid: int) -> float:

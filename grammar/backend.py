@@ -1,14 +1,9 @@
-"""The plug-in point for grammar engines. All of them fill the same bitmask.
-
-A bitmask is an int32 CPU tensor of shape [rows, ceil(vocab / 32)]; bit t % 32 of word t // 32 set means that
-token t is allowed. It covers the model's padded vocabulary: ids past the tokenizer's are never allowed.
-"""
+"""The plug-in point for grammar engines. All of them fill the same bitmask (bitmask.py)."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
+from personae.grammar.bitmask import Bitmask
 from personae.grammar.spec import GrammarSpec
 
 
@@ -18,7 +13,7 @@ class Matcher(Protocol):
     In a state that is past its library's limits it allows and accepts nothing: that answer fails.
     """
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next to `bitmask[row]`; once terminated, the stop tokens."""
 
     def accept(self, token: int) -> bool:

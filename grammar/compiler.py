@@ -7,40 +7,58 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from threading import Lock
 
 import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BoundGrammar, GrammarBackend
-from personae.grammar.closing.build import close
+from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.closing.build import blueprint_of, build
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
+from personae.grammar.sandbox.forkserver import Sandbox
+from personae.grammar.sandbox.small import is_small
+from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
-from personae.grammar.schema.worker import CanonicalWorker
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import compile_structure
 from personae.grammar.vocabulary import Vocabulary
 
 
-class GrammarCompiler:
-    """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes."""
+class _Elsewhere(Exception):
+    """A spec turns out to need what is done in the sandbox alone."""
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 * 2**20) -> None:
+
+class GrammarCompiler:
+    """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes.
+
+    What is not small, or has to be rewritten first, is compiled in processes of its own; unless `sandboxed`
+    is False: then here, without limits.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        cache_bytes: int = 256 * 2**20,
+        sandboxed: bool = True,
+    ) -> None:
         self.vocabulary = vocabulary
+        self._sandbox = Sandbox(vocabulary) if sandboxed else None
         # The backend of nearly all specs is made now: it takes a second at a large vocabulary.
         self._backends = {"llguidance": make_backend("llguidance", vocabulary)}
         self._backends_lock = Lock()
         self._table = TokenTable(vocabulary)
         self._bytewise: dict[str, GrammarBackend] = {}
         self._tags: dict[ReasoningLimit, Tags] = {}
-        self._worker = CanonicalWorker()
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
         self._bytes = 0
@@ -75,10 +93,29 @@ class GrammarCompiler:
 
         A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
         the answer with `schema.validate.validate_answer`. Raises GrammarError when the spec is malformed or,
-        if strict, cannot be enforced.
+        if strict, cannot be enforced or not be compiled within the limits, Overloaded when that is not known
+        in time.
         """
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning)
+        if self._sandbox is not None:
+            with suppress(_Elsewhere):
+                if is_small(spec):
+                    return self._compile(spec)
+            return self._build(self._sandbox.draft(spec))
+        return self._compile(spec)
+
+    def draft(self, spec: GrammarSpec) -> Blueprint:
+        """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does."""
+        return self._compile(spec).blueprint
+
+    def close(self) -> None:
+        """End the helper processes."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    def _compile(self, spec: GrammarSpec) -> ClosingGrammar:
+        """Raises _Elsewhere where there is a sandbox, and it is needed."""
         if spec.kind == "json_schema":
             try:
                 return self._compile_schema(spec)
@@ -92,10 +129,6 @@ class GrammarCompiler:
                 spec, self._backend(name), self._bytewise_backend(name), self._table, self._rewritings
             )
         return self._close(name, spec)
-
-    def close(self) -> None:
-        """End the helper process."""
-        self._worker.close()
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""
@@ -131,10 +164,10 @@ class GrammarCompiler:
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one."""
         yield spell_formats(strip(document))
-        try:
-            yield spell_formats(strip(self._worker.canonicalise(document)))
-        except GrammarError:
-            return
+        if self._sandbox is not None:
+            raise _Elsewhere
+        with suppress(Exception):  # there is none, whatever the library says of it
+            yield spell_formats(strip(canonicalise(document)))
 
     def _compile_best_effort(self, spec: GrammarSpec, document: Schema) -> ClosingGrammar:
         """As much of the schema as llguidance takes; any JSON at the least."""
@@ -148,7 +181,11 @@ class GrammarCompiler:
         return self._close("llguidance", _with_source(spec, True, strict=False))
 
     def _close(self, name: str, spec: GrammarSpec) -> ClosingGrammar:
-        return close(spec, self._backend(name), self._bytewise_backend(name), self._table)
+        return self._build(blueprint_of(name, spec, self._table))
+
+    def _build(self, blueprint: Blueprint) -> ClosingGrammar:
+        name = blueprint.backend
+        return build(blueprint, self._backend(name), self._bytewise_backend(name), self._table)
 
     def _bytewise_backend(self, name: str) -> GrammarBackend:
         with self._backends_lock:

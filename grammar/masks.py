@@ -1,16 +1,16 @@
 """Bitmasks for a batch: where they come from and how they are filled.
 
-A bitmask is an int32 CPU tensor [rows, ceil(vocab / 32)] (see backend.py). Rows without a grammar are all
-ones, so that one operation applies the whole batch.
+Here a bitmask (bitmask.py) is a CPU tensor, for the device to read. Rows without a grammar are all ones, so
+that one operation applies the whole batch.
 """
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from personae.grammar.backend import Matcher
+from personae.grammar.bitmask import Bitmask, words_of
 
 # A fill takes tens of microseconds without the GIL; handing it to a thread costs about as much.
 ROWS_PER_THREAD = 4
@@ -18,16 +18,9 @@ ROWS_PER_THREAD = 4
 
 def allocate_bitmask(rows: int, vocab_size: int) -> torch.Tensor:
     """An int32 bitmask [rows, ceil(vocab_size / 32)] that allows everything; pinned where there is a GPU."""
-    words = (vocab_size + 31) // 32
-    return torch.full((rows, words), -1, dtype=torch.int32, pin_memory=torch.cuda.is_available())
-
-
-def allow_only(mask: torch.Tensor, tokens: Sequence[int]) -> None:
-    """Make `mask`, one row [words] of a bitmask, allow exactly `tokens`."""
-    words = mask.numpy().view("uint32")
-    words[:] = 0
-    for token in tokens:
-        words[token // 32] |= np.uint32(1 << (token % 32))
+    return torch.full(
+        (rows, words_of(vocab_size)), -1, dtype=torch.int32, pin_memory=torch.cuda.is_available()
+    )
 
 
 class BitmaskPool:
@@ -59,17 +52,18 @@ class MaskFiller:
 
         A matcher may appear once only: it is not thread-safe.
         """
+        rows = bitmask.numpy()
         bound: list[tuple[int, Matcher]] = []
         for row, matcher in enumerate(matchers):
             if matcher is None:
-                bitmask[row].fill_(-1)
+                rows[row] = -1
             else:
                 bound.append((row, matcher))
         parts = max(1, min(self._threads, len(bound) // ROWS_PER_THREAD))
         others: list[Future[None]] = []
         if self._pool is not None:
-            others = [self._pool.submit(_fill_rows, bitmask, bound[part::parts]) for part in range(1, parts)]
-        _fill_rows(bitmask, bound[::parts])
+            others = [self._pool.submit(_fill_rows, rows, bound[part::parts]) for part in range(1, parts)]
+        _fill_rows(rows, bound[::parts])
         for other in others:
             other.result()
 
@@ -79,6 +73,6 @@ class MaskFiller:
             self._pool.shutdown()
 
 
-def _fill_rows(bitmask: torch.Tensor, rows: list[tuple[int, Matcher]]) -> None:
-    for row, matcher in rows:
+def _fill_rows(bitmask: Bitmask, bound: list[tuple[int, Matcher]]) -> None:
+    for row, matcher in bound:
         matcher.fill(bitmask, row)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from personae.lora.affine import Affine
+from personae.lora.pace import Rest, no_rest
 from personae.lora.single import magnitude
 from personae.lora.vocabulary import VocabularyChange
 
@@ -111,12 +112,14 @@ def make_adapter(
     vocabulary: tuple[VocabularyChange, ...] = (),
     invocation: tuple[int, ...] = (),
     digest: str | None = None,
+    rest: Rest = no_rest,
 ) -> Adapter:
     """The adapter of these; its ranks, peak, size and (unless given) digest are computed. The tensors must be
-    finite."""
+    finite. `rest` is called every now and then."""
     ranks: dict[str, int] = {}
     peak, nbytes = 0.0, 0
     for (_, module), pair in pairs.items():
+        rest()
         ranks[module] = max(ranks.get(module, 0), pair.rank)
         peak = max(peak, magnitude(pair.a), magnitude(pair.b) * abs(pair.scaling))
         nbytes += pair.a.nbytes + pair.b.nbytes
@@ -128,7 +131,8 @@ def make_adapter(
         nbytes += tensor.nbytes
         if not label.endswith(" ids"):
             peak = max(peak, magnitude(tensor))
-    return replace(adapter, peak=peak, nbytes=nbytes, digest=digest or _digest(pairs, extras, invocation))
+    digest = digest or _digest(pairs, extras, invocation, rest)
+    return replace(adapter, peak=peak, nbytes=nbytes, digest=digest)
 
 
 def _extras(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
@@ -144,14 +148,17 @@ def _digest(
     pairs: Mapping[tuple[int, str], LoraPair],
     extras: Iterable[tuple[str, Tensor]],
     invocation: tuple[int, ...],
+    rest: Rest,
 ) -> str:
     """sha256 over everything that decides what the adapter computes, and over nothing else."""
     digest = hashlib.sha256(b"personae lora 1\n")
     for (layer, module), pair in sorted(pairs.items(), key=lambda item: item[0]):
         digest.update(f"{layer} {module} ".encode() + struct.pack("<d", pair.scaling))
         for half in (pair.a, pair.b):
+            rest()
             _add(digest, half)
     for label, tensor in extras:
+        rest()
         digest.update(f"{label} ".encode())
         _add(digest, tensor)
     if invocation:

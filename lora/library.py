@@ -12,6 +12,7 @@ from pathlib import Path
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.mix import mixed, parts_of
+from personae.lora.pace import Pace
 from personae.lora.peft import read_adapter
 
 
@@ -88,7 +89,7 @@ class AdapterLibrary:
         if folder is None or not folder.is_dir():
             raise AdapterError(f"adapter {digest}: it is not there any more")
         try:
-            adapter = read_adapter(folder, self._shapes)
+            adapter = read_adapter(folder, self._shapes, Pace().rest)
         except OSError as error:
             raise AdapterError(f"adapter {digest}: {error.strerror}") from None
         if adapter.digest != digest:

@@ -15,6 +15,7 @@ from personae.errors import AdapterError
 from personae.lora import peft_vocabulary
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.affine import Affine
+from personae.lora.pace import Rest, no_rest
 from personae.lora.peft_config import PeftConfig, read_config
 from personae.lora.safetensors_file import SafetensorsFile, refusal
 from personae.lora.single import transposed
@@ -57,8 +58,9 @@ REASONS = {
 Site = tuple[int, str]
 
 
-def read_adapter(folder: Path, shapes: LoraShapes) -> Adapter:
+def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adapter:
     """The adapter in `folder`, named after the folder, if all of it can be applied to a base of these shapes.
+    `rest` is called every now and then.
 
     Raises AdapterError, with the field or tensor as `param`, for whatever cannot be served as it was meant.
     """
@@ -70,7 +72,7 @@ def read_adapter(folder: Path, shapes: LoraShapes) -> Adapter:
             "(safe_serialization=True)",
             param=PICKLE_FILE,
         )
-    with SafetensorsFile(path) as file:
+    with SafetensorsFile(path, rest) as file:
         vocabulary = peft_vocabulary.find(file.entries)
         elsewhere = {name for roles in vocabulary.values() for name in roles.values()}
         sites = _sites((name for name in file.entries if name not in elsewhere), shapes)
@@ -84,6 +86,7 @@ def read_adapter(folder: Path, shapes: LoraShapes) -> Adapter:
             affine={site: affine for site, (_, affine) in read.items() if affine is not None},
             vocabulary=peft_vocabulary.read(file, vocabulary, config, shapes),
             invocation=config.invocation,
+            rest=rest,
         )
 
 

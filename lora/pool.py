@@ -1,8 +1,10 @@
 """Adapters in device memory, paged by true rank: an adapter of rank 8 takes an eighth of one of rank 64.
 
-Each module (q, k, v, ...) has arenas of rank rows, one per layer, and one page table for all of them, so a
-page id means the same rows in every layer. An adapter occupies, per module, the pages for its largest rank
-over the layers; where a layer has fewer ranks the rest of its rows are zero.
+Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
+largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. A page is one piece
+of memory with all its layers side by side, so on the CPU a pool takes memory for what has been in it. The
+arenas of the layers are views that begin one layer after the other; to kernels, a page's id is its number
+times the layers.
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
 needed. The pool is synchronous and has one owner; on a device its copies are ordered with the steps around
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
@@ -21,6 +24,7 @@ from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
 from personae.lora.extras import Extras
+from personae.lora.single import scaled
 
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
@@ -43,7 +47,7 @@ class LoraPool:
     `stacks`: by module, the arenas of all layers as one tensor.
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
-    `pool_bytes(shapes, capacity_rows, dtype)`, taken at once, and up to as much again for what adapters have
+    `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have
     beside their ranks, taken when they come. `base` is asked by adapters that depend on the base's weights.
     """
 
@@ -63,20 +67,24 @@ class LoraPool:
         self.num_pages = capacity_rows // RANK_PAGE
         self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
-        self._a: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, in]
-        self._b: dict[str, torch.Tensor] = {}  # [layers, capacity_rows, out]
+        self._a: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, in]
+        self._b: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, out]
         self._tables: dict[str, RankTable] = {}
         for module, (inputs, outputs) in shapes.modules.items():
-            rows = (shapes.layers, capacity_rows)
+            rows = (self.num_pages, shapes.layers, RANK_PAGE)
             self._a[module] = zeros((*rows, inputs), dtype, device)
             self._b[module] = zeros((*rows, outputs), dtype, device)
             self._tables[module] = RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
                 torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
             )
+        self.stacks = {
+            module: LoraStack(_layers(self._a[module]), _layers(self._b[module]), self._tables[module])
+            for module in self._a
+        }
         self._arenas = {
             group: [
-                tuple(Arena(self._a[module][layer], self._b[module][layer]) for module in modules)
+                tuple(Arena(self.stacks[m].a[layer], self.stacks[m].b[layer]) for m in modules)
                 for layer in range(shapes.layers)
             ]
             for group, modules in GROUPS.items()
@@ -84,9 +92,6 @@ class LoraPool:
         }
         self._group_tables = {
             group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
-        }
-        self.stacks = {
-            module: LoraStack(self._a[module], self._b[module], self._tables[module]) for module in self._a
         }
         self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
         self._free_slots = list(reversed(range(max_adapters)))
@@ -174,7 +179,8 @@ class LoraPool:
         return self._touch(adapter.digest).slot
 
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """As `load`, a module at a time, so that its caller can do other things between the pieces.
+        """As `load`, a module of a layer at a time, so that its caller can do other things between the
+        pieces, which are short.
 
         What `load` raises is raised by the first piece. The iterator must then be run to its end before the
         adapter is used; until then it is pinned.
@@ -195,17 +201,17 @@ class LoraPool:
             for module, rank in adapter.ranks.items()
         }
         for module, own in pages.items():
-            self._tables[module].pages[slot, : len(own)] = torch.tensor(own, dtype=torch.int32).to(
-                self.device
-            )
+            ids = torch.tensor(own, dtype=torch.int32) * self.shapes.layers
+            self._tables[module].pages[slot, : len(own)] = ids.to(self.device)
             self._tables[module].rank[slot] = adapter.ranks[module]
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
         )
         try:
             for module in {**pages, **dict.fromkeys(module for _, module in adapter.affine)}:
-                self._write(adapter, module, slot, pages.get(module, ()))
-                yield
+                for layer in range(self.shapes.layers):
+                    self._write(adapter, layer, module, slot, pages.get(module, ()))
+                    yield
             yield from self.extras.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
@@ -240,7 +246,8 @@ class LoraPool:
                 own = resident.pages.get(module, ())
                 ranks[resident.slot] = resident.ranks.get(module, 0)
                 assert len(own) == _pages(ranks[resident.slot]), f"number of pages of {module}"
-                assert table.pages[resident.slot, : len(own)].tolist() == list(own), f"page table of {module}"
+                ids = [page * self.shapes.layers for page in own]
+                assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
         assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
 
@@ -276,32 +283,44 @@ class LoraPool:
         enough = slots <= 0 and extra <= 0 and all(count <= 0 for count in missing.values())
         return victims if enough else None
 
-    def _write(self, adapter: Adapter, module: str, slot: int, pages: tuple[int, ...]) -> None:
-        """Copy one module of all layers to its pages, the scaling folded into B; rows past a rank are
-        zeroed."""
-        inputs, outputs = self.shapes.modules[module]
-        count = len(pages) * RANK_PAGE
-        a = torch.zeros(self.shapes.layers, count, inputs, dtype=self.dtype)
-        b = torch.zeros(self.shapes.layers, count, outputs, dtype=self.dtype)
-        for layer in range(self.shapes.layers):
-            pair = adapter.pairs.get((layer, module))
-            gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
-            if pair is not None:
-                a[layer, : pair.rank] = pair.a
-                scaled = pair.b.float() * pair.scaling
-                b[layer, : pair.rank] = scaled if gain is None else scaled * gain
+    def _write(self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]) -> None:
+        """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""
+        gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
         if not pages:
             return
-        ids = torch.tensor(pages, dtype=torch.int32)
-        rows = (ids.long()[:, None] * RANK_PAGE + torch.arange(RANK_PAGE)).flatten().to(self.device)
-        self._a[module].index_copy_(1, rows, a.to(self.device))
-        self._b[module].index_copy_(1, rows, b.to(self.device))
+        pair = adapter.pairs.get((layer, module))
+        count = len(pages) * RANK_PAGE
+        for places, half in ((self._a[module][:, layer], "a"), (self._b[module][:, layer], "b")):
+            staged = torch.empty(count, places.shape[2], dtype=self.dtype)
+            rank = 0
+            if pair is not None:
+                rank = pair.rank
+                scaling = 1.0 if half == "a" else pair.scaling
+                scaled(staged[:rank], getattr(pair, half), scaling, None if half == "a" else gain)
+            staged[rank:].zero_()
+            self._put(places, pages, staged.view(len(pages), RANK_PAGE, -1))
+
+    def _put(self, places: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
+        """Copy staged pages to the places of these pages."""
+        if self.device.type == "cpu":
+            for page, part in zip(pages, staged, strict=True):
+                scaled(places[page], part)
+        else:
+            places.index_copy_(0, torch.tensor(pages, device=self.device), staged.to(self.device))
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:
     """The bytes of a pool's arenas with this many rank rows a module."""
     widths = sum(inputs + outputs for inputs, outputs in shapes.modules.values())
     return shapes.layers * capacity_rows * widths * dtype.itemsize
+
+
+def _layers(pages: Tensor) -> Tensor:
+    """Pages [P, L, RANK_PAGE, width] as the rows of each layer [L, rows, width]: of layer 0 all
+    but the last layers', of layer 1 those from RANK_PAGE on, and so on."""
+    _, layers, _, width = pages.shape
+    rows = pages.numel() // width - (layers - 1) * RANK_PAGE
+    return pages.as_strided((layers, rows, width), (RANK_PAGE * width, width, 1))
 
 
 def _pages(rank: int) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import AdapterError
+from personae.lora.pace import Rest, no_rest
 from personae.lora.single import magnitude
 from personae.lora.strict_json import decode_object
 
@@ -38,15 +39,17 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """An open safetensors file of float tensors, its header checked; a context manager.
+    """An open safetensors file of float tensors, its header checked; a context manager. `rest` is called
+    before each tensor.
 
     Raises AdapterError, naming the tensor where there is one, when the file is not what it says.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rest: Rest = no_rest) -> None:
         if not path.is_file():
             raise AdapterError(f"{path.name}: there is no such file in the adapter's folder")
         self.name = path.name
+        self._rest = rest
         self._file = path.open("rb")
         try:
             self._data_start, self.entries = self._read_header()
@@ -64,6 +67,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name, not an empty one, in the file's dtype, on the CPU."""
+        self._rest()
         entry = self.entries[name]
         data = bytearray(entry.end - entry.begin)
         self._file.seek(self._data_start + entry.begin)

@@ -84,6 +84,11 @@ class LoraBatch:
         if self._extras is not None:
             self._extras.embed(tokens, x)
 
+    @property
+    def work(self) -> WorkList | None:
+        """The work list, if it is all that there is: None when an adapter of the step is more than ranks."""
+        return self._work if self._extras is None else None
+
     def fused(self) -> LoraStep | None:
         """See LoraLayers. None when an adapter of the step is more than ranks."""
         return LoraStep(self._pool.stacks, self._work) if self._extras is None else None

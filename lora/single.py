@@ -1,4 +1,4 @@
-"""What is asked of an adapter's tensors when it is read, by one thread.
+"""What is asked of an adapter's tensors when it is read and placed, by one thread.
 
 Torch would share each of these small operations among its threads. Beside a model that runs on the same cores
 every such operation waits for a turn of each thread, some 100 ms on a busy machine, and there are hundreds.
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_AT_ONCE = 2**15  # elements; torch shares the work among its threads from there on
 _BITS = {2: (torch.int16, np.uint16, 0x7FFF), 4: (torch.int32, np.uint32, 0x7FFFFFFF)}
 
 
@@ -32,3 +33,19 @@ def transposed(tensor: Tensor) -> Tensor:
     signed = _BITS[tensor.element_size()][0]
     copy = np.ascontiguousarray(tensor.contiguous().view(signed).numpy().T)
     return torch.from_numpy(copy).view(tensor.dtype)
+
+
+def scaled(out: Tensor, source: Tensor, scaling: float = 1.0, gain: Tensor | None = None) -> None:
+    """Fills a matrix with source * scaling * gain, computed in float32 and rounded once.
+
+    out, source: [rows, width] on the CPU, of any float dtypes. gain: [width] float32.
+    """
+    plain = scaling == 1.0 and gain is None
+    step = max(_AT_ONCE // max(out.shape[1], 1), 1)
+    for first in range(0, len(out), step):
+        part = source[first : first + step]
+        if not plain:
+            part = part.float() * scaling
+            if gain is not None:
+                part *= gain
+        out[first : first + step].copy_(part)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from re import _constants as opcodes  # type: ignore[attr-defined]  # the parsed form of a pattern has no public name
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]  # likewise
 from typing import Any
 
 import pytest

@@ -21,6 +21,7 @@ A cell lives one life at a time (`run`); its supervisor decides whether there is
 - A busy actor yields to the loop every few messages, even if its `receive` never waits.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Generic, Literal, TypeVar, TypeVarTuple
 
@@ -47,7 +48,7 @@ State = Literal["new", "starting", "idle", "busy", "stopping", "down", "closed"]
 MESSAGES_PER_TURN = 16  # handled without waiting before other tasks get the loop
 
 
-class Actor(Generic[M]):
+class Actor(ABC, Generic[M]):
     """Derive from it and write `receive`. `self.ref` and the other helpers work from `started()` on, not in
     `__init__`."""
 
@@ -62,9 +63,9 @@ class Actor(Generic[M]):
     async def started(self) -> None:
         """Run before the first message. An exception here is a failed start."""
 
+    @abstractmethod
     async def receive(self, message: M) -> None:
         """Handle one message. An exception here is a crash: the supervisor decides what comes next."""
-        raise NotImplementedError(f"{type(self).__name__} has no receive")
 
     async def stopped(self) -> None:
         """Run after the last message, whether the actor stops or has crashed."""
@@ -109,7 +110,7 @@ class Actor(Generic[M]):
         self._tasks.start_soon(_guarded, function, *args, name=f"{self._cell.path}:{name or _name(function)}")
 
 
-class BaseCell(Generic[M]):
+class BaseCell(ABC, Generic[M]):
     """What all kinds of cells share: the mailbox, the ref and what the gauges show."""
 
     def __init__(
@@ -132,9 +133,9 @@ class BaseCell(Generic[M]):
         self.stopping = False
         self._scope = CancelScope()
 
+    @abstractmethod
     async def run(self, ready: Callable[[], None]) -> None:
         """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
-        raise NotImplementedError
 
     def stop(self, final: bool = False) -> None:
         """Ask for the end of this life, after the message in hand. `final` matters to supervisors only."""

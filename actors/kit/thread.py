@@ -19,6 +19,7 @@ the executor gets one thread for its whole life, fed through its mailbox and ans
   out. A post to an actor that has stopped is only reported: that is what shutting down looks like.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -70,7 +71,7 @@ class ThreadMailbox(Mailbox[M]):
         return letter
 
 
-class ThreadActor(Generic[M]):
+class ThreadActor(ABC, Generic[M]):
     """As `Actor`, with plain functions, all of them called on the actor's own thread; the factory is called
     there too."""
 
@@ -84,9 +85,9 @@ class ThreadActor(Generic[M]):
     def started(self) -> None:
         """Run before the first message. An exception here is a failed start."""
 
+    @abstractmethod
     def receive(self, message: M) -> None:
         """Handle one message. An exception here is a crash: the supervisor decides what comes next."""
-        raise NotImplementedError(f"{type(self).__name__} has no receive")
 
     def stopped(self) -> None:
         """Run after the last message, whether the actor stops or has crashed."""

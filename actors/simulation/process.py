@@ -12,6 +12,7 @@ from personae.actors.blackbox import BlackBox
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.script import Script
 from personae.actors.simulation.loop import SimulationLoop
+from personae.actors.simulation.machine import Wrong
 from personae.actors.wire import Facts, Loaded, LoadFailed, Start, decoder, frame
 
 _HEADER = 4
@@ -88,8 +89,8 @@ class End(ByteStream):
         return data
 
     async def send_eof(self) -> None:
-        """Not used."""
-        raise NotImplementedError
+        """Neither Front nor Back does that: a half-closed line is the end of both."""
+        raise Wrong("a line was half closed")
 
     async def aclose(self) -> None:
         """This side is gone."""

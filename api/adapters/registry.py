@@ -26,6 +26,7 @@ from personae.api.upload import Staging, sync_folder
 from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
+from personae.lora.pace import Pace
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
 
 STAGING = "staging"
@@ -209,7 +210,7 @@ class Registry:
             self._collect(rows[0]["digest"])
 
     def _read(self, folder: Path) -> Adapter:
-        adapter = read_adapter(folder, self._bounds.shapes)
+        adapter = read_adapter(folder, self._bounds.shapes, Pace().rest)
         self._bounds.check(adapter)
         return adapter
 

@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import typer
 from rich.progress import track
 from tokenizers import Tokenizer
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.masks import allocate_bitmask
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -141,7 +142,7 @@ def _time_masks(
 ) -> list[float]:
     """Seconds to fill each mask on the way through an instance."""
     matcher = grammar.matcher()
-    bitmask = allocate_bitmask(1, vocabulary.size)
+    bitmask = np.full((1, words_of(vocabulary.size)), -1, np.int32)
     seconds = []
     for token in encode(json.dumps(instance, ensure_ascii=False, separators=(",", ":"))):
         started = time.perf_counter()

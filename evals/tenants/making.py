@@ -39,8 +39,15 @@ class AdapterMaker:
         return self._config.layers * widths * dtype.itemsize
 
 
+def upload_of(name: str, files: dict[str, bytes], url: str | httpx.URL = "") -> httpx.Request:
+    """The request that uploads it to a server."""
+    parts = {field: (field, content, "application/octet-stream") for field, content in files.items()}
+    return httpx.Request(
+        "POST", httpx.URL(url).join("/v1/adapters"), data={"name": name, "replace": "true"}, files=parts
+    )
+
+
 async def push(client: httpx.AsyncClient, name: str, files: dict[str, bytes]) -> None:
     """Upload it; raises httpx.HTTPStatusError if it is refused."""
-    parts = {field: (field, content, "application/octet-stream") for field, content in files.items()}
-    response = await client.post("/v1/adapters", data={"name": name, "replace": "true"}, files=parts)
+    response = await client.send(upload_of(name, files, client.base_url))
     response.raise_for_status()

@@ -8,11 +8,10 @@ instead of ignoring it.
 import json
 from collections.abc import Callable, Sequence
 
-import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from personae.errors import GrammarError
-from personae.grammar.masks import allow_only
+from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, Schema
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -154,11 +153,11 @@ class LLGuidanceMatcher:
         self._spoil = spoil
         self._ended = ended
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
         words = bitmask[row]
         if not self._ended:
-            self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._ended:
             allow_only(words, self._vocabulary.stop_ids)
         elif self._matcher.is_error():

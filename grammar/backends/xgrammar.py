@@ -7,11 +7,10 @@ comes here only after the gate (grammar/schema/gate.py) has found that all of it
 import re
 from collections.abc import Sequence
 
-import torch
 import xgrammar
 
 from personae.errors import GrammarError
-from personae.grammar.masks import allow_only
+from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -80,7 +79,7 @@ class XGrammarMatcher:
         self._matcher = matcher
         self._vocabulary = vocabulary
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
         if self._matcher.is_terminated():
             allow_only(bitmask[row], self._vocabulary.stop_ids)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.backend import GrammarBackend
+from personae.grammar.closing.blueprint import Blueprint
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, schema_reach, text_reach
 from personae.grammar.closing.table import TokenTable
@@ -29,18 +30,22 @@ from personae.grammar.structure.elements import (
 _TOKEN_ID = re.compile(r"<\[")
 
 
-def close(
-    spec: GrammarSpec, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
+def build(
+    blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
 ) -> ClosingGrammar:
-    """Compile `spec`, of any kind but "structure", twice: over the model's tokens and over bytes.
+    """Compile a blueprint twice: over the model's tokens and over bytes.
 
     Raises GrammarError when it cannot be compiled.
     """
-    inner = backend.compile(spec)
-    second: CompiledGrammar | None = None
-    if spec.kind != "lark" or not names_tokens(spec.source):
-        second = bytewise.compile(spec)
-    return ClosingGrammar(inner, second, table, reach_of(spec, table))
+    inner = backend.compile(blueprint.inner)
+    second = None if blueprint.bytewise is None else bytewise.compile(blueprint.bytewise)
+    return ClosingGrammar(blueprint, inner, second, table)
+
+
+def blueprint_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Blueprint:
+    """The blueprint of a spec of any kind but "structure"."""
+    bytewise = None if spec.kind == "lark" and names_tokens(spec.source) else spec
+    return Blueprint(backend, spec, bytewise, reach_of(spec, table))
 
 
 def names_tokens(source: str) -> bool:

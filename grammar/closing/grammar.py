@@ -1,6 +1,9 @@
 """A compiled grammar together with what it takes to close answers in time."""
 
+import msgspec
+
 from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.closing.blueprint import Blueprint
 from personae.grammar.closing.matcher import ClosingMatcher, Plan
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
@@ -12,26 +15,27 @@ _SEARCH = 32_768  # bytes of the shortest answer, at most
 class ClosingGrammar:
     """Shared by all answers that it binds; thread-safe.
 
-    `bytewise` is the same grammar over the vocabulary of pieces, None if there is none there; `reach` None:
-    not known. `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound
-    but not closed.
+    `inner` and `bytewise` are what the blueprint's specs compile to; `blueprint` then has the plan, too.
+    `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
+    closed.
     """
 
     def __init__(
         self,
+        blueprint: Blueprint,
         inner: CompiledGrammar,
         bytewise: CompiledGrammar | None,
         table: TokenTable,
-        reach: Reach | None,
     ) -> None:
-        known = reach or Reach()
+        known = blueprint.reach or Reach()
         self.inner = inner
         self.table = table
         self._bytewise = bytewise
         ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
         self._hints = Hints(known.hints, ends, exits, words_first=known.words_first)
-        self.shortest_plan = self._shortest()
-        self.reach = reach or guessed(self.shortest)
+        self.shortest_plan = blueprint.plan if blueprint.planned else self._shortest()
+        self.blueprint = msgspec.structs.replace(blueprint, plan=self.shortest_plan, planned=True)
+        self.reach = blueprint.reach or guessed(self.shortest)
 
     @property
     def nbytes(self) -> int:

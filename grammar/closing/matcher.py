@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from personae.grammar.backend import Matcher
+from personae.grammar.bitmask import Bitmask
 from personae.grammar.closing.numbers import NumberGuard
 from personae.grammar.closing.planner import Planner, open_brackets
 from personae.grammar.closing.table import Piece, Words
@@ -79,12 +79,12 @@ class ClosingMatcher:
         if self._near:
             self._plan = grammar.shortest_plan
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next; once terminated, the stop tokens."""
         self._inner.fill(bitmask, row)
         if self.terminated:
             return
-        words = bitmask[row].numpy().view(np.uint32)
+        words = bitmask[row].view(np.uint32)
         shorter = self._numbers.narrow(words)
         if shorter is not None:
             words[:] = shorter

@@ -8,11 +8,11 @@ of all, and where it finds none at all the matcher above keeps the one that it h
 
 from collections.abc import Iterable, Sequence
 
-import torch
+import numpy as np
 
 from personae.grammar.backend import Matcher
+from personae.grammar.bitmask import words_of
 from personae.grammar.closing.table import STOP, Piece
-from personae.grammar.masks import allocate_bitmask
 
 _FREE = 40  # a state that allows more printable bytes than this is within free text
 _LOOKAHEAD = 160  # bytes of a value that is tried
@@ -68,13 +68,12 @@ class Planner:
     def __init__(self, hints: Hints, size: int) -> None:
         self._hints = hints
         self._fuel = 0
-        self._bitmask = torch.zeros_like(allocate_bitmask(1, size))
-        self._row = self._bitmask[0].numpy()
+        self._bitmask = np.zeros((1, words_of(size)), np.int32)
 
     def mask(self, matcher: Matcher) -> int:
         """The ids allowed next as bits of one number."""
         matcher.fill(self._bitmask, 0)
-        return int.from_bytes(self._row.tobytes(), "little")
+        return int.from_bytes(self._bitmask.tobytes(), "little")
 
     def accepts(self, matcher: Matcher) -> bool:
         """Whether the answer may end here."""

@@ -10,9 +10,9 @@ from enum import Enum, auto
 from itertools import takewhile
 
 import numpy as np
-import torch
 
 from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.bitmask import Bitmask
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.table import Piece, TokenTable, Words
 from personae.grammar.spec import ReasoningLimit
@@ -132,12 +132,12 @@ class LimitedMatcher:
         self._spent = 0
         self._tail: list[int] = []  # what was written since the phase began, no more than the tags are long
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next; once terminated, the stop tokens."""
         self._inner.fill(bitmask, row)
         if self._phase is _Phase.AFTER or self._spent < self._limit.tokens or self.terminated:
             return
-        words = bitmask[row].numpy().view(np.uint32)
+        words = bitmask[row].view(np.uint32)
         for narrower in self._narrower(words):
             if narrower.any():
                 words[:] = narrower

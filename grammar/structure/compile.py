@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from personae.errors import GrammarError
-from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
-from personae.grammar.closing.build import names_tokens, structure_reach
+from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.closing.build import build, names_tokens, structure_reach
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
@@ -54,17 +55,17 @@ def compile_structure(
             raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
         return element
 
-    def compiled(backend: GrammarBackend, special: Mapping[str, int]) -> CompiledGrammar:
-        return backend.compile(GrammarSpec("lark", lark(element, special, _written)))
+    def written(special: Mapping[str, int]) -> GrammarSpec:
+        return GrammarSpec("lark", lark(element, special, _written))
 
     element = replace_bound(decode_structure(spec.source), bind)
     try:
         reach = structure_reach(element, table.measure)
     except ANALYSIS_ERRORS:
         reach = None
-    inner = compiled(backend, table.vocabulary.special)
-    second = None if names_tokens(spec.source) else compiled(bytewise, table.bytewise().special)
-    return ClosingGrammar(inner, second, table, reach)
+    second = None if names_tokens(spec.source) else written(table.bytewise().special)
+    blueprint = Blueprint(_BACKEND, written(table.vocabulary.special), second, reach)
+    return build(blueprint, backend, bytewise, table)
 
 
 def _written(element: Bound) -> str:

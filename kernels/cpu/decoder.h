@@ -63,7 +63,7 @@ class Decoder {
     void forward(const DecoderBatch& batch) {
         b_ = &batch;
         reserve(batch.count);
-        plan_.reset(batch.lora ? new LoraPlan(*batch.lora) : nullptr);
+        plan_.reset(batch.lora ? new LoraPlan(*batch.lora, team_.size()) : nullptr);
         if (plan_) {
             shrunk_.resize(std::max<size_t>(shrunk_.size(), plan_->size));
             find_runs();
@@ -133,7 +133,9 @@ class Decoder {
         sizes_.clear();
     }
     int64_t row_blocks() const { return (b_->count + BLOCK_ROWS - 1) / BLOCK_ROWS; }
-    int64_t gate_width() const { return several_ ? 256 : 768; }  // wide enough to stream, narrow enough to share
+    int64_t gate_width() const {  // wide enough to stream, narrow enough to share
+        return several_ ? 256 : LoraPlan::many(*b_->lora, team_.size()) ? m_.inner : 768;
+    }
     int64_t gate_blocks() const { return (m_.inner + gate_width() - 1) / gate_width(); }
 
     void reserve(int64_t count) {
@@ -199,9 +201,9 @@ class Decoder {
             case GATE_UP_PRODUCT:
                 if (plan_) return base_or_shrink(phase, item, GATE_UP, *l.gate_up, normed_, l.gate_up_bias, gate_up_.data(), 2 * m_.inner);
                 return gated(item, l);
-            case QKV_EXPAND: return expand(plan_->expand[QKV][item], layer, qkv_.data(), qkv_width_);
-            case O_EXPAND: return expand(plan_->expand[O][item], layer, output_.data(), m_.hidden);
-            case DOWN_EXPAND: return expand(plan_->expand[DOWN][item], layer, output_.data(), m_.hidden);
+            case QKV_EXPAND: return expand(QKV, item, layer, qkv_.data(), qkv_width_);
+            case O_EXPAND: return expand(O, item, layer, output_.data(), m_.hidden);
+            case DOWN_EXPAND: return expand(DOWN, item, layer, output_.data(), m_.hidden);
             case GATE_UP_EXPAND: return expand_gated(item, layer);
             case APPEND: return append(l, layer, item);
             case ATTEND: return attend(l, layer, item, scratch_[thread]);
@@ -283,11 +285,14 @@ class Decoder {
         });
     }
 
-    void expand(const Piece& piece, int64_t layer, float* y, int64_t stride) {
+    void expand(Input input, int64_t item, int64_t layer, float* y, int64_t stride) {
+        const std::vector<Piece>& pieces = plan_->expand[input];
+        const Piece &piece = pieces[item], &then = pieces[std::min<size_t>(item + 1, pieces.size() - 1)];
         const Update& u = plan_->updates[piece.update];
         int64_t column = 0;  // where k and v lie beside q
         for (int64_t module = 0; module < u.module && u.module < 3; module++) column += b_->lora->module[module].out;
-        expand_piece(*b_->lora, u, piece.first, piece.count, layer, shrunk_.data(), y + column, stride);
+        expand_piece(*b_->lora, u, piece.first, piece.count, layer, shrunk_.data(), y + column, stride,
+                     &plan_->updates[then.update], then.first);
     }
 
     void expand_gated(int64_t item, int64_t layer) {
@@ -297,7 +302,8 @@ class Decoder {
         for (int64_t update : {run.gate, run.up})
             if (update >= 0)
                 expand_piece(*b_->lora, plan_->updates[update], first, count, layer, shrunk_.data(),
-                             y + (update == run.up ? m_.inner : 0), 2 * m_.inner);
+                             y + (update == run.up ? m_.inner : 0), 2 * m_.inner,
+                             update == run.gate && run.up >= 0 ? &plan_->updates[run.up] : nullptr, first);
         for (int64_t row = run.row; row < run.row + run.rows; row++) {
             const float* gate = y + row * 2 * m_.inner;
             for (int64_t c = first; c < first + count; c += 16)

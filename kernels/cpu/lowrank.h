@@ -9,8 +9,9 @@
 
 namespace {
 
-constexpr int64_t RANKS = 8;       // ranks of a page; those past an adapter's own are zero
-constexpr int64_t WIDE = 512;      // outputs per item of expand
+constexpr int64_t RANKS = 8;   // ranks of a page; those past an adapter's own are zero
+constexpr int64_t WIDE = 512;  // outputs per item of expand where few adapters have to be shared out
+constexpr int64_t SHRINK_AHEAD = 2048;  // bytes
 
 struct LoraModule {  // one of q, k, v, o, gate, up, down, in all layers
     const bf16 *a, *b;
@@ -43,7 +44,10 @@ struct LoraPlan {
     std::vector<Piece> shrink[INPUTS], expand[INPUTS];
     int64_t size = 0;  // floats of t
 
-    explicit LoraPlan(const Lora& lora) {
+    // Many adapters: each is an item, its B read from end to end. Their number is of no consequence to the bits.
+    static bool many(const Lora& lora, int threads) { return lora.segments >= 4 * threads; }
+
+    LoraPlan(const Lora& lora, int threads) {
         for (int input = 0; input < INPUTS; input++)
             for (int64_t i = 0; i < lora.segments; i++)
                 for (int module = FIRST_MODULE[input]; module < FIRST_MODULE[input + 1]; module++) {
@@ -55,8 +59,9 @@ struct LoraPlan {
                         {module, lora.first_row[i], lora.rows[i], pages, size, m.pages + slot * m.max_pages});
                     size += lora.rows[i] * pages * RANKS;
                     for (int64_t p = 0; p < pages; p += 2) shrink[input].push_back({id, p, std::min<int64_t>(2, pages - p)});
-                    for (int64_t c = 0; c < m.out; c += WIDE)
-                        expand[input].push_back({id, c, std::min(WIDE, m.out - c)});
+                    const int64_t wide = many(lora, threads) && lora.rows[i] <= 8 ? m.out : WIDE;
+                    for (int64_t c = 0; c < m.out; c += wide)
+                        expand[input].push_back({id, c, std::min(wide, m.out - c)});
                 }
     }
 };
@@ -68,7 +73,7 @@ struct Stream {
     int64_t size;
 
     void prefetch(int64_t at) const {
-        at += AHEAD / int64_t(sizeof(bf16));
+        at += SHRINK_AHEAD / int64_t(sizeof(bf16));
         if (at < size)
             _mm_prefetch((const char*)(page + at), _MM_HINT_T0);
         else if (next)
@@ -126,38 +131,46 @@ inline void shrink_piece(const Lora& lora, const LoraPlan& plan, Input input, in
     }
 }
 
-// y [R rows][outputs first to first + count] += t B, two ranks after two ranks: B is read as it lies.
+// y [R rows][outputs first to first + count] += t B, four ranks after four ranks: B is read as it lies, and y from
+// and to the cache a quarter as often as B has rows. `after` is what will be read next (null: nothing known).
 template <int R>
 void expand_rows(const Update& u, const LoraModule& m, const bf16* b, int64_t first, int64_t count, const float* t,
-                 float* y, int64_t y_stride) {
+                 float* y, int64_t y_stride, const bf16* after) {
+    constexpr int64_t FOUR = RANKS / 2;
     const int64_t stride = u.pages * RANKS;
-    for (int64_t r = 0; r < stride; r += 2, t += 2) {
-        const bf16* row = b + (u.page[r / RANKS] * RANKS + r % RANKS) * m.out;
-        const int64_t after = std::min(r + 2, stride - 2);
-        const bf16* next = b + (u.page[after / RANKS] * RANKS + after % RANKS) * m.out;
-        for (int64_t c = first; c < first + count; c += LANES) {
-            if ((c - first) % 32 == 0) {
-                _mm_prefetch((const char*)(next + c), _MM_HINT_T0);
-                _mm_prefetch((const char*)(next + m.out + c), _MM_HINT_T0);
-            }
-            const Vec b0 = load(row + c), b1 = load(row + m.out + c);
+    auto row_of_b = [&](int64_t r) { return b + (u.page[r / RANKS] * RANKS + r % RANKS) * m.out + first; };
+    for (int64_t r = 0; r < stride; r += FOUR, t += FOUR) {
+        const bf16 *row = row_of_b(r), *next = r + FOUR < stride ? row_of_b(r + FOUR) : after;
+        for (int64_t c = 0; c < count; c += LANES) {
+            if (next && c % 32 == 0)
+                for (int64_t k = 0; k < FOUR; k++) _mm_prefetch((const char*)(next + k * m.out + c), _MM_HINT_T0);
+            Vec bs[FOUR];
+            for (int64_t k = 0; k < FOUR; k++) bs[k] = load(row + k * m.out + c);
             for (int i = 0; i < R; i++) {
-                float* to = y + i * y_stride + c;
-                store(to, load(to) + t[i * stride] * b0 + t[i * stride + 1] * b1);
+                float* to = y + i * y_stride + first + c;
+                Vec sum = load(to);
+                for (int64_t k = 0; k < FOUR; k++) sum += t[i * stride + k] * bs[k];
+                store(to, sum);
             }
         }
     }
 }
 
-// y points at the module's outputs of the step's first row. Outputs come in sixteens.
+// y points at the module's outputs of the step's first row. Outputs come in sixteens. `then`, from output `then_first`
+// on, is what this thread will likely expand next; null: nothing.
 inline void expand_piece(const Lora& lora, const Update& u, int64_t first, int64_t count, int64_t layer,
-                         const float* t, float* y, int64_t y_stride) {
+                         const float* t, float* y, int64_t y_stride, const Update* then, int64_t then_first) {
     const LoraModule& m = lora.module[u.module];
+    const bf16* after = nullptr;
+    if (then) {
+        const LoraModule& n = lora.module[then->module];
+        after = n.b + layer * n.b_layer + then->page[0] * RANKS * n.out + then_first;
+    }
     for (int64_t row = 0; row < u.rows;) {
         const int64_t left = u.rows - row, n = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         (n == 8 ? expand_rows<8> : n == 4 ? expand_rows<4> : n == 2 ? expand_rows<2> : expand_rows<1>)(
             u, m, m.b + layer * m.b_layer, first, count, t + u.shrunk + row * u.pages * RANKS,
-            y + (u.row + row) * y_stride, y_stride);
+            y + (u.row + row) * y_stride, y_stride, n == left ? after : nullptr);
         row += n;
     }
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import pytest
 import torch
 from virtual_clock import virtual_clock
 
@@ -155,6 +156,26 @@ async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_non
         assert b.queue_of(three).take() == [Pinned(three, LIFE)]
 
 
+async def test_who_was_told_to_yield_and_does_not_in_time_must_do_so_now() -> None:
+    async with bench() as b:
+        one, two, three = DIGESTS[:3]
+        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
+        await b.tell(Placed(one, True), Placed(two, True), Placed(three, False))
+        for digest in (one, two):
+            b.queue_of(digest).clear()
+        await anyio.sleep(2.2)
+        assert b.queue_of(one).take() == [Yield(one, LIFE)], "told once"
+        await anyio.sleep(0.5)
+        assert b.queue_of(one).take() == [Yield(one, LIFE, now=True)]
+        await anyio.sleep(0.5)
+        assert b.queue_of(two).take() == [Yield(two, LIFE), Yield(two, LIFE, now=True)]
+        assert await b.tell(Unpin(one, LIFE)) == [three]
+        await b.tell(Placed(three, True), Pin(one, LIFE), Placed(one, False))
+        b.queue_of(three).clear()
+        await anyio.sleep(0.6)
+        assert b.queue_of(three).take() == [Yield(three, LIFE)], "it begins anew"
+
+
 async def test_an_unpin_always_releases() -> None:
     async with bench() as b:
         await b.tell(Pin(DIGESTS[0], LIFE), Placed(DIGESTS[0], True))
@@ -172,7 +193,11 @@ async def test_what_is_held_and_how_long_it_took_is_told_when_it_has_changed() -
         await b.tell(Placed(one, True, None, 1, 1, 0))
         host, host_bytes = shelf.kept
         assert b.streamer.take()[-1] == Holdings(
-            device=1, host=host, host_bytes=host_bytes, loads={"host": 1}, load_seconds={"host": 2}
+            device=1,
+            host=host,
+            host_bytes=host_bytes,
+            loads={"host": 1},
+            load_seconds={"host": pytest.approx(2)},
         )
         await b.tell(Unpin(one, LIFE), Pin(one, LIFE), Placed(one, True, None, 1, 1, 0))
         assert b.streamer.take()[-1].loads == {"host": 1, "device": 1}

@@ -145,6 +145,26 @@ async def test_a_grammar_asked_for_and_withdrawn_again_and_again_is_compiled_onc
         scheduler.tell(Compiled(SPEC, error=RequestFailed("no")))
         await streamer.wait_for(2)
         assert ingress == [BackStarted(1)]
-    assert compiler == [Compile(SPEC)]
+    assert compiler == [Compile(SPEC, "default")]
     refused = [message for message in streamer if isinstance(message, Refused)]
     assert [message.ids for message in refused] == [("last",)]
+
+
+async def test_a_tenants_compiles_wait_for_its_own_alone_and_a_full_sandbox_is_no_fault_of_the_grammar() -> (
+    None
+):
+    grammars = Grammars()
+    async with compiling(grammars) as (compiler, scheduler):
+        for number in range(2 * AT_ONCE):
+            compiler.tell(Compile(GrammarSpec("regex", f"a{{{number}}}"), "greedy"))
+        compiler.tell(Compile(SPEC, "modest"))
+        with anyio.fail_after(10):
+            while grammars.going < AT_ONCE + 1:  # noqa: ASYNC110  threads count it
+                await anyio.sleep(0.001)
+        grammars.go_on.set()
+        await scheduler.wait_for(2 * AT_ONCE + 1)
+        assert grammars.most == AT_ONCE + 1
+        grammars.outcome = Overloaded("no time")
+        compiler.tell(Compile(GrammarSpec("regex", "b")))
+        await scheduler.wait_for(2 * AT_ONCE + 2)
+        assert isinstance(scheduler[-1].error, Overloaded)

@@ -27,6 +27,7 @@ from personae.actors.messages import (
     Message,
     Pin,
     Pinned,
+    Recall,
     StepDone,
     Submission,
     Submit,
@@ -97,8 +98,13 @@ class Back:
                     assert log.id not in self.running, "submitted twice"
                     self.running[log.id] = [log, len(log.tokens)]
             case Cancel(ids=ids, life=self.life):
-                gone = [id for id in ids if self.running.pop(id, None) is not None]
-                self.streamer.tell(StepDone(tuple(Delta(id, finish="cancelled") for id in gone), Load()))
+                self.let_go(ids, "cancelled")
+            case Recall(ids=ids, life=self.life):
+                self.let_go(ids, "recalled")
+
+    def let_go(self, ids: tuple[str, ...], finish: str) -> None:
+        gone = [id for id in ids if self.running.pop(id, None) is not None]
+        self.streamer.tell(StepDone(tuple(Delta(id, finish=finish) for id in gone), Load()))
 
     def step(self, rng: random.Random) -> None:
         deltas = []
@@ -221,7 +227,7 @@ async def test_every_request_ends_once_and_whole_however_often_back_dies(seed: i
                 house.letters["ingress"].tell(Withdraw((unwanted,)))
             case "yield":
                 for adapter in house.back.pinned - {None}:
-                    house.letters[adapter].tell(Yield(adapter, house.back.life))
+                    house.letters[adapter].tell(Yield(adapter, house.back.life, now=rng.random() < 0.5))
             case "crash":
                 house.back.start()
     await house.settle()
@@ -309,6 +315,39 @@ async def test_a_queue_that_is_told_to_yield_finishes_what_runs_and_lets_go_of_i
     await house.settle()
     house.assert_empty()
     assert house.heard("2") == (list(range(3, 9)), ["length"])
+
+
+async def test_a_queue_that_must_yield_now_lets_go_of_long_answers_which_go_on_where_they_were() -> None:
+    house = House(0)
+    for number in range(3):
+        house.submit(f"{number}", "poet")
+    while await house.deliver():
+        pass
+    house.back.step(random.Random(4))  # both of them
+    begun = {id: length for id, (_, length) in house.back.running.items()}
+    assert set(begun) == {"0", "1"}
+    house.letters["poet"].tell(Yield("poet", house.back.life, now=True))
+    while "poet" in house.back.pinned:
+        assert await house.deliver(), "it does not wait for their end"
+    assert not house.back.running
+    while await house.deliver():
+        pass
+    assert {id: length for id, (_, length) in house.back.running.items()} == begun, "before those that wait"
+    await house.settle()
+    house.assert_empty()
+    for number in range(3):
+        assert house.heard(f"{number}") == (list(range(3, 9)), ["length"])
+
+
+async def test_what_is_withdrawn_while_it_is_taken_back_ends() -> None:
+    house = House(0)
+    house.submit("0", "poet")
+    while await house.deliver():
+        pass
+    house.letters["poet"].tell(Yield("poet", house.back.life, now=True))
+    house.letters["ingress"].tell(Withdraw(("0",)))
+    await house.settle()
+    house.assert_empty()
 
 
 class Placing(Told):

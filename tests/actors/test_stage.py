@@ -249,5 +249,5 @@ async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(assembly) -> N
                 break
             await play(client, [log(script, "cold", NAMES[0])])
         pieces = [place for place, note in enumerate(notes) if note == "piece"]
-        assert len(pieces) == 7
+        assert len(pieces) == 7 * assembly.bounds.shapes.layers
         assert all("step" in notes[one:two] for one, two in pairwise(pieces))

@@ -119,7 +119,8 @@ def test_every_option_is_passed_on(
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
-        "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process"
+        "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
+        "--no-cuda-graphs"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -139,6 +140,7 @@ def test_every_option_is_passed_on(
         max_restarts=1,
         hang_timeout=9,
         drain_timeout=7,
+        cuda_graphs=False,
     )
     assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True))]
 

@@ -16,7 +16,7 @@ from uploads import open_house
 
 from personae.api.app import create_app
 from personae.api.chat_template import ChatTemplate
-from personae.api.schema import UserMessage
+from personae.api.conversation import UserMessage
 from personae.api.settings import ApiSettings
 from personae.errors import RequestError
 

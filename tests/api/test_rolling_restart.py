@@ -133,7 +133,7 @@ def test_two_replicas_are_replaced_one_after_the_other_and_no_request_fails() ->
             leaving = balancer.replicas[place]
             served = len(texts)
             eventually(lambda: len(texts) > served + 6, "the load runs")  # noqa: B023  asked at once
-            eventually(lambda: bool(leaving.engine.live), "it has something to finish")  # noqa: B023
+            eventually(lambda: bool(leaving.engine.live), "it has something to finish")  # noqa: B023  likewise
             leaving.terminate()
             balancer.replicas[place] = Replica()
             engines.append(balancer.replicas[place].engine)

@@ -5,7 +5,8 @@ import torch
 from byte_bpe import byte_level_vocabulary
 from grammar_walks import allowed_tokens
 
-from personae.grammar.masks import BitmaskPool, MaskFiller, allocate_bitmask, allow_only
+from personae.grammar.bitmask import allow_only
+from personae.grammar.masks import BitmaskPool, MaskFiller, allocate_bitmask
 from personae.grammar.registry import make_backend
 from personae.grammar.spec import GrammarSpec
 
@@ -50,6 +51,6 @@ def test_the_pool_gives_out_each_bitmask_once_and_reuses_what_is_given_back():
 
 def test_allow_only_sets_exactly_the_given_bits():
     bitmask = allocate_bitmask(2, 64)
-    allow_only(bitmask[1], [0, 31, 63])
+    allow_only(bitmask[1].numpy(), [0, 31, 63])
     assert bitmask[0].tolist() == [-1, -1]
     assert bitmask[1].tolist() == [1 - 2**31, -(2**31)]

@@ -1,7 +1,10 @@
 """The pool gives every adapter its slot and its true rank's pages, and takes them back whatever the order."""
 
+import resource
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,8 +208,24 @@ def test_a_pool_of_no_size_is_no_pool(rows: int, slots: int) -> None:
 
 def test_the_pool_takes_the_bytes_that_it_says() -> None:
     pool = make_pool(capacity_rows=24, dtype=torch.bfloat16)
-    arenas = [a for layer in range(2) for g in ("qkv", "o", "gate_up", "down") for a in pool.arenas(layer, g)]
-    assert pool_bytes(SHAPES, 24, torch.bfloat16) == sum(arena.a.nbytes + arena.b.nbytes for arena in arenas)
+    halves = [half.untyped_storage() for stack in pool.stacks.values() for half in (stack.a, stack.b)]
+    assert pool_bytes(SHAPES, 24, torch.bfloat16) == sum(half.nbytes() for half in halves)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there")
+def test_on_the_cpu_a_pool_takes_memory_for_what_has_been_in_it() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+    shapes = LoraShapes(8, {"q": (512, 512)})
+    pair = LoraPair(torch.ones(8, 512), torch.ones(8, 512), 1.0)
+    before = resident()
+    pool = LoraPool(shapes, capacity_rows=2**13, max_adapters=4, dtype=torch.float32, device=CPU)
+    for seed in range(4):
+        pairs = {(layer, "q"): replace(pair, scaling=seed + 1.0) for layer in range(8)}
+        pool.load(make_adapter(f"{seed}", pairs))
+    assert pool_bytes(shapes, 2**13, torch.float32) == 2**28
+    assert resident() - before < 2**25
 
 
 def test_integrity_notices_what_does_not_add_up() -> None:
@@ -297,7 +316,7 @@ def test_an_adapter_that_is_loaded_in_pieces_is_in_its_place_from_the_first_and_
     other, adapter = adapter_of(1, {"q": 8}), adapter_of(2, {"q": 8, "o": 3, "down": 5})
     pool.load(other)
     pieces = pool.loading(adapter)
-    for _ in adapter.ranks:
+    for _ in range(len(adapter.ranks) * SHAPES.layers):
         next(pieces)
         pool.check_integrity()
         assert pool.pins(adapter.digest) == 1

@@ -153,7 +153,7 @@ def theirs(folder: Path) -> Callable[[str, dict[str, Any], Any, Calls], bool | N
     # Its table of models imports every vendor's client; all that is asked of it is this one flag.
     table = types.ModuleType("bfcl_eval.constants.model_config")
     flag = types.SimpleNamespace(underscore_to_dot=True)
-    table.MODEL_CONFIG_MAPPING = {"ours": flag}  # type: ignore[attr-defined]
+    table.MODEL_CONFIG_MAPPING = {"ours": flag}  # type: ignore[attr-defined]  # a module made here
     sys.modules["bfcl_eval.constants.model_config"] = table
     from bfcl_eval.constants.enums import Language
     from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker

@@ -2,10 +2,10 @@
 
 import random
 
-import torch
+import numpy as np
 
 from personae.grammar.backend import Matcher
-from personae.grammar.masks import allocate_bitmask
+from personae.grammar.bitmask import words_of
 from personae.grammar.vocabulary import Vocabulary
 
 # Besides brackets: what an email address, a URI and the pattern b$ wait for.
@@ -18,10 +18,10 @@ class Unfinished(AssertionError):
 
 def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
     """The ids that the matcher's mask allows, ids past the vocabulary included if their bits are set."""
-    bitmask = allocate_bitmask(1, vocabulary.size)
+    bitmask = np.full((1, words_of(vocabulary.size)), -1, np.int32)
     matcher.fill(bitmask, 0)
-    bits = (bitmask[0].unsqueeze(1) >> torch.arange(32)) & 1
-    return [int(token) for token in bits.flatten().nonzero().flatten()]
+    bits = np.unpackbits(bitmask.view(np.uint8), bitorder="little")
+    return [int(token) for token in np.flatnonzero(bits)]
 
 
 def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, budget: int = 60) -> bytes:

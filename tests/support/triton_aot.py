@@ -47,6 +47,7 @@ class Machine:
     shared: int
     instructions: Counter[str]
     wide_loads: int  # of 16 bytes, to registers or to shared memory
+    register_products: int  # Hopper's matrix instructions whose first operand lies in registers
 
     @property
     def spills(self) -> int:
@@ -104,5 +105,6 @@ def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
         stack=stack,
         shared=binary.metadata.shared,
         instructions=Counter(opcode.split(".")[0] for opcode in opcodes),
+        register_products=len(re.findall(r"HGMMA\S* R\d+, R\d+, gdesc", code)),
         wide_loads=sum(opcode.startswith(("LDG", "LDGSTS")) and ".128" in opcode for opcode in opcodes),
     )

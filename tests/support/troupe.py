@@ -1,7 +1,8 @@
 """The engine without actors: a scheduler and a step engine in one synchronous loop, over tiny models.
 
 `Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
-brought. Plans are made `lookahead` steps ahead, as the actors do it.
+brought. Plans are made `lookahead` steps ahead, as the actors do it. With `capture` decode steps run as
+graphs.
 """
 
 from collections import deque
@@ -15,6 +16,7 @@ import torch
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.fairness import VirtualTokenCounters
+from personae.engine.graphs import Capture, DecodeGraphs
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.params import SamplingParams
@@ -58,25 +60,29 @@ class Troupe:
         max_batch_tokens: int = 512,
         max_model_len: int = 1024,
         lookahead: int = 2,
+        dtype: str = "float32",
+        capture: Capture | None = None,
+        device: str = "cpu",
     ) -> None:
-        cpu = torch.device("cpu")
-        model = load_model(folder, device=cpu, dtype="float32", max_position=max_model_len)
+        at = torch.device(device)
+        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         self.shapes = lora_shapes(model)
         pool = LoraPool(
             self.shapes,
             capacity_rows=512,
             max_adapters=16,
-            dtype=torch.float32,
-            device=cpu,
+            dtype=getattr(torch, dtype),
+            device=at,
             base=DecoderWeights(model),
         )
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
-        sampler = Sampler(max_seqs, model.config.vocab_size, cpu)
-        kv = KVCache(model.config, layout, torch.float32, cpu)
+        sampler = Sampler(max_seqs, model.config.vocab_size, at)
+        kv = KVCache(model.config, layout, getattr(torch, dtype), at, spare=capture is not None)
         kv.data.fill_(torch.nan)
-        self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens), sampler)
+        graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
+        self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters())

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from personae.engine.graphs import CudaCapture
 from personae.evals.bench.gpu.checks import (
     LIMITS,
     Check,
@@ -28,6 +29,7 @@ from personae.evals.bench.gpu.checks import (
     sgmv_checks,
     step_graph_checks,
 )
+from personae.evals.bench.gpu.engine import SHAPE, Rig, engine_checks, engine_table
 from personae.evals.bench.gpu.report import check_entries, markdown
 from personae.evals.bench.gpu.tables import (
     attention_table,
@@ -71,11 +73,15 @@ def measure(seconds: float, seed: int) -> dict[str, Any]:
         raise SystemExit(f"no Triton kernels for {', '.join(sorted(missing))} on this GPU")
     checks = [*all_checks(operators, generator), *graph_checks(operators, generator)]
     checks += step_graph_checks(generator)
+    rig = Rig(SHAPE, CudaCapture(), generator)
+    checks += engine_checks(rig)
     for check in checks:
         if not check.passed:
             print(f"FAILED {check.name}: error {check.error:.3g}, at most {check.limit:.3g}", flush=True)
     bandwidth = copy_bandwidth()
-    tables: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {"The engine's decode step": list(engine_table(rig))}
+    del rig
+    torch.cuda.empty_cache()
     for title, rows in {
         "A decode step, context 1024, with adapters": partial(step_table, bandwidth, generator, deadline),
         "SGMV alone, cold weights": partial(sgmv_table, bandwidth, generator, deadline),

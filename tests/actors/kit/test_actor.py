@@ -11,6 +11,7 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.child import Incident
 from personae.actors.kit.mailbox import ActorCrashed, ActorStopped, Ref, Reply
 from personae.actors.kit.supervisor import Supervisor
+from personae.actors.kit.thread import ThreadActor
 from personae.errors import DeadlineExceeded, Overloaded
 
 pytestmark = virtual_clock
@@ -512,9 +513,8 @@ async def test_no_actor_outlives_its_tree_in_memory() -> None:
     assert [doer() for doer in made] == [None, None]
 
 
-async def test_an_actor_without_receive_says_so() -> None:
-    class Mute(Actor[int]):
-        pass
-
-    with pytest.raises(NotImplementedError, match="Mute has no receive"):
-        await Mute().receive(1)
+@pytest.mark.parametrize("kind", [Actor, ThreadActor])
+async def test_an_actor_without_receive_is_not_made(kind: type) -> None:
+    mute = type("Mute", (kind,), {})
+    with pytest.raises(TypeError, match=r"Mute .*receive"):
+        mute()

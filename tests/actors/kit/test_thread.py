@@ -69,6 +69,9 @@ async def test_the_actor_is_made_started_and_stopped_on_its_thread() -> None:
         def started(self) -> None:
             where.append(threading.current_thread())
 
+        def receive(self, message: Deed) -> None:
+            where.append(threading.current_thread())
+
         def stopped(self) -> None:
             where.append(threading.current_thread())
 

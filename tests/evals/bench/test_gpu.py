@@ -3,17 +3,19 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
+from recorded_graphs import RecordedGraphs
 
-from personae.evals.bench.gpu import checks, layer, shapes
+from personae.evals.bench.gpu import checks, engine, layer, shapes
 from personae.evals.bench.gpu.report import markdown
 from personae.evals.bench.gpu.tables import slower
 from personae.evals.bench.gpu.timing import Deadline
-from personae.kernels import reference
+from personae.kernels import reference, registry
 from personae.kernels.registry import reference_only
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,6 +43,36 @@ def run(operators: dict, dtype: torch.dtype = torch.float32) -> list[checks.Chec
             checks.sampling_checks(operators, generator, width=1000),
         )
     )
+
+
+def test_graphs_of_the_engines_step_are_checked_and_one_that_is_not_there_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = RecordedGraphs()
+    monkeypatch.setattr(registry, "operators", recorded.operators)
+    tiny = replace(
+        engine.SHAPE,
+        vocab_size=64,
+        hidden_size=32,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        intermediate_size=48,
+        max_position=256,
+        windows=(None, None),
+    )
+    rig = engine.Rig(tiny, recorded, torch.Generator().manual_seed(1), torch.float32)
+    found = list(engine.engine_checks(rig))
+    assert len(found) == 8
+    assert [check for check in found if not check.passed] == []
+    assert len(recorded.recordings) == 3  # 16 rows with and without adapters, 6 rows with
+
+    def refuse(_work: object) -> object:
+        raise RuntimeError("no graphs here")
+
+    broken = engine.Rig(tiny, refuse, torch.Generator().manual_seed(1), torch.float32)
+    assert not any(check.passed for check in engine.engine_checks(broken))
 
 
 @pytest.mark.parametrize("dtype", checks.LIMITS, ids=str)

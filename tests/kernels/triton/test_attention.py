@@ -1,7 +1,9 @@
 """The Triton attention in the interpreter against the reference: mixes of rows, heads, windows, splits."""
 
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from paged import attention_batch
@@ -10,6 +12,7 @@ from torch import Tensor
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.triton import attention as host
+from personae.kernels.triton import pointwise
 from personae.kernels.triton.sizes import Gpu
 
 CPU = torch.device("cpu")
@@ -125,3 +128,19 @@ def test_how_a_sequence_is_split_follows_from_its_length_and_the_device() -> Non
     assert host.most_splits_for(max_kv=128, kv_heads=8, processors=132) == 2
     assert host.most_splits_for(max_kv=10**5, kv_heads=8, processors=132) == 16
     assert host.most_splits_for(max_kv=10**5, kv_heads=200, processors=132) == 1
+
+
+def test_pages_may_lie_further_away_than_32_bits_reach(tmp_path: Path) -> None:
+    apart, pages = 2**30, 3  # page 2 begins at element 2**31; the file has holes and takes no room
+    flat = torch.from_numpy(np.memmap(tmp_path / "cache", np.float16, "w+", shape=(2 * apart + 4096,)))
+    shape, strides = (pages, 2, 16, 16), (apart, 256, 16, 1)
+    k, v = (flat.as_strided(shape, strides, start) for start in (0, 2048))
+    batch = attention_batch([(0, 5, [2])], 16, CPU)
+    new_k, new_v, q = torch.randn(3, 5, 2, 16, generator=torch.Generator().manual_seed(0)).half()
+    pointwise.append_kv(new_k, new_v, k, v, batch.write_index)
+    found = host.paged_attention(q, k, v, batch, 0.25, None, GPU)
+    near = torch.zeros(2, 1, 2, 16, 16, dtype=torch.float16)
+    batch.page_table.zero_()
+    reference.append_kv(new_k, new_v, near[0], near[1], batch.write_index - 32)
+    expected = reference.paged_attention(q.float(), near[0].float(), near[1].float(), batch, 0.25)
+    torch.testing.assert_close(found.float(), expected, atol=2e-3, rtol=2e-3)

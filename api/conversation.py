@@ -1,0 +1,189 @@
+"""The wire types of a conversation: its messages, and the tools that are offered in it. As in schema.py, a
+field that is not here is refused by name."""
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """A piece of text in a message's content."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+    """A refusal in an assistant message's content, from an earlier answer."""
+
+    refusal: str
+
+
+class ImagePart(msgspec.Struct, tag="image_url", tag_field="type"):
+    """An image; not served, here to be refused by name."""
+
+
+class AudioPart(msgspec.Struct, tag="input_audio", tag_field="type"):
+    """Audio; not served, here to be refused by name."""
+
+
+class VideoPart(msgspec.Struct, tag="video_url", tag_field="type"):
+    """A video; not served, here to be refused by name."""
+
+
+class FilePart(msgspec.Struct, tag="file", tag_field="type"):
+    """A file; not served, here to be refused by name."""
+
+
+ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | VideoPart | FilePart
+Content = str | list[ContentPart]
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that the model made earlier; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CustomCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a custom tool that the model made earlier."""
+
+    name: str
+    input: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool call in an assistant message of the history: of a function, or of a custom tool."""
+
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+    id: str | None = None
+    type: Literal["function", "custom"] = "function"
+    index: int | None = None
+
+
+class SystemMessage(msgspec.Struct, tag="system", tag_field="role", forbid_unknown_fields=True):
+    """Instructions."""
+
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(msgspec.Struct, tag="developer", tag_field="role", forbid_unknown_fields=True):
+    """Instructions, under their newer name; a system message to templates that do not know it."""
+
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(msgspec.Struct, tag="user", tag_field="role", forbid_unknown_fields=True):
+    """What the user says."""
+
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True):
+    """An earlier answer. All fields that our own answers have are taken back; null ones mean nothing."""
+
+    content: Content | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_fields=True):
+    """What a tool answered."""
+
+    content: Content
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """A tool."""
+
+    function: FunctionTool
+
+
+class FreeInput(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """A custom tool's input: any text."""
+
+
+class GrammarSource(msgspec.Struct, forbid_unknown_fields=True):
+    """A grammar, or a regular expression that matches all of the text."""
+
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class BoundInput(msgspec.Struct, tag="grammar", tag_field="type", forbid_unknown_fields=True):
+    """A custom tool's input: text of a grammar."""
+
+    grammar: GrammarSource
+
+
+class CustomSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool that takes text."""
+
+    name: str
+    description: str | None = None
+    format: FreeInput | BoundInput | None = None
+
+
+class CustomTool(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """A tool."""
+
+    custom: CustomSpec
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """Names one of the tools."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: this function has to be called."""
+
+    function: FunctionName
+
+
+class NamedCustomTool(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: this custom tool has to be called."""
+
+    custom: FunctionName
+
+
+class ToolSelection(msgspec.Struct, forbid_unknown_fields=True):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool | NamedCustomTool]
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: only these."""
+
+    allowed_tools: ToolSelection
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools

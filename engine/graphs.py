@@ -1,0 +1,220 @@
+"""Decode steps as captured graphs: the host launches one thing instead of hundreds.
+
+A graph repeats the same kernels on the same addresses. So everything that a step says to the device is
+written into buffers that stay where they are, and what the host may decide in a captured pass depends on
+nothing but its bucket: how many rows there are, rounded up, and whether there are adapters at all. Which
+adapters, of which ranks, on which rows is in device memory (the work list and the rank tables), so one graph
+serves any mix.
+
+Rows of a bucket that nobody uses are sequences of one token on the cache's spare page, with token 0.
+
+A graph is on trial when it is new: its first steps are also run kernel by kernel, on the same buffers, and
+compared. One that cannot be captured, fails or disagrees is the end of graphs in this process, which says so
+once and goes on without.
+
+How work is captured and repeated is a `Capture`: CUDA graphs on a GPU, in the tests a recorder that repeats
+the operators on the tensors that they had.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from personae.engine.kv import KVCache
+from personae.engine.models.decoder import Decoder
+from personae.engine.plan import MemoryLayout
+from personae.kernels.attention import AttentionBatch
+from personae.kernels.sgmv import WorkList
+from personae.lora.pool import LoraPool
+from personae.lora.segments import LoraBatch
+
+TRIALS = 2  # steps: one shows what was captured wrong, the next what was captured and should not have been
+TOLERANCE = 0.02  # of a row's largest value; the same kernels on the same numbers should differ by nothing
+
+_log = logging.getLogger("personae.engine")
+
+
+class Capture(Protocol):
+    """Records work on a device, to be repeated without Python."""
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Runs the work and records it: (what repeats it, its result, which each repetition writes anew)."""
+
+
+class CudaCapture:
+    """CUDA graphs, all in one memory pool: one runs at a time, so they share their scratch memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See Capture. Runs the work once before, so that kernels are compiled and libraries initialised."""
+        here = torch.cuda.current_stream()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self._stream):
+                work()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, which copy adapters, may go on meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                result = work()
+        finally:
+            torch.cuda.set_stream(here)  # a capture that fails leaves its own behind
+        return graph.replay, result
+
+
+def buckets(most: int) -> tuple[int, ...]:
+    """The numbers of rows that graphs are captured for: less than half more than a step has."""
+    steps = [1, 2, 3, 4, 6, 8, 12]
+    while steps[-1] < most:
+        steps.append(steps[-2] * 2)
+    return (*(count for count in steps if count < most), most)
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured pass. `hidden` [bucket, H] is written by each replay; `trials`: how many are left."""
+
+    replay: Callable[[], None]
+    hidden: Tensor
+    trials: int = TRIALS
+
+
+class DecodeGraphs:
+    """The captured decode steps of one runner; each is captured when a step of its bucket first comes.
+
+    kv: with a spare page.
+    """
+
+    def __init__(
+        self, model: Decoder, kv: KVCache, pool: LoraPool, layout: MemoryLayout, capture: Capture
+    ) -> None:
+        assert kv.spare_page is not None, "unused rows need a page of their own"
+        self._model, self._kv, self._pool, self._layout = model, kv, pool, layout
+        self._capture: Capture | None = capture  # None: given up
+        self._buckets = buckets(layout.max_seqs)
+        self._graphs: dict[tuple[int, bool], Graph] = {}
+        rows, pages = layout.max_seqs, -(-layout.max_model_len // layout.page_size)
+
+        def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=model.device)
+
+        self._tokens = ints(rows, dtype=torch.int64)
+        self._positions = ints(rows, dtype=torch.int64)
+        self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=model.device)
+        self._kv_length = ints(rows)
+        self._page_table = ints(rows, pages)
+        self._write_index = ints(rows, dtype=torch.int64)
+        self._work = WorkList(ints(rows), ints(rows), ints(rows))
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Everything that changes between two replays, beside the cache and the adapters."""
+        return (
+            self._tokens,
+            self._positions,
+            self._query_start,
+            self._kv_length,
+            self._page_table,
+            self._write_index,
+            self._work.first_row,
+            self._work.rows,
+            self._work.adapter,
+        )
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None
+    ) -> Tensor | None:
+        """The hidden rows [R, H] of a step of R rows with a token each, until the next step; None if it has
+        to be run without a graph.
+
+        tokens, positions: [R] int64. `work` is all that the adapters do to it.
+        """
+        if self._capture is None:
+            return None
+        count = len(tokens)
+        bucket = next(size for size in self._buckets if size >= count)
+        key = bucket, work is not None
+        try:
+            self._fill(tokens, positions, batch, work, bucket)
+            graph = self._graphs.get(key)
+            if graph is None:
+                graph = self._graphs[key] = Graph(*self._capture(lambda: self._forward(*key)))
+            graph.replay()
+            if graph.trials:
+                graph.trials -= 1
+                check(graph.hidden[:count], self._forward(*key)[:count])
+            return graph.hidden[:count]
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: Exception) -> None:
+        self._capture = None
+        self._graphs.clear()
+        _log.warning(
+            "CUDA graphs are off, decode steps are launched kernel by kernel, which is slower: %s: %s",
+            type(error).__name__,
+            error,
+        )
+
+    def _fill(
+        self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None, bucket: int
+    ) -> None:
+        """Writes the step into the buffers, and unused rows behind it."""
+        count, spare = len(tokens), cast(int, self._kv.spare_page)
+        for buffer, values, unused in (
+            (self._tokens, tokens, 0),
+            (self._positions, positions, 0),
+            (self._kv_length, batch.kv_length, 1),
+            (self._write_index, batch.write_index, spare * self._kv.page_size),
+        ):
+            buffer[:count].copy_(values)
+            buffer[count:bucket].fill_(unused)
+        self._page_table[:count, : batch.page_table.shape[1]].copy_(batch.page_table)
+        self._page_table[count:bucket, :1].fill_(spare)
+        if work is not None:
+            segments = len(work.rows)
+            for buffer, values in (
+                (self._work.first_row, work.first_row),
+                (self._work.rows, work.rows),
+                (self._work.adapter, work.adapter),
+            ):
+                buffer[:segments].copy_(values)
+                buffer[segments:bucket].zero_()
+
+    def _forward(self, bucket: int, adapters: bool) -> Tensor:
+        """What is captured: a step of `bucket` rows as it lies in the buffers."""
+        batch = AttentionBatch(
+            self._query_start[: bucket + 1],
+            self._kv_length[:bucket],
+            self._page_table[:bucket],
+            self._write_index[:bucket],
+            max_query=1,
+            max_kv=self._layout.max_model_len,
+        )
+        lora = None
+        if adapters:  # a list of its own, so that its plans are made within the graph
+            own = self._work
+            lora = LoraBatch(
+                self._pool, WorkList(own.first_row[:bucket], own.rows[:bucket], own.adapter[:bucket])
+            )
+        return self._model.forward(self._tokens[:bucket], self._positions[:bucket], self._kv, batch, lora)
+
+
+def check(found: Tensor, truth: Tensor) -> None:
+    """Raises ArithmeticError where a row differs from what it should be. Waits for the device.
+
+    A row that is not finite (an adapter may do that) has to be so in both.
+    """
+    found, truth = (torch.nan_to_num(rows.float(), nan=1e30) for rows in (found, truth))
+    error = float(((found - truth).abs().amax(1) / truth.abs().amax(1).clamp_min(1e-30)).max())
+    if not error <= TOLERANCE:
+        raise ArithmeticError(f"a graph's rows differ from those of its kernels by {error:.2g}")

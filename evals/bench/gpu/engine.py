@@ -1,0 +1,156 @@
+"""The engine's own decode step as a graph: does it say what its kernels say, and what does it take?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import nan
+
+import torch
+from torch import Tensor
+
+from personae.engine.config import ModelConfig, RopeConfig
+from personae.engine.graphs import Capture, DecodeGraphs
+from personae.engine.kv import KVCache
+from personae.engine.models.decoder import Decoder
+from personae.engine.plan import MemoryLayout
+from personae.evals.bench.gpu.checks import Check
+from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
+from personae.evals.bench.gpu.timing import event_time
+from personae.kernels.attention import AttentionBatch
+from personae.lora.adapter import LoraPair, LoraShapes, make_adapter
+from personae.lora.pool import LoraPool
+from personae.lora.segments import LoraBatch, lora_batch
+
+LIMIT = 0.02  # bfloat16, with other products where a bucket has more rows than the step
+ROWS = 64
+RANKS = (16, 8, 64, 1) * 4
+SHAPE = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=32000,
+    hidden_size=HIDDEN,
+    layers=8,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=DIM,
+    intermediate_size=INNER,
+    max_position=2048,
+    eps=1e-5,
+    tie=True,
+    rope=RopeConfig(theta=500000.0),
+    windows=(None,) * 8,
+)
+Mix = Sequence[int | None]
+
+
+class Rig:
+    """A decoder with random weights, adapters in its pool, and graphs of its decode steps."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capture: Capture,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        device = generator.device
+        self.config, self.device, self._generator = config, device, generator
+        self.model = Decoder(config, dtype=dtype, device=device)
+        for name, tensor in self.model.tensors():
+            noisy = noise(tuple(tensor.shape), dtype, generator)
+            tensor.copy_(noisy if tensor.dim() == 1 or "embed" in name else noisy * tensor.shape[1] ** -0.5)
+        self.pool = LoraPool(
+            LoraShapes(config.layers, config.linear_shapes),
+            capacity_rows=512,
+            max_adapters=len(RANKS),
+            dtype=dtype,
+            device=device,
+        )
+        for index, rank in enumerate(RANKS):
+            pairs = {
+                (layer, module): LoraPair(
+                    torch.randn(rank, inputs) * inputs**-0.5, torch.randn(rank, out), 0.25
+                )
+                for layer in range(config.layers)
+                for module, (inputs, out) in config.linear_shapes.items()
+            }
+            assert self.pool.load(make_adapter(f"{index}", pairs, digest=f"{index}")) == index
+        layout = MemoryLayout(
+            ROWS * -(-config.max_position // PAGE) + 1, PAGE, ROWS, config.max_position, 512
+        )
+        self.kv = KVCache(config, layout, dtype, device, spare=True)
+        self.kv.data.copy_(noise(tuple(self.kv.data.shape[1:]), dtype, generator))
+        self.graphs = DecodeGraphs(self.model, self.kv, self.pool, layout, capture)
+
+    def step(self, mix: Mix, lengths: Sequence[int]) -> "RigStep":
+        """A row per entry of `mix`, an adapter's number or None, with a context of that many tokens."""
+        rows = len(mix)
+        batch, _ = attention_batch([(1, length) for length in lengths], self.device, seed=sum(lengths))
+        tokens = torch.randint(self.config.vocab_size, (rows,), generator=self._generator, device=self.device)
+        positions = (batch.kv_length - 1).long()
+        return RigStep(self, tokens, positions, batch, lora_batch(self.pool, list(mix), [1] * rows))
+
+
+class RigStep:
+    """One decode step of a rig."""
+
+    def __init__(
+        self, rig: Rig, tokens: Tensor, positions: Tensor, batch: AttentionBatch, lora: LoraBatch | None
+    ) -> None:
+        self._rig, self._batch, self._lora = rig, batch, lora
+        self._tokens, self._positions = tokens, positions
+
+    def eager(self) -> Tensor:
+        """Kernel by kernel."""
+        rig = self._rig
+        lora = None
+        if self._lora is not None and self._lora.work is not None:  # plans its adapters, as each step does
+            lora = LoraBatch(rig.pool, replace(self._lora.work, plans={}))
+        return rig.model.forward(self._tokens, self._positions, rig.kv, self._batch, lora)
+
+    def replayed(self) -> Tensor | None:
+        """As a graph; None where there is none."""
+        work = None if self._lora is None else self._lora.work
+        return self._rig.graphs.run(self._tokens, self._positions, self._batch, work)
+
+
+def cases(config: ModelConfig) -> Iterator[tuple[str, Mix, list[int]]]:
+    """Steps in their order: each but the first of its bucket replays what another was captured with."""
+    most = config.max_position
+    short, long = [most // 8] * 16, [most - 1 - row for row in range(16)]
+    yield "one adapter", [0] * 16, short
+    yield "fewer adapters than at the capture", [3, *[None] * 15], long
+    yield "more adapters than at the capture", list(range(16)), long
+    yield "base rows among them", [0, 0, 5, 9, *[None] * 12], [1 + row for row in range(16)]
+    yield "no adapter", [None] * 16, short
+    yield "no adapter, longer", [None] * 16, long
+    yield "5 rows in a bucket of 6", [1, 2, 2, None, None], long[:5]
+    yield "6 rows in it", [4, 5, 6, 7, 8, 8], short[:6]
+
+
+def engine_checks(rig: Rig) -> Iterator[Check]:
+    """The worst row's error against the step kernel by kernel; NaN where there was no graph."""
+    for name, mix, lengths in cases(rig.config):
+        step = rig.step(mix, lengths)
+        truth = step.eager().double()
+        found = step.replayed()
+        error = nan
+        if found is not None:
+            error = float(((found.double() - truth).norm(dim=1) / truth.norm(dim=1)).max())
+        yield Check(f"engine, decode step as a graph, {name}", error, LIMIT)
+
+
+def engine_table(rig: Rig) -> Iterator[dict[str, object]]:
+    """A decode step's layers from its first work on the device to its last, both ways, in microseconds."""
+    for rows in (1, 8, ROWS):
+        mixes: dict[str, Mix] = {
+            "none": [None] * rows,
+            f"{min(rows, 16)}": sorted(row % 16 for row in range(rows)),
+        }
+        for name, mix in mixes.items():
+            step = rig.step(mix, [rig.config.max_position // 2] * rows)
+            row: dict[str, object] = {"rows": rows, "adapters": name, "layers": rig.config.layers}
+            row["kernel by kernel us"] = event_time(step.eager)
+            if step.replayed() is None:
+                row["left out"] = "no graph"
+            else:
+                row["as a graph us"] = event_time(step.replayed)
+            yield row

@@ -1,0 +1,68 @@
+"""How long a large adapter takes to be read and to be placed, and the longest piece of it; without a server.
+
+    python -m personae.evals.tenants.placing --model models/smol135 --megabytes 100
+
+What a running step can lose to a cold adapter is one piece, or a fifth of a step. Processor time is told
+beside the clock's, which on a busy machine says more of the others.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+
+from personae.api.local import DEMO
+from personae.engine.config import read_config
+from personae.evals.tenants.making import AdapterMaker
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import LoraShapes
+from personae.lora.peft import read_adapter
+from personae.lora.pool import LoraPool
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",
+    megabytes: Annotated[int, typer.Option(help="Size of the adapter, in float32.")] = 100,
+) -> None:
+    """Measure."""
+    config, maker = read_config(model), AdapterMaker(model)
+    shapes = LoraShapes(config.layers, config.linear_shapes)
+    rank = min(megabytes * 10**6 // maker.bytes_per_rank(), 512)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in maker.make(rank, 0).items():
+            (Path(folder) / name).write_bytes(content)
+        clock, processor = time.perf_counter(), time.thread_time()
+        adapter = read_adapter(Path(folder), shapes)
+        clock, processor = time.perf_counter() - clock, time.thread_time() - processor
+    print(
+        f"{adapter.nbytes / 1e6:.0f} MB read in {clock * 1e3:.0f} ms, {processor * 1e3:.0f} of processor time"
+    )
+    pool = LoraPool(
+        shapes,
+        capacity_rows=-(-rank // RANK_PAGE) * RANK_PAGE,
+        max_adapters=1,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    pieces: list[tuple[float, float]] = []
+    loading = pool.loading(adapter)
+    while True:
+        begun = time.perf_counter(), time.thread_time()
+        if next(loading, pool) is pool:
+            break
+        pieces.append((time.perf_counter() - begun[0], time.thread_time() - begun[1]))
+    clocks, processors = zip(*pieces, strict=True)
+    print(
+        f"placed in {len(pieces)} pieces: {sum(clocks) * 1e3:.0f} ms, "
+        f"{sum(processors) * 1e3:.0f} of processor time\n"
+        f"a piece: {median(clocks) * 1e3:.2f} ms at the median, {max(clocks) * 1e3:.1f} at most, "
+        f"{max(processors) * 1e3:.1f} of processor time at most"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,25 @@
+"""The form of masks: an int32 array [rows, ceil(vocab / 32)] on the host.
+
+Bit t % 32 of word t // 32 set means that token t is allowed. It covers the model's padded vocabulary: ids
+past the tokenizer's are never allowed. Without torch, so that processes that compile need not load it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bitmask = NDArray[np.int32]
+
+
+def words_of(vocab_size: int) -> int:
+    """Words of a row."""
+    return (vocab_size + 31) // 32
+
+
+def allow_only(row: Bitmask, tokens: Sequence[int]) -> None:
+    """Make `row`, [words], allow exactly `tokens`."""
+    words = row.view(np.uint32)
+    words[:] = 0
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << (token % 32))

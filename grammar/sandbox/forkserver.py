@@ -1,0 +1,200 @@
+"""A process that compiles each spec in a child of its own: what a spec costs there, it costs nobody else.
+
+The fork server has read the vocabulary once, and forks a child for every spec in a few milliseconds. The
+kernel ends a child that takes too much processor time or memory, whatever library it is stuck in; all of it
+is given back, and others that are compiled meanwhile notice nothing. What comes back is a `Blueprint`, from
+which the grammar is made here without the analysis and the searches: they are the part that can explode, and
+would hold our interpreter's lock.
+
+A request travels on a socket of its own, whose other end the server is sent. The server ends when we do.
+"""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from personae.errors import GrammarError, Overloaded
+from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.schema.document import PARAMS
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from personae.grammar.compiler import GrammarCompiler
+
+_COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
+_BEGUN = b"!"
+# What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
+_NEARLY_ALL, _GBNF = b"n", b"g"
+_FIRST = {_NEARLY_ALL: GrammarSpec("json_object"), _GBNF: GrammarSpec("ebnf", 'root ::= "a"')}
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """A GrammarError on its way."""
+
+    message: str
+    param: str | None
+    code: str | None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Of one compile: seconds of processor time, and bytes beside what the server has. Who asks waits up to
+    `patience` seconds: the server may have to begin, and the machine be busy."""
+
+    processor: float = 3.0
+    memory: int = 2**29
+    patience: float = 25.0
+
+
+class Sandbox:
+    """Starts the server when it is first needed, and again when it has died. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits or Limits()
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def draft(self, spec: GrammarSpec) -> Blueprint:
+        """What compiling `spec` comes to.
+
+        Raises the GrammarError that compiling it raises, one of its own (`grammar_too_complex`) when it does
+        not end within the limits, and Overloaded when it is not known in time whether it does.
+        """
+        try:
+            answer = self._ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, msgspec.msgpack.encode(spec))
+        except OSError:  # the time-out among them
+            answer = b""
+        if not answer.startswith(_BEGUN):
+            raise Overloaded("The grammar could not be compiled in time; try again later.")
+        if answer == _BEGUN:
+            raise GrammarError(
+                "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
+                param=PARAMS.get(spec.kind),
+                code="grammar_too_complex",
+            )
+        outcome = msgspec.msgpack.decode(answer[len(_BEGUN) :], type=Blueprint | Refusal)
+        if isinstance(outcome, Refusal):
+            raise GrammarError(outcome.message, param=outcome.param, code=outcome.code)
+        return outcome
+
+    def close(self) -> None:
+        """End the server."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, kind: bytes, request: bytes) -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, self._lock:
+                socket.send_fds(self._running(), [kind], [theirs.fileno()])
+            ours.settimeout(self._limits.patience)
+            ours.sendall(request)
+            ours.shutdown(socket.SHUT_WR)
+            return _all(ours)
+
+    def _running(self) -> socket.socket:
+        """The way to the server, which is started if there is none."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._control is None:
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._process = _start(theirs, self._vocabulary, self._limits)
+            weakref.finalize(self, _stop, self._process, self._control)
+        return self._control
+
+    def _end(self) -> None:
+        if self._process is not None and self._control is not None:
+            _stop(self._process, self._control)
+        self._process = self._control = None
+
+
+def _start(theirs: socket.socket, vocabulary: Vocabulary, limits: Limits) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own text
+        [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # what a process says that runs out of memory helps nobody
+        env=environment,
+    )
+    assert process.stdin is not None
+    given = (vocabulary.tokens, vocabulary.stop_ids, dict(vocabulary.special), limits)
+    with suppress(BrokenPipeError), process.stdin as line:
+        line.write(msgspec.msgpack.encode(given))
+    return process
+
+
+def _stop(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.kill()
+    process.wait()
+
+
+def _all(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def main() -> None:
+    """The server: read the vocabulary, then fork a child for every socket that comes."""
+    from personae.grammar.compiler import GrammarCompiler  # it knows of us
+
+    control = socket.socket(fileno=int(sys.argv[1]))
+    given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], Limits]
+    tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)
+    compiler = GrammarCompiler(Vocabulary(tokens, stops, special), sandboxed=False)
+    first = dict(_FIRST)
+    compiler.draft(first.pop(_NEARLY_ALL))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    while True:
+        kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not kind:
+            os._exit(0)  # nothing is left to be put in order
+        if kind in first:
+            compiler.draft(first.pop(kind))
+        if os.fork() == 0:
+            try:
+                control.close()
+                _bound(limits)
+                with socket.socket(fileno=descriptors[0]) as connection:
+                    _answer(compiler, connection)
+            finally:
+                os._exit(0)
+        os.close(descriptors[0])
+
+
+def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
+    """A child's life."""
+    spec = msgspec.msgpack.decode(_all(connection), type=GrammarSpec)
+    connection.sendall(_BEGUN)
+    try:
+        outcome: Blueprint | Refusal = compiler.draft(spec)
+    except GrammarError as error:
+        outcome = Refusal(error.message, error.param, error.code)
+    connection.sendall(msgspec.msgpack.encode(outcome))
+
+
+def _bound(limits: Limits) -> None:
+    """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
+    os.nice(5)
+    for timer in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(timer, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limits.patience)
+    signal.setitimer(signal.ITIMER_PROF, limits.processor)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):  # not every system can tell, or limit, the address space
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + limits.memory, held + limits.memory))

@@ -1,0 +1,59 @@
+"""Schemas that mean far more than they say, sent to the whole product while others use it."""
+
+from collections.abc import Iterator
+
+import anyio
+import httpx
+import pytest
+from real_server import Running, running
+from tiny_models import make_model_folder
+
+from personae.api.options import ServeOptions
+from personae.evals.hostile import SCHEMAS, Bystander, send
+
+BOMBS = ("wide", "a long enum")
+QUICK = ("deep", "too deep", "a huge maxLength", "a pattern that backtracks", "recursive", "itself")
+TIMED_OUT = "503 overloaded"  # on a machine that is too busy to give a bomb what it may have
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(ServeOptions(make_model_folder(tmp_path_factory.mktemp("model")), max_seqs=8)) as server:
+        yield server
+
+
+@pytest.mark.anyio
+async def test_bombs_cost_their_senders_a_400_and_others_are_answered_meanwhile(server: Running) -> None:
+    outcomes: dict[str, str] = {}
+    answered: list[str] = []
+
+    async def light(client: httpx.AsyncClient, model: str, name: str) -> None:
+        outcomes[name], _ = await send(client, model, SCHEMAS[name])
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        bystander = Bystander(client, model)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bystander.read)
+            async with anyio.create_task_group() as bombs:
+                for name in BOMBS:
+                    bombs.start_soon(light, client, model, name)
+                while not outcomes:
+                    schema = {"type": "string", "maxLength": 2 + len(answered)}  # a new one every time
+                    answered.append((await send(client, model, schema))[0])
+            tasks.cancel_scope.cancel()
+    assert set(outcomes.values()) <= {"400 grammar_too_complex", TIMED_OUT}, outcomes
+    assert set(answered) == {"200"}
+    assert len(answered) > 3
+    assert len(bystander.gaps) > 10
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", QUICK)
+async def test_a_hostile_schema_is_served_or_refused_in_the_servers_own_words(
+    server: Running, name: str
+) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        got, _ = await send(client, model, SCHEMAS[name])
+    assert got == "200" or got.startswith("400 "), got

@@ -1,0 +1,105 @@
+"""In bfloat16 a CPU with AVX-512 says the same in any company, to the last bit of every logprob."""
+
+import random
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import VOCAB, model_folder
+from troupe import Played, Troupe
+
+from personae.engine.sequence import SequenceLog
+from personae.kernels.cpu import operators
+
+pytestmark = pytest.mark.skipif(
+    "fuse" not in operators(), reason="no compiler, or no AVX-512 products of bfloat16 on this machine"
+)
+VOICES = {
+    "greedy": {"temperature": 0.0},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 11},
+    "penalised": {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 13},
+}
+CAST = {"rank-1": 5, "rank-8-attention": 37, "rslora": 16, "rank-64": 150, None: 80}  # lengths of prompts
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    return model_folder("qwen3", torch_dtype="bfloat16", hidden_size=96)
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in CAST if name is not None}
+
+
+def ensemble(troupe: Troupe, salt: bytes = b"") -> list[SequenceLog]:
+    return [
+        troupe.log(
+            f"{voice} {name}",
+            random.Random(length).choices(range(4, VOCAB), k=length),
+            name,
+            max_tokens=24,
+            logprobs=2,
+            salt=salt,
+            **options,
+        )
+        for voice, options in VOICES.items()
+        for name, length in CAST.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
+    """Each alone, unchunked, from a cold cache, without lookahead."""
+    troupe = Troupe(base, adapters, lookahead=1, dtype="bfloat16")
+    played: dict[str, Played] = {}
+    for number in range(len(VOICES) * len(CAST)):
+        played |= troupe.play([ensemble(troupe, bytes([number]))[number]])
+    return played
+
+
+@pytest.mark.parametrize(
+    ("what", "settings"),
+    [
+        ("mixed batch", {}),
+        ("three steps ahead", {"lookahead": 3}),
+        ("odd chunks", {"max_batch_tokens": 29}),
+        ("few slots", {"max_seqs": 3}),
+        ("small pages", {"page_size": 4}),
+        ("preemption", {"num_pages": 20}),
+    ],
+)
+def test_tokens_and_logprobs_have_the_same_bits_in_any_company(base, adapters, solo, what, settings) -> None:
+    troupe = Troupe(base, adapters, dtype="bfloat16", **settings)
+    logs = ensemble(troupe)
+    random.Random(what).shuffle(logs)
+    played = troupe.play(logs)
+    assert troupe.scheduler.preemptions > 0 or what != "preemption"
+    for id, alone in solo.items():
+        assert (played[id].tokens, played[id].logprobs) == (alone.tokens, alone.logprobs), id
+
+
+def test_a_prefix_hit_brings_the_same_bits_as_a_cold_start(base, adapters, solo) -> None:
+    troupe = Troupe(base, adapters, dtype="bfloat16")
+    troupe.play(ensemble(troupe))
+    warm = troupe.play(ensemble(troupe))
+    assert sum(one.cached or 0 for one in warm.values()) > 0
+    for id, alone in solo.items():
+        assert (warm[id].tokens, warm[id].logprobs) == (alone.tokens, alone.logprobs), id
+
+
+def test_a_log_taken_up_half_way_goes_on_with_the_same_bits(base, adapters, solo) -> None:
+    """As after a crash: the tokens so far are the log's, and everything else is computed anew."""
+    troupe = Troupe(base, adapters, dtype="bfloat16")
+    resumed = []
+    for log in ensemble(troupe):
+        said = solo[log.id].tokens[: len(log.id) % 11 + 4]
+        resumed.append(replace(log, tokens=(*log.tokens, *said)))
+    played = troupe.play(resumed)
+    for log in resumed:
+        alone = solo[log.id]
+        said = len(log.tokens) - log.prompt_length
+        assert played[log.id].tokens == alone.tokens[said:]
+        assert played[log.id].logprobs == alone.logprobs[said:]

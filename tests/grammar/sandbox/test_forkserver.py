@@ -1,0 +1,137 @@
+"""Specs that would take the server's time or memory take their own; others are compiled meanwhile."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from personae.errors import GrammarError, Overloaded
+from personae.evals.hostile import SCHEMAS, laughs
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.forkserver import Limits, Sandbox
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b""), (256,), {"<tool>": 257})
+
+
+def spec_of(schema: Any) -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema))
+
+
+BOMB = spec_of(SCHEMAS["wide"])
+GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x|y)*$"}}})
+REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
+PATIENT = Limits(processor=1.0, memory=2**28, patience=300.0)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def here() -> GrammarCompiler:
+    return GrammarCompiler(VOCABULARY, sandboxed=False)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GOOD,
+        REWRITTEN,
+        spec_of({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"enum": ["é", 1]}}}}),
+        GrammarSpec("ebnf", 'root ::= "a" | "b"'),
+        GrammarSpec("lark", "start: <[97]>"),
+        GrammarSpec("choice", '["b", "bc"]'),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_what_comes_back_is_what_compiling_here_comes_to(
+    sandbox: Sandbox, here: GrammarCompiler, spec: GrammarSpec
+) -> None:
+    assert sandbox.draft(spec) == here.draft(spec)
+
+
+@pytest.mark.parametrize(
+    "wrong", [spec_of({"type": "nothing"}), GrammarSpec("regex", "(a"), spec_of({"$ref": "#/nowhere"})]
+)
+def test_what_is_refused_here_is_refused_there_in_the_same_words(
+    sandbox: Sandbox, here: GrammarCompiler, wrong: GrammarSpec
+) -> None:
+    with pytest.raises(GrammarError) as there:
+        sandbox.draft(wrong)
+    with pytest.raises(GrammarError) as refused:
+        here.draft(wrong)
+    assert str(there.value) == str(refused.value)
+    assert (there.value.param, there.value.code) == (refused.value.param, refused.value.code)
+
+
+def test_a_bomb_ends_by_itself_and_others_are_compiled_meanwhile(sandbox: Sandbox) -> None:
+    sandbox.draft(GOOD)
+    refused: list[GrammarError] = []
+
+    def light() -> None:
+        try:
+            sandbox.draft(BOMB)
+        except GrammarError as error:
+            refused.append(error)
+
+    bomb = threading.Thread(target=light)
+    bomb.start()
+    assert sandbox.draft(GOOD).planned
+    bomb.join(300)
+    [error] = refused
+    assert (error.code, error.param) == ("grammar_too_complex", "response_format.json_schema.schema")
+    assert sandbox.draft(GOOD).planned
+
+
+def test_memory_is_a_limit_of_its_own() -> None:
+    small = Sandbox(VOCABULARY, Limits(processor=60.0, memory=2**25, patience=300.0))
+    assert small.draft(GOOD).planned
+    with pytest.raises(GrammarError, match="limits"):
+        small.draft(BOMB)
+    small.close()
+
+
+def test_a_server_that_has_died_is_begun_again_and_who_waits_too_long_may_come_again() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    sandbox.close()
+    sandbox.draft(GOOD)
+    assert sandbox._process is not None
+    os.kill(sandbox._process.pid, signal.SIGKILL)
+    sandbox._process.wait()
+    assert sandbox.draft(GOOD).planned
+    sandbox.close()
+    sandbox.close()
+    hurried = Sandbox(VOCABULARY, Limits(patience=0.001))
+    with pytest.raises(Overloaded):
+        hurried.draft(GOOD)
+    hurried.close()
+
+
+def test_only_what_is_not_small_or_has_to_be_rewritten_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[GrammarSpec] = []
+    compiler = GrammarCompiler(VOCABULARY)
+    assert compiler._sandbox is not None
+    inner = compiler._sandbox.draft
+    monkeypatch.setattr(compiler._sandbox, "draft", lambda spec: asked.append(spec) or inner(spec))
+    compiler.compile(spec_of({"type": "object", "properties": {"n": {"type": "integer"}}}))
+    assert asked == []
+    for spec, first, not_first in ((GOOD, "{", "["), (REWRITTEN, "5", "-")):
+        assert compiler.compile(spec).matcher().accept(ord(first))
+        assert not compiler.compile(spec).matcher().accept(ord(not_first))
+    assert asked == [GOOD, GOOD, REWRITTEN, REWRITTEN]
+    compiler.close()
+
+
+def test_a_schema_whose_references_explode_is_refused_and_the_next_is_served(sandbox: Sandbox) -> None:
+    with pytest.raises(GrammarError):
+        sandbox.draft(spec_of(laughs(40)))
+    assert sandbox.draft(REWRITTEN).planned

@@ -1,0 +1,60 @@
+"""Work that nobody waits for leaves half of its time to others."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from personae.lora import pace
+from personae.lora.adapter import LoraPair, make_adapter
+from personae.lora.pace import Pace
+from personae.lora.safetensors_file import SafetensorsFile
+
+
+class Clock:
+    """What a thread has worked, and how long it has slept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worked = 0.0
+        self.slept: list[float] = []
+        monkeypatch.setattr(pace, "thread_time", lambda: self.worked)
+        monkeypatch.setattr(pace, "sleep", self.slept.append)
+
+
+def test_a_rest_is_as_long_as_the_work_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    paced = Pace()
+    for work in (0.25, 0.5):
+        clock.worked += work
+        paced.rest()
+    assert clock.slept == [0.25, 0.5]
+
+
+def test_crumbs_of_work_are_gathered_until_they_are_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    paced = Pace()
+    for _ in range(9):
+        clock.worked += 0.0005
+        paced.rest()
+    assert clock.slept == pytest.approx([0.001] * 4)
+
+
+def test_work_means_having_a_processor_not_waiting_for_one() -> None:
+    paced = Pace()
+    time.sleep(0.05)
+    begun = time.perf_counter()
+    paced.rest()
+    assert time.perf_counter() - begun < 0.04
+
+
+def test_an_adapter_is_read_and_hashed_with_a_rest_for_each_tensor(tmp_path: Path) -> None:
+    rests: list[None] = []
+    path = tmp_path / "some.safetensors"
+    save_file({"a": torch.ones(2, 3), "b": torch.ones(3, 2)}, path)
+    with SafetensorsFile(path, lambda: rests.append(None)) as file:
+        a, b = file.read_finite("a"), file.read_finite("b")
+    assert len(rests) == 2
+    make_adapter("it", {(0, "q"): LoraPair(a, b.T.contiguous(), 1.0)}, rest=lambda: rests.append(None))
+    assert len(rests) == 5

@@ -1,0 +1,162 @@
+"""A `Capture` for machines without a GPU: it records a pass operator by operator, and repeats the operators
+on the very tensors that they had, as a CUDA graph does, without running the Python that called them.
+
+Inside a capture it refuses what a CUDA graph cannot hold: reading a value from the device, sizes that depend
+on data, tensors made from Python values. Before each repetition it poisons all memory that the pass
+allocated, so nothing can be left over from the capture or the step before.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from personae.kernels import reference
+
+REFUSED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh", "aten::masked_select"}
+ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+OPERATORS = (
+    "append_kv",
+    "paged_attention",
+    "sgmv",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+)
+
+
+def storage(tensor: Tensor) -> int:
+    """Where a tensor's memory begins, whatever part of it the tensor is."""
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass
+class Call:
+    """An operator with the arguments and results that it had."""
+
+    name: str
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Tensor]
+
+    def again(self) -> None:
+        if self.name in ALLOCATIONS:
+            return
+        found = tensors(self.run(*self.args, **self.kwargs))
+        for old, new in zip(self.results, found, strict=True):
+            if storage(old) != storage(new):
+                old.copy_(new)
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """All tensors in arguments or results, those of work lists and batches included."""
+    found = []
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dataclass_fields__"):
+            found += tensors([getattr(leaf, name) for name in leaf.__dataclass_fields__])
+    return found
+
+
+class Recording(TorchDispatchMode):
+    """One capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.within = False  # of an operator of ours: on a GPU its kernels read the device, not the host
+        self.made: dict[int, Tensor] = {}  # by storage, what the pass allocated
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not self.within:
+            self.add(func.name().split(".")[0], func, args, kwargs or {}, result)
+        return result
+
+    def add(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        assert name not in REFUSED, f"{name} has no place in a captured graph"
+        call = Call(name, run, args, kwargs, tensors(result))
+        given = {storage(tensor) for tensor in tensors((args, kwargs))}
+        self.calls.append(call)
+        self.made |= {storage(t): t for t in call.results if storage(t) not in given}
+
+    def inputs(self) -> list[tuple[str, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]]:
+        """What each operator was given that was there before: addresses, shapes and strides."""
+        return [
+            (
+                call.name,
+                [
+                    (t.data_ptr(), tuple(t.shape), t.stride())
+                    for t in tensors((call.args, call.kwargs))
+                    if storage(t) not in self.made
+                ],
+            )
+            for call in self.calls
+        ]
+
+    def outside(self) -> set[int]:
+        """The storages that were there before, of all that was given to any operator."""
+        given = {storage(t) for call in self.calls for t in tensors((call.args, call.kwargs)) if t.numel()}
+        return given - self.made.keys()
+
+    def replay(self) -> None:
+        for tensor in self.made.values():
+            memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            memory.fill_(0xFF)  # NaN, or -1
+        for call in self.calls:
+            call.again()
+
+
+class RecordedGraphs:
+    """The capture; `recordings` has one for each time that it was called, `replays` counts repetitions."""
+
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+        self.replays = 0
+        self._recording: Recording | None = None
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        recording = self._recording = Recording()
+        try:
+            with recording:
+                result = work()
+        finally:
+            self._recording = None
+        self.recordings.append(recording)
+
+        def replay() -> None:
+            self.replays += 1
+            recording.replay()
+
+        return replay, result
+
+    def operators(self, _device: str) -> dict[str, Callable[..., Any]]:
+        """What stands in for `registry.operators`: the references, each one thing to the recorder."""
+        return {name: self._whole(getattr(reference, name)) for name in OPERATORS}
+
+    def _whole(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def operator(*args: Any, **kwargs: Any) -> Any:
+            if self._recording is None:
+                return run(*args, **kwargs)
+            with self._inside(self._recording):
+                result = run(*args, **kwargs)
+            self._recording.add(run.__name__, run, args, kwargs, result)
+            return result
+
+        return operator
+
+    @contextmanager
+    def _inside(self, recording: Recording) -> Iterator[None]:
+        recording.within = True
+        try:
+            yield
+        finally:
+            recording.within = False
