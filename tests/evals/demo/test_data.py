@@ -112,3 +112,10 @@ def test_it_says_how_large_it_is():
     weights = load_file(MODEL / "model.safetensors")
     assert 3.25e6 < sum(tensor.numel() for tensor in weights.values()) < 3.75e6
     assert "three and a half million" in chat.INTENTS["size"][0]
+
+
+def test_only_thoughts_that_an_answer_opens_with_are_left_out() -> None:
+    record = Sample("record", [], '{"name": "a </think> b"}', schema={"type": "object"})
+    assert grade(record, record.answer) == {"exact": 1.0, "valid": 1.0}
+    assert grade(record, f"<think>\nhm\n</think>\n\n{record.answer}") == {"exact": 1.0, "valid": 1.0}
+    assert grade(record, f"hm </think> {record.answer}") == {"exact": 0.0, "valid": 0.0}
