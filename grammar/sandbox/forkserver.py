@@ -50,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Of one compile: seconds of processor time, and bytes beside what the server has. Who asks waits up to
     `patience` seconds: the server may have to begin, and the machine be busy."""
 
-    processor: float = 3.0
+    processor: float = 5.0
     memory: int = 2**29
     patience: float = 25.0
 
