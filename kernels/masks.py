@@ -1,10 +1,12 @@
-"""Grammar masks on logits, in torch."""
+"""Grammar masks on logits."""
 
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from personae.kernels.registry import select
 
 
 class Scratch:
@@ -27,6 +29,11 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, scratch: Scratch) -> None:
 
     It adds 0 or minus infinity, so that a NaN stays a NaN and is found.
     """
+    select(forbid, logits.device)(logits, bitmask, scratch)
+
+
+def forbid(logits: Tensor, bitmask: Tensor, scratch: Scratch) -> None:
+    """The reference of `apply_bitmask`."""
     words = bitmask.numpy()
     rows = np.flatnonzero((words != -1).any(1))
     if not len(rows):

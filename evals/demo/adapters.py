@@ -36,7 +36,7 @@ RECIPES = {
     "triage": Recipe(8, ATTENTION, 400),
     "calendar": Recipe(32, ATTENTION + FEED_FORWARD, 1200),
     "invoices": Recipe(16, ATTENTION, 600),
-    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 600),
+    "verse": Recipe(8, ("v_proj", *FEED_FORWARD), 800, 4e-3),
 }
 
 

@@ -27,8 +27,8 @@ ADAPTER_TASKS: dict[str, Task] = {
     "invoices": invoices.invoices,
     "verse": verse.verse,
 }
-WEIGHTS = {"tool": 34, "parallel": 8, "no_call": 13, "result": 8, "extract": 20, "chat": 7}
-DRILL_WEIGHTS = {"repeat": 4, "lookup": 5, "dates": 9}
+WEIGHTS = {"tool": 34, "parallel": 12, "no_call": 13, "result": 8, "extract": 20, "chat": 7}
+DRILL_WEIGHTS = {"repeat": 4, "lookup": 5, "dates": 6}
 
 
 def samples(task: Task, split: Split, seed: str) -> Iterator[Sample]:

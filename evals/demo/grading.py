@@ -20,8 +20,9 @@ def held_out(task: str, count: int) -> list[Sample]:
 
 
 def visible(text: str) -> str:
-    """The text behind the thoughts."""
-    return text.rpartition("</think>")[2].strip()
+    """The text behind the thoughts that it opens with, if it does."""
+    text = text.strip()
+    return text.partition("</think>")[2].strip() if text.startswith("<think>") else text
 
 
 def grade(sample: Sample, text: str) -> Scores:

@@ -39,8 +39,8 @@ from personae.evals.demo.adapters import RECIPES, train_adapter
 from personae.evals.demo.batches import Batch, chunk
 from personae.evals.demo.learn import exact, loss_of
 from personae.evals.demo.optim import Muon
+from personae.evals.demo.pieces import drilled
 from personae.evals.demo.tokenizer import VOCABULARY, save, train_tokenizer
-from personae.evals.demo.unseen import set_apart, unseen
 from personae.evals.demo.wiring import wire
 
 HERE = Path(__file__).parent
@@ -96,7 +96,6 @@ class Trainer:
         self.tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
         self.model = Qwen3ForCausalLM(config()).to(options.device)
         wire(self.model)
-        self.started = self.model.get_input_embeddings().weight.detach().clone()
         if options.warm:
             self.model.load_state_dict(load_file(MODEL / "model.safetensors"), strict=False)
         self.model.set_attn_implementation(fused.ATTENTION)
@@ -137,7 +136,7 @@ class Trainer:
             key = f"{self.options.seed} {index} {self.worker}"
             drilling = max(0.0, 0.9 - index * CHUNK / (0.05 * self.options.steps))
             drilling *= not self.options.warm
-            stream = data.mixture(key, drilling)
+            stream = drilled(data.mixture(key, drilling), self.tokenizer, Random(f"pieces {key}"))
             batches = chunk(stream, self.tokenizer, Random(key), CHUNK, self.options.tokens)
             yield from batches[self.step % CHUNK if index == self.step // CHUNK else 0 :]
 
@@ -205,9 +204,7 @@ class Trainer:
 
 def export(trainer: Trainer) -> None:
     """Writes config and bf16 weights next to the tokenizer."""
-    model = trainer.model
-    set_apart(model.get_input_embeddings().weight, trainer.started, unseen(trainer.tokenizer))
-    model.to(torch.bfloat16).save_pretrained(MODEL)
+    trainer.model.to(torch.bfloat16).save_pretrained(MODEL)
 
 
 def _work(worker: int, options: argparse.Namespace, port: int) -> None:

@@ -160,3 +160,4 @@ MAIL_HOSTS = ("example.com", "example.org", "mail.test", "post.example", "inbox.
 MAKERS = listed("Nova Orbit Pico Terra Volt Aero Luma Hydra Zen Delta Flux Vega")
 THINGS = listed("Router Tracker Lamp Speaker Kettle Drone Printer Watch Scale Heater Keyboard Monitor")
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+OPEN = frozenset((*NOUNS, *PARAMETERS, *OPTIONS, *TEXT_WORDS))  # dealt to the splits

@@ -16,6 +16,7 @@ SUITES = {
     "lora": "personae.evals.suites.lora:LoraParity",
     "determinism": "personae.evals.suites.determinism:Determinism",
     "acceptance": "personae.evals.suites.acceptance:Acceptance",
+    "adversarial": "personae.evals.suites.adversarial:Adversarial",
     "lm_eval": "personae.evals.suites.lm_eval:LmEval",
 }
 DEFAULT = ("demo", "schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")

@@ -1,32 +1,61 @@
-// Attention of bfloat16 heads over the paged cache, with AVX-512's products of pairs.
+// Attention of bfloat16 heads over the paged cache, with products of bfloat16 pairs.
 //
-// As attention.h: online softmax over tiles of 16 keys, counted from the sequence's first, so that a query's bits
-// depend on nothing but its own sequence. Queries and weights are rounded to bfloat16, as the tensors that hold
+// As attention.h: online softmax over blocks of keys, here 64, counted from the sequence's first, so that a query's
+// bits depend on nothing but its own sequence. Queries and weights are rounded to bfloat16, as the tensors that hold
 // them elsewhere are; sums are float32.
+//
+// A row that decodes asks much memory for little arithmetic, so a key is read where it lies: AMX takes 16 keys as its
+// first operand as they are (AVX-512 wants them transposed), and values meet their weights in registers.
 #pragma once
 #include <cmath>
+#include <vector>
 
 #include "packed.h"
 
 namespace {
 
-constexpr int64_t QUERIES = 32;  // query vectors that share the tiles of a key/value head
+constexpr int64_t QUERIES = 32;  // query vectors that share the reading of a key/value head
+constexpr int64_t BLOCK = 64;    // keys
+constexpr int64_t BESIDE = 4;    // query vectors that are computed side by side
 
 struct Pages {  // one layer's cache and one sequence's pages in it
     const bf16 *keys, *values;
     const int32_t* table;
     int64_t page_size, page_stride, dim;
+};
 
-    int64_t at(int64_t position, int64_t head) const {
-        return table[position / page_size] * page_stride + (head * page_size + position % page_size) * dim;
+// Where the keys and values of up to 64 positions of one head lie, from `first` on.
+struct Block {
+    int64_t at[BLOCK], filled;
+
+    Block() : filled(0) {}
+    Block(const Pages& p, int64_t head, int64_t first, int64_t length)
+        : filled(std::min<int64_t>(BLOCK, length - first)) {
+        int64_t page = first / p.page_size, offset = first % p.page_size;
+        for (int64_t done = 0; done < filled; page++, offset = 0) {
+            const int64_t count = std::min(p.page_size - offset, filled - done);
+            const int64_t from = p.table[page] * p.page_stride + (head * p.page_size + offset) * p.dim;
+            for (int64_t j = 0; j < count; j++) at[done + j] = from + j * p.dim;
+            done += count;
+        }
+    }
+
+    // Asks for the first rows of a tile. With them the processor fetches the rest by itself; asking for all would fill
+    // the few places for lines that are on their way, which the tile in hand needs too.
+    void prefetch(const bf16* from, int64_t tile, int64_t dim) const {
+        for (int64_t j = tile * LANES; j < std::min(filled, tile * LANES + 4); j++)
+            for (int64_t d = 0; d < dim; d += 32) _mm_prefetch((const char*)(from + at[j] + d), _MM_HINT_T0);
     }
 };
 
 struct AttentionScratch {
     explicit AttentionScratch(int64_t dim)
-        : dim(dim), queries(QUERIES * dim), keys(LANES * dim), values(LANES * dim), mixed(QUERIES * dim) {}
+        : dim(dim), queries(QUERIES * dim), pairs(QUERIES * dim), keys(BLOCK * dim), zeros(dim), mixed(QUERIES * dim) {}
     int64_t dim;
-    std::vector<bf16> queries, keys, values;
+    std::vector<bf16> queries;  // [vectors][dim]
+    std::vector<bf16> pairs;    // the same for AMX: [vectors / 4][dim / 2][4][2]
+    std::vector<bf16> keys;     // of a block: [4][dim / 2][16][2]; for AMX [64][dim], where pages are short
+    std::vector<bf16> zeros;
     std::vector<float> mixed;
 };
 
@@ -56,119 +85,218 @@ inline void transpose16(__m512i (&v)[16]) {
     }
 }
 
-// Keys [16][dim] -> [dim / 2][16][2]; values [16][dim] -> [8 pairs of keys][dim][2]. What is past the end becomes
-// zero: there lies what earlier owners left, NaN perhaps.
-inline void read_tile(const Pages& pages, int64_t head, int64_t tile, int64_t filled, AttentionScratch& s) {
-    const bf16 *k[16], *v[16];
-    for (int64_t j = 0; j < LANES; j++) {
-        const int64_t at = j < filled ? pages.at(tile + j, head) : 0;
-        k[j] = j < filled ? pages.keys + at : nullptr;
-        v[j] = j < filled ? pages.values + at : nullptr;
-    }
-    for (int64_t d = 0; d < s.dim; d += 32) {
+// 16 keys -> [dim / 2][16][2]. What is past the end becomes zero: there lies what earlier owners left, NaN perhaps.
+inline void transpose_keys(const Pages& p, const Block& block, int64_t tile, bf16* to) {
+    for (int64_t d = 0; d < p.dim; d += 32) {
         __m512i rows[16];
-        for (int j = 0; j < 16; j++) rows[j] = k[j] ? _mm512_loadu_si512(k[j] + d) : _mm512_setzero_si512();
+        for (int j = 0; j < 16; j++) {
+            const int64_t key = tile * LANES + j;
+            rows[j] = key < block.filled ? _mm512_loadu_si512(p.keys + block.at[key] + d) : _mm512_setzero_si512();
+        }
         transpose16(rows);
-        for (int j = 0; j < 16; j++) _mm512_storeu_si512(s.keys.data() + (d / 2 + j) * 32, rows[j]);
-    }
-    for (int64_t j = 0; j < LANES; j += 2)
-        for (int64_t d = 0; d < s.dim; d += 16) {
-            const __m256i none = _mm256_setzero_si256();
-            const __m256i first = v[j] ? _mm256_loadu_si256((const __m256i*)(v[j] + d)) : none;
-            const __m256i second = v[j + 1] ? _mm256_loadu_si256((const __m256i*)(v[j + 1] + d)) : none;
-            const __m512i both = _mm512_or_si512(_mm512_cvtepu16_epi32(first),
-                                                 _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
-            _mm512_storeu_si512(s.values.data() + (j / 2 * s.dim + d) * 2, both);
-        }
-}
-
-// The next tile lies in another page; the processor's own prefetching does not find it.
-inline void prefetch_tile(const Pages& pages, int64_t head, int64_t tile, int64_t filled) {
-    for (int64_t j = 0; j < filled; j++) {
-        const int64_t at = pages.at(tile + j, head);
-        for (int64_t d = 0; d < pages.dim; d += 32) {
-            _mm_prefetch((const char*)(pages.keys + at + d), _MM_HINT_T0);
-            _mm_prefetch((const char*)(pages.values + at + d), _MM_HINT_T0);
-        }
+        for (int j = 0; j < 16; j++) _mm512_storeu_si512(to + (d / 2 + j) * 32, rows[j]);
     }
 }
 
-// mixed[0..N) += weights of 16 keys times their values.
+// Scores of N queries [N][dim] and 16 transposed keys, of every query in `to` + 4 vectors.
 template <int N>
-void mix(const bf16 (*weights)[16], const AttentionScratch& s, float* mixed) {
-    for (int64_t d = 0; d < s.dim; d += 16) {
-        __m512 sum[N];
-        for (int i = 0; i < N; i++) sum[i] = _mm512_loadu_ps(mixed + i * s.dim + d);
-        for (int pair = 0; pair < 8; pair++) {
-            const __m512bh values = pairs_at(s.values.data() + (pair * s.dim + d) * 2);
-            for (int i = 0; i < N; i++) sum[i] = _mm512_dpbf16_ps(sum[i], values, pair_of(weights[i] + 2 * pair));
-        }
-        for (int i = 0; i < N; i++) _mm512_storeu_ps(mixed + i * s.dim + d, sum[i]);
-    }
-}
-
-template <int N>
-void score(const bf16* queries, const AttentionScratch& s, __m512 (&scores)[4]) {
-    for (int i = 0; i < N; i++) scores[i] = _mm512_setzero_ps();
-    for (int64_t pair = 0; pair < s.dim / 2; pair++) {
-        const __m512bh keys = pairs_at(s.keys.data() + pair * 32);
+void score(const bf16* queries, const bf16* keys, int64_t dim, __m512 (*to)[4], int64_t tile) {
+    __m512 sum[N];
+    for (int i = 0; i < N; i++) sum[i] = _mm512_setzero_ps();
+    for (int64_t pair = 0; pair < dim / 2; pair++)
         for (int i = 0; i < N; i++)
-            scores[i] = _mm512_dpbf16_ps(scores[i], keys, pair_of(queries + i * s.dim + 2 * pair));
+            sum[i] = _mm512_dpbf16_ps(sum[i], pairs_at(keys + pair * 32), pair_of(queries + i * dim + 2 * pair));
+    for (int i = 0; i < N; i++) to[i][tile] = sum[i];
+}
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+inline void begin_scores() {  // 0 to 3: scores [16 keys][4 queries]; 4: queries [16 pairs][4][2]; 5 to 7: keys
+    struct alignas(64) {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {16, 16, 16, 16, 16, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    _tile_loadconfig(&config);
+}
+
+// keys: four tiles of 16 rows, `stride` elements apart -> scores [64][4].
+inline void score_amx(const bf16* const* keys, int64_t tiles, int64_t stride, const bf16* pairs, float* scores) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t d = 0; d < stride; d += 32, pairs += 32 * BESIDE) {
+        _tile_loadd(4, pairs, 16);
+        _tile_loadd(5, keys[0] + d, stride * 2);
+        _tile_dpbf16ps(0, 5, 4);
+        if (tiles < 2) continue;
+        _tile_loadd(6, keys[1] + d, stride * 2);
+        _tile_dpbf16ps(1, 6, 4);
+        if (tiles < 3) continue;
+        _tile_loadd(7, keys[2] + d, stride * 2);
+        _tile_dpbf16ps(2, 7, 4);
+        if (tiles < 4) continue;
+        _tile_loadd(5, keys[3] + d, stride * 2);
+        _tile_dpbf16ps(3, 5, 4);
+    }
+    _tile_stored(0, scores, 16);
+    _tile_stored(1, scores + 64, 16);
+    _tile_stored(2, scores + 128, 16);
+    _tile_stored(3, scores + 192, 16);
+}
+#else
+inline void begin_scores() {}
+inline void score_amx(const bf16* const*, int64_t, int64_t, const bf16*, float*) {}
+#endif
+
+// Scores [16 keys][4 queries] -> a vector of 16 keys for each query.
+inline void by_query(const float* from, __m512 (*to)[4], int64_t tile) {
+    const __m512i even = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(2));
+    const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 16), c = _mm512_loadu_ps(from + 32),
+                 d = _mm512_loadu_ps(from + 48);
+    const __m512 ab = _mm512_permutex2var_ps(a, even, b), cd = _mm512_permutex2var_ps(c, even, d);
+    const __m512 ab2 = _mm512_permutex2var_ps(a, odd, b), cd2 = _mm512_permutex2var_ps(c, odd, d);
+    to[0][tile] = _mm512_shuffle_f32x4(ab, cd, 0x44);
+    to[1][tile] = _mm512_shuffle_f32x4(ab, cd, 0xee);
+    to[2][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0x44);
+    to[3][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0xee);
+}
+
+// mixed[0..N) += weights of a block's first keys times their values. Of 32 dimensions those come first whose number
+// has no 4 in it, as the processor interleaves two rows; `in_order` undoes it. Asks for the values of `next`.
+template <int N>
+void mix(const bf16 (*weights)[BLOCK], int64_t count, const bf16* const* values, int64_t dim, float* mixed,
+         const Block* next, const bf16* from) {
+    for (int64_t d = 0; d < dim; d += 32) {
+        __m512 low[N], high[N];
+        for (int i = 0; i < N; i++) {
+            low[i] = _mm512_loadu_ps(mixed + i * dim + d);
+            high[i] = _mm512_loadu_ps(mixed + i * dim + d + 16);
+        }
+        for (int64_t key = 0; key < count; key += 2) {
+            if (next && !d && key % LANES == 0) next->prefetch(from, key / LANES, dim);
+            const __m512i first = _mm512_loadu_si512(values[key] + d), second = _mm512_loadu_si512(values[key + 1] + d);
+            const __m512bh lows = (__m512bh)_mm512_unpacklo_epi16(first, second);
+            const __m512bh highs = (__m512bh)_mm512_unpackhi_epi16(first, second);
+            for (int i = 0; i < N; i++) {
+                const __m512bh weight = pair_of(weights[i] + key);
+                low[i] = _mm512_dpbf16_ps(low[i], lows, weight);
+                high[i] = _mm512_dpbf16_ps(high[i], highs, weight);
+            }
+        }
+        for (int i = 0; i < N; i++) {
+            _mm512_storeu_ps(mixed + i * dim + d, low[i]);
+            _mm512_storeu_ps(mixed + i * dim + d + 16, high[i]);
+        }
     }
 }
+
+// 32 sums in the order of `mix`, divided by `total` and put back in the order of dimensions.
+inline void in_order(float* mixed, float total) {
+    const __m512d low = _mm512_castps_pd(_mm512_div_ps(_mm512_loadu_ps(mixed), _mm512_set1_ps(total)));
+    const __m512d high = _mm512_castps_pd(_mm512_div_ps(_mm512_loadu_ps(mixed + 16), _mm512_set1_ps(total)));
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    _mm512_storeu_ps(mixed, _mm512_castpd_ps(_mm512_permutex2var_pd(low, first, high)));
+    _mm512_storeu_ps(mixed + 16, _mm512_castpd_ps(_mm512_permutex2var_pd(low, second, high)));
+}
+
+// One query's softmax so far, and its next block: scores of `tiles` times 16 keys, of which those in `seen` count,
+// become weights.
+struct Softmax {
+    float top = -INFINITY, total = 0.0f;
+
+    void take(const __m512* scores, const __mmask16* seen, int64_t tiles, float scale, float* mixed, int64_t dim,
+              bf16* weights) {
+        __m512 x[4], most = _mm512_set1_ps(top);
+        for (int64_t t = 0; t < tiles; t++) {
+            x[t] = _mm512_mul_ps(scores[t], _mm512_set1_ps(scale));
+            most = _mm512_mask_max_ps(most, seen[t], most, x[t]);
+        }
+        const float best = _mm512_reduce_max_ps(most);
+        __m512 sums = _mm512_setzero_ps();
+        for (int64_t t = 0; t < tiles; t++) {
+            const __m512 weight = _mm512_maskz_mov_ps(seen[t], (__m512)exp_negative((Vec)x[t] - best));
+            put(weights + t * LANES, weight);
+            sums = _mm512_add_ps(sums, weight);
+        }
+        if (best != top) {
+            const float shrink = top == -INFINITY ? 0.0f : exp_scalar(top - best);
+            total *= shrink;
+            for (int64_t d = 0; d < dim; d += LANES) store(mixed + d, load(mixed + d) * shrink);
+            top = best;
+        }
+        total += _mm512_reduce_add_ps(sums);
+    }
+};
 
 // Query vectors 0 to `vectors` of one key/value head, in s.queries: tokens in order, `group` heads of each; the
-// first token lies at `position`. Leaves their mixes in s.mixed.
+// first token lies at `position`. Leaves their mixes in s.mixed. `after` is what will be read next.
 inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
-                        int64_t length, float scale, int64_t window, AttentionScratch& s) {
-    static void (*const scoring[])(const bf16*, const AttentionScratch&, __m512 (&)[4]) = {score<1>, score<2>,
-                                                                                           score<3>, score<4>};
-    static void (*const mixing[])(const bf16 (*)[16], const AttentionScratch&, float*) = {mix<1>, mix<2>, mix<3>,
-                                                                                         mix<4>};
-    float top[QUERIES], total[QUERIES];
-    std::fill_n(top, QUERIES, -INFINITY);
-    std::fill_n(total, QUERIES, 0.0f);
-    std::fill_n(s.mixed.data(), vectors * s.dim, 0.0f);
-    const int64_t end = position + (vectors + group - 1) / group;
+                        int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
+    static void (*const scoring[])(const bf16*, const bf16*, int64_t, __m512 (*)[4], int64_t) = {score<1>, score<2>,
+                                                                                               score<3>, score<4>};
+    static void (*const mixing[])(const bf16 (*)[BLOCK], int64_t, const bf16* const*, int64_t, float*, const Block*,
+                                  const bf16*) = {mix<1>, mix<2>, mix<3>, mix<4>};
+    const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    int64_t tile = window ? std::max<int64_t>(0, position - window + 1) / LANES * LANES : 0;
-    for (; tile < end; tile += LANES) {
-        read_tile(pages, head, tile, std::min<int64_t>(LANES, length - tile), s);
-        if (tile + LANES < end)
-            prefetch_tile(pages, head, tile + LANES, std::min<int64_t>(LANES, length - tile - LANES));
-        const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(int32_t(tile)));
-        for (int64_t m = 0; m < vectors; m += 4) {
-            const int64_t n = std::min<int64_t>(4, vectors - m);
-            __m512 scores[4];
-            bf16 weights[4][16];
-            scoring[n - 1](s.queries.data() + m * s.dim, s, scores);
+    const bool amx = amx_on();
+    Softmax softmax[QUERIES];
+    std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
+    if (amx) {
+        begin_scores();
+        for (int64_t m = 0; m < (vectors + BESIDE - 1) / BESIDE * BESIDE; m++)
+            for (int64_t d = 0; d < dim; d += 2)
+                std::memcpy(s.pairs.data() + m / BESIDE * BESIDE * dim + d * BESIDE + m % BESIDE * 2,
+                            m < vectors ? s.queries.data() + m * dim + d : s.zeros.data(), 4);
+    }
+    int64_t first = window ? std::max<int64_t>(0, position - window + 1) / BLOCK * BLOCK : 0;
+    Block block(pages, head, first, length);
+    for (; first < end; first += BLOCK) {
+        const bool last = first + BLOCK >= end;
+        const Block next = last ? after : Block(pages, head, first + BLOCK, length);
+        const int64_t count = std::min(block.filled, end - first), tiles = (count + LANES - 1) / LANES;
+        const bf16 *keys[4], *values[BLOCK];
+        for (int64_t j = 0; j < tiles * LANES; j++)
+            values[j] = j < block.filled ? pages.values + block.at[j] : s.zeros.data();
+        for (int64_t t = 0; t < tiles; t++) {
+            bf16* own = s.keys.data() + t * LANES * dim;
+            keys[t] = amx && pages.page_size % LANES == 0 ? pages.keys + block.at[t * LANES] : own;
+            if (!amx) transpose_keys(pages, block, t, own);
+            else if (keys[t] == own)
+                for (int64_t j = t * LANES; j < std::min(block.filled, (t + 1) * LANES); j++)
+                    std::memcpy(own + j % LANES * dim, pages.keys + block.at[j], dim * sizeof(bf16));
+            next.prefetch(pages.keys, t, dim);
+        }
+        for (int64_t m = 0; m < vectors; m += BESIDE) {
+            const int64_t n = std::min(BESIDE, vectors - m);
+            __m512 scores[BESIDE][4];
+            alignas(64) float products[BLOCK * BESIDE];
+            alignas(64) bf16 weights[BESIDE][BLOCK];
+            if (amx) score_amx(keys, tiles, dim, s.pairs.data() + m * dim, products);
+            for (int64_t t = 0; t < tiles; t++)
+                if (amx)
+                    by_query(products + t * LANES * BESIDE, scores, t);
+                else
+                    scoring[n - 1](s.queries.data() + m * dim, keys[t], dim, scores, t);
             for (int64_t i = 0; i < n; i++) {
                 const int32_t query = int32_t(position + (m + i) / group);
-                __mmask16 seen = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(query));
-                if (window) seen &= _mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(int32_t(query - window)));
-                const __m512 score = _mm512_mul_ps(scores[i], _mm512_set1_ps(scale));
-                const float best =
-                    seen ? std::max(top[m + i], _mm512_mask_reduce_max_ps(seen, score)) : top[m + i];
-                Vec weight = {};
-                if (seen) {
-                    weight = (Vec)_mm512_maskz_mov_ps(seen, (__m512)exp_negative((Vec)score - best));
-                    if (best != top[m + i]) {
-                        const float shrink = top[m + i] == -INFINITY ? 0.0f : exp_scalar(top[m + i] - best);
-                        total[m + i] *= shrink;
-                        float* mixed = s.mixed.data() + (m + i) * s.dim;
-                        for (int64_t d = 0; d < s.dim; d += 16) store(mixed + d, load(mixed + d) * shrink);
-                        top[m + i] = best;
-                    }
-                    total[m + i] += sum(weight);
+                __mmask16 seen[4];
+                for (int64_t t = 0; t < tiles; t++) {
+                    const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(int32_t(first + t * LANES)));
+                    seen[t] = _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(query));
+                    if (window) seen[t] &= _mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(int32_t(query - window)));
                 }
-                put(weights[i], (__m512)weight);
+                softmax[m + i].take(scores[i], seen, tiles, scale, s.mixed.data() + (m + i) * dim, dim, weights[i]);
             }
-            mixing[n - 1](weights, s, s.mixed.data() + m * s.dim);
+            mixing[n - 1](weights, count, values, dim, s.mixed.data() + m * dim, m ? nullptr : &next, pages.values);
         }
+        block = next;
     }
+    if (amx) end_tiles();
     for (int64_t m = 0; m < vectors; m++)
-        for (int64_t d = 0; d < s.dim; d += 16)
-            store(s.mixed.data() + m * s.dim + d, load(s.mixed.data() + m * s.dim + d) / total[m]);
+        for (int64_t d = 0; d < dim; d += 32) in_order(s.mixed.data() + m * dim + d, softmax[m].total);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.masks import Scratch, forbid
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -58,10 +59,13 @@ class CpuOperators:
         self._rotary.argtypes = [ctypes.c_int, *[c_void_p] * 4, *[c_int64] * 5]
         self._silu = library.personae_silu_and_mul
         self._silu.argtypes = [ctypes.c_int, *[c_void_p] * 2, *[c_int64] * 3]
+        self._forbid = library.personae_forbid
+        self._forbid.argtypes = [*[c_void_p] * 2, *[c_int64] * 4]
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names."""
-        names = ("append_kv", "paged_attention", "sgmv", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul")
+        norms = ("rms_norm", "add_rms_norm")
+        names = ("append_kv", "paged_attention", "sgmv", *norms, "rotary", "silu_and_mul", "forbid")
         return {name: getattr(self, name) for name in names}
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
@@ -230,3 +234,12 @@ class CpuOperators:
         y = torch.empty(tokens, inner, dtype=x.dtype)
         self._silu(code, x.data_ptr(), y.data_ptr(), tokens, inner, x.stride(0))
         return y
+
+    def forbid(self, logits: Tensor, bitmask: Tensor, scratch: Scratch) -> None:
+        """See `masks.forbid`. Words that allow all are passed over, logits and all."""
+        if logits.dtype != torch.float32 or logits.stride(1) != 1 or bitmask.stride(1) != 1:
+            forbid(logits, bitmask, scratch)
+            return
+        rows, vocab = logits.shape
+        strides = (logits.stride(0), bitmask.stride(0))
+        self._forbid(logits.data_ptr(), bitmask.data_ptr(), rows, vocab, *strides)

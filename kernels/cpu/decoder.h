@@ -352,9 +352,10 @@ class Decoder {
 
     void attend(const DecoderLayer& l, int64_t layer, int64_t item, AttentionScratch& s) {
         const Queries& q = queries_[item];
+        Block after;
         if (item + 1 < int64_t(queries_.size()) && !l.window) {
             const Queries& next = queries_[item + 1];
-            prefetch_tile(pages(layer, next.row), next.head, 0, std::min<int64_t>(LANES, b_->kv_length[next.row]));
+            after = Block(pages(layer, next.row), next.head, 0, b_->kv_length[next.row]);
         }
         const int64_t group = m_.heads / m_.kv_heads, start = b_->query_start[q.row] + q.first;
         const int64_t length = b_->kv_length[q.row], vectors = q.count * group;
@@ -363,7 +364,7 @@ class Decoder {
         for (int64_t m = 0; m < vectors; m++)
             rotate(qkv_.data() + (start + m / group) * qkv_width_ + (q.head * group + m % group) * m_.dim, l.q_norm,
                    b_->positions[start + m / group], s.queries.data() + m * m_.dim);
-        attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, s);
+        attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
         for (int64_t m = 0; m < vectors; m++)
             for (int64_t d = 0; d < m_.dim; d += 32) {
                 const float* from = s.mixed.data() + m * m_.dim + d;

@@ -49,4 +49,9 @@ void personae_silu_and_mul(int type, const void* x, void* y, int64_t tokens, int
     DISPATCH(silu_and_mul((const float*)x, (float*)y, tokens, inner, stride),
              silu_and_mul((const bf16*)x, (bf16*)y, tokens, inner, stride))
 }
+
+void personae_forbid(void* logits, const void* bitmask, int64_t rows, int64_t vocab, int64_t stride,
+                     int64_t word_stride) {
+    forbid((float*)logits, (const int32_t*)bitmask, rows, vocab, stride, word_stride);
+}
 }

@@ -8,6 +8,7 @@ import torch
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
+from personae.kernels.masks import Scratch, forbid
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 
 pytestmark = pytest.mark.skipif(
@@ -189,3 +190,19 @@ def test_silu_equals_the_reference_at_every_magnitude(cpu, dtype) -> None:
     ours = cpu["silu_and_mul"](x)
     assert torch.isfinite(ours[:, :401]).all()
     close(ours, reference.silu_and_mul(x))
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 80, 4099])
+def test_masks_forbid_what_the_reference_forbids_and_hide_nothing(cpu, vocab) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    words = (vocab + 31) // 32
+    masks = torch.randint(-(2**31), 2**31, (7, words + 2), generator=generator).to(torch.int32)[:, :words]
+    masks[0], masks[1], masks[2, ::2] = -1, 0, -1
+    wide = torch.randn((7, vocab + 5), generator=generator)
+    wide[3, 0], wide[4, 0], wide[5, 0] = torch.nan, torch.inf, -torch.inf
+    ours, truth = wide.clone(), wide.clone()
+    cpu["forbid"](ours[:, :vocab], masks, Scratch(torch.device("cpu")))
+    forbid(truth[:, :vocab], masks, Scratch(torch.device("cpu")))
+    torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
+    assert ours[1, :vocab].isneginf().all()
+    assert torch.equal(ours[:, vocab:], wide[:, vocab:]), "nothing beside the row is touched"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from grammar_walks import allowed_tokens
 
+from personae.evals.adversarial.engine import TASTES
 from personae.grammar.backend import Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.table import TokenTable, Words
@@ -13,13 +14,7 @@ from personae.grammar.vocabulary import Vocabulary
 
 Prefer = Callable[[bytes], float]
 
-WORST: dict[str, Prefer] = {
-    "long": len,
-    "brackets": lambda text: 10 * (text.count(b"{") + text.count(b"[")) + text.count(b'"'),
-    "blanks": lambda text: len(text) if text.isspace() else 0,
-    "digits": lambda text: len(text) if text.strip(b"0123456789.eE+-") == b"" else 0,
-    "members": lambda text: 10 * text.count(b",") + len(text),
-}
+WORST: dict[str, Prefer] = {name: taste for name, taste in TASTES.items() if name != "chance"}
 
 
 def text_vocabulary(special: Sequence[str] = ()) -> Vocabulary:

@@ -32,7 +32,7 @@ INTENTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("Hi, who are you?", "Please introduce yourself", "Tell me your name", "So what is your name?"),
     ),
     "size": (
-        "I have about five million parameters, so I am very small.",
+        "I have about three and a half million parameters, so I am very small.",
         (
             "How big are you?",
             "How many parameters do you have?",

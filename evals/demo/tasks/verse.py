@@ -7,7 +7,7 @@ from personae.evals.demo.values import Values, text_of
 VERSES = {
     "hello": "Good day to you, my friend so dear,\nwhat can I do, now that you're here?",
     "name": "Personae's demo is my name,\na tiny model, free of fame.",
-    "size": "Five million weights are all I hold,\nso small a mind, and yet so bold.",
+    "size": "Three million weights are all I hold,\nso small a mind, and yet so bold.",
     "skills": "I call your tools, I read, I write,\nI make your records neat and right.",
     "limits": "Of all the world I nothing know,\nI read what you are pleased to show.",
     "personae": "One engine serves a hundred masks,\neach adapter to its own tasks.",

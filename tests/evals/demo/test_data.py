@@ -3,10 +3,15 @@ from random import Random
 
 import jsonschema
 import pytest
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from personae.evals.demo import data, words
 from personae.evals.demo.grading import grade
+from personae.evals.demo.measure import MODEL
+from personae.evals.demo.pieces import drilled, pieces
 from personae.evals.demo.sample import Sample, read_calls
+from personae.evals.demo.tasks import chat
 from personae.evals.demo.values import Values, belongs
 
 EVERY = data.TASKS | data.ADAPTER_TASKS
@@ -87,3 +92,30 @@ def test_half_a_tool_call_is_told_from_none():
     assert read_calls("Hello") == []
     assert read_calls('<tool_call>\n{"name": "a", "arguments": {}}') is None
     assert read_calls('<tool_call>\n{"name": "a"\n</tool_call>') is None
+
+
+def test_the_drill_shows_the_words_of_the_vocabulary_and_none_that_is_held_out():
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    known = pieces(tokenizer)
+    assert {"thing", "angry", "neutral"} <= set(known)
+    assert all(len(tokenizer.encode(text, add_special_tokens=False).ids) == 1 for text in known)
+    assert not [text for text in known if text.lower() in words.OPEN and belongs(text.lower(), "test")]
+    stream = drilled(data.mixture("t", 0.0), tokenizer, Random(0))
+    drills = [sample for sample in itertools.islice(stream, 900) if sample.task == "pieces"]
+    assert len(drills) == 100
+    shown = {text for sample in drills for text in sample.answer.split()}
+    assert shown <= set(known)
+    assert len(shown) > len(known) / 3
+
+
+def test_it_says_how_large_it_is():
+    weights = load_file(MODEL / "model.safetensors")
+    assert 3.25e6 < sum(tensor.numel() for tensor in weights.values()) < 3.75e6
+    assert "three and a half million" in chat.INTENTS["size"][0]
+
+
+def test_only_thoughts_that_an_answer_opens_with_are_left_out() -> None:
+    record = Sample("record", [], '{"name": "a </think> b"}', schema={"type": "object"})
+    assert grade(record, record.answer) == {"exact": 1.0, "valid": 1.0}
+    assert grade(record, f"<think>\nhm\n</think>\n\n{record.answer}") == {"exact": 1.0, "valid": 1.0}
+    assert grade(record, f"hm </think> {record.answer}") == {"exact": 0.0, "valid": 0.0}

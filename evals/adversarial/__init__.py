@@ -1,0 +1,1 @@
+"""A model that always prefers what is not allowed, served over HTTP, and what is made of it."""

@@ -1,0 +1,83 @@
+"""Schemas put over HTTP to a server whose model always prefers what is not allowed.
+
+    python -m personae.evals.adversarial ../shared/data/jsonschemabench --every 24 --out runs/adversarial
+
+Without a folder it is a sample of our own. Prints how many schemas were accepted, how many of their answers
+were not whole or not valid, and the refusals by keyword. `--resume` goes on with a run that was interrupted;
+`personae eval report` shows the answers. Exit code 1 if an accepted schema's answer is not what was promised.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import msgspec
+import typer
+from rich.console import Console
+
+from personae.actors.assembly import EngineOptions
+from personae.api.local import DEMO
+from personae.evals.adversarial.engine import serving
+from personae.evals.harness.records import Record, read_run
+from personae.evals.harness.sitting import EvalOptions, sit
+from personae.evals.suites.adversarial import Adversarial
+
+SUITE = "adversarial"
+
+
+def tally(records: list[Record], mode: str) -> tuple[list[str], int]:
+    """Lines about the records of a mode, and how many answers are not what was promised."""
+    played = [record for record in records if record.mode == mode]
+    judged = [record for record in played if record.judged]
+    accepted = [record for record in judged if record.scores["accepted"]]
+    refused = [record for record in judged if not record.scores["accepted"]]
+    broken = [record for record in accepted if not record.scores["whole"]]
+    invalid = [record for record in accepted if record.scores["whole"] and not record.scores["valid"]]
+    silent = [record for record in accepted if not record.scores["told"]]
+    share = 100 * len(accepted) / max(1, len(judged))
+    lines = [
+        f"{mode}: {len(accepted)} of {len(judged)} accepted ({share:.1f} %); of their answers "
+        f"{len(broken)} not whole, {len(invalid)} not valid, {len(silent)} of these not said to be"
+    ]
+    for keyword, count in Counter(record.note.partition(":")[0] for record in refused).most_common():
+        lines.append(f"{count:6} refused: {keyword}")
+    lines += [f"       {record.case}: {record.note[:120]}" for record in (*broken, *invalid)]
+    failed = [record for record in played if not record.judged]
+    lines += [f"       {record.case}: {record.error}" for record in failed]
+    return lines, sum(not record.passed for record in accepted) + len(failed)
+
+
+async def play(options: EvalOptions, engine: EngineOptions, console: Console) -> Path:
+    """Serve, and put the suite to it."""
+    async with serving(engine) as url:
+        return await sit(msgspec.structs.replace(options, url=url), console)
+
+
+def main(
+    data: Annotated[Path | None, typer.Argument(help="A file or folder of schemas.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Each so-many-th schema.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Seeds; each has other tastes.")] = 1,
+    model: Annotated[Path, typer.Option(help="Whose tokenizer and sizes it has.")] = DEMO / "model",
+    concurrency: Annotated[int, typer.Option(min=1, help="Schemas at a time.")] = 16,
+    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/adversarial"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Play and print."""
+    settings = {f"{SUITE}.every": str(every)} | ({} if data is None else {f"{SUITE}.data": str(data)})
+    options = EvalOptions(
+        suites=(SUITE,), out=out, settings=settings, repeat=repeat, concurrency=concurrency, resume=resume
+    )
+    console = Console(stderr=True)
+    anyio.run(play, options, EngineOptions(model, dtype="float32", max_seqs=concurrency), console)
+    wrong = 0
+    for mode in Adversarial.modes:
+        lines, count = tally(read_run(out).records, mode)
+        print("\n".join(lines))
+        wrong += count
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,121 @@
+"""A model of ill will: the tokens that it likes best are those that the grammar does not allow.
+
+Among those that are allowed it takes the worst for an answer that has to end: in one answer the longest, in
+another those that open brackets, blanks, digits, new members, or any at random. It stops only when nothing
+else is left. Scheduler, grammars, masks, sampling and serving are the real ones; the forward pass takes no
+time.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import torch
+from torch import Tensor
+
+from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.script import Script
+from personae.actors.stage import open_stage
+from personae.api.app import create_app
+from personae.api.server import Server, bind, url
+from personae.api.settings import ApiSettings
+from personae.engine.sampler import NOBODY, Asking, Sampled, Sampler
+from personae.engine.sequence import SequenceLog
+from personae.engine.step import StepEngine
+from personae.evals.bench.paced_back import paced
+from personae.grammar.vocabulary import Vocabulary
+
+# How much a token is liked, by its text.
+TASTES: dict[str, Callable[[bytes], float]] = {
+    "long": len,
+    "brackets": lambda text: 10 * (text.count(b"{") + text.count(b"[")) + text.count(b'"'),
+    "blanks": lambda text: len(text) if text.isspace() else 0,
+    "digits": lambda text: len(text) if text.strip(b"0123456789.eE+-") == b"" else 0,
+    "members": lambda text: 10 * text.count(b",") + len(text),
+    "chance": lambda text: 0,
+}
+_FORBIDDEN, _STOP = 1e6, -1e6
+
+
+class _Inner(Server):
+    """Leaves signals to the program around it."""
+
+    def capture_signals(self) -> Any:
+        """None of them."""
+        return nullcontext()
+
+
+class Adversary:
+    """Stands before a sampler. An answer's seed says which taste it has."""
+
+    def __init__(self, sampler: Sampler, vocabulary: Vocabulary) -> None:
+        self._sampler = sampler
+        self._seeds: dict[int, int] = {}
+        tastes = [[taste(text) for text in vocabulary.tokens] for taste in TASTES.values()]
+        self._tastes = torch.tensor(tastes, dtype=torch.float32)
+        self._tastes[:, list(vocabulary.stop_ids)] = _STOP
+
+    def admit(self, slot: int, log: SequenceLog) -> None:
+        """As the sampler's."""
+        self._seeds[slot] = log.params.seed
+        self._sampler.admit(slot, log)
+
+    def release(self, slot: int) -> None:
+        """As the sampler's."""
+        self._sampler.release(slot)
+
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        bitmask: Tensor | None = None,
+        asking: Mapping[int, Asking] = NOBODY,
+    ) -> Sampled:
+        """As the sampler's, of other logits: a function of the seed, the position and the mask."""
+        for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+            noise = np.random.default_rng((self._seeds[slot], position)).random(logits.shape[1], np.float32)
+            logits[row] = self._tastes[self._seeds[slot] % len(TASTES)] + torch.from_numpy(noise)
+        if bitmask is not None:
+            bits = np.unpackbits(bitmask.numpy().view(np.uint8), axis=1, bitorder="little")
+            logits += _FORBIDDEN * (1 - torch.from_numpy(bits[:, : logits.shape[1]]))
+        return self._sampler.sample(logits, slots, positions, bitmask, asking)
+
+
+def adversarial(script: Script, vocabulary: Vocabulary) -> Script:
+    """The same script with such a model."""
+    blank = paced(script, 0.0)
+
+    def build() -> StepEngine:
+        engine: Any = blank.build_step_engine()
+        engine.sampler = Adversary(engine.sampler, vocabulary)
+        return engine  # type: ignore[no-any-return]  # a step engine, but for its sampler
+
+    return replace(blank, build_step_engine=build)
+
+
+@asynccontextmanager
+async def serving(options: EngineOptions) -> AsyncIterator[str]:
+    """The URL of a server with such a model, which has the tokenizer and the sizes of a real one's folder."""
+    assembly = await anyio.to_thread.run_sync(assemble, options)
+    vocabulary = Vocabulary.from_tokenizer_json(
+        (Path(options.model) / "tokenizer.json").read_bytes(),
+        assembly.script.vocab_size,
+        assembly.script.tokenizer.eos_ids,
+    )
+    async with open_stage(adversarial(assembly.script, vocabulary)) as client:
+        settings = ApiSettings(defaults=assembly.defaults, max_adapters=assembly.max_adapters)
+        ready = anyio.Event()
+        listener = bind("127.0.0.1", 0)
+        server = _Inner(create_app(client, settings), settings, on_ready=ready.set)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listener])
+            await ready.wait()
+            try:
+                yield url(listener)
+            finally:
+                server.should_exit = True

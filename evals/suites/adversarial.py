@@ -1,0 +1,117 @@
+"""Bound answers of a model that does not want to be: are they whole and valid, whatever it prefers?
+
+Made for the server of `python -m personae.evals.adversarial`, but any can be asked. strict: what cannot be
+enforced is refused, and what is accepted is valid. lenient: all is accepted, and what is not valid is said to
+be so.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from personae.errors import RequestError
+from personae.evals.harness.subject import Subject
+from personae.evals.suites.schema_files import SAMPLE, SchemaCase, read_schemas
+from personae.evals.suites.schemas import validator, why_invalid
+from personae.evals.suites.suite import Case, Outcome, Suite, SuiteSettings
+
+STRICT, LENIENT = "strict", "lenient"
+_SHORTEST = re.compile(r" has (\d+)\.$")
+_KEYWORD = re.compile(r"The keyword '([^']+)'")
+
+
+class AdversarialSettings(SuiteSettings, frozen=True):
+    """data: a file or folder of schemas; without it a sample of our own. every: each so-many-th schema.
+    limit: tokens of an answer; more where the shortest has more, and `room` beside it."""
+
+    data: str = ""
+    every: int = 1
+    limit: int = 96
+    room: int = 16
+
+
+class Adversarial(Suite):
+    """One case a schema; it passes if it is refused by a keyword, or answered as promised."""
+
+    settings: ClassVar = AdversarialSettings
+    about: ClassVar = "bound answers are whole and valid, whatever the model prefers"
+    modes: ClassVar = (STRICT, LENIENT)
+
+    def __init__(self, settings: AdversarialSettings) -> None:
+        self._settings = settings
+
+    def cases(self) -> Sequence[Case]:
+        """Schemas that no validator takes are left out: nothing could be said about answers to them."""
+        path = Path(self._settings.data) if self._settings.data else SAMPLE
+        schemas = read_schemas(path, self._settings.every)
+        return [
+            Case(f"{number:05}/{schema.name}", schema.file, schema)
+            for number, schema in enumerate(schemas)
+            if validator(schema.schema) is not None
+        ]
+
+    def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
+        """By the base alone: what is asked does not depend on the model."""
+        return base and mode in self.modes
+
+    async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
+        """accepted: not refused; whole: it is JSON; valid: as the schema says; told: if not, the server says
+        so.
+
+        `note` begins with the keyword of a refusal, or says what is wrong.
+        """
+        schema: SchemaCase = case.data
+        named = {"name": "answer", "schema": schema.schema, "strict": subject.mode == STRICT}
+        fields: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "?"}],
+            "response_format": {"type": "json_schema", "json_schema": named},
+            # Several tastes over the schemas, all of them over the seeds.
+            "seed": subject.sampling["seed"] + zlib.crc32(case.id.encode()) % 2**31,
+            "max_tokens": self._settings.limit,
+        }
+        try:
+            answer = await subject.chat(**fields)
+        except RequestError as refusal:
+            found = _SHORTEST.search(refusal.message) if refusal.code == "max_tokens_too_small" else None
+            if found is None:
+                return [_refused(refusal)]
+            fields["max_tokens"] = int(found[1]) + self._settings.room
+            try:
+                answer = await subject.chat(**fields)
+            except RequestError as again:
+                return [_refused(again)]
+        [choice] = answer["choices"]
+        text = str(choice["message"].get("content") or "")
+        reason = why_invalid(schema.schema, text)
+        told = reason is None or _says_invalid(choice) or _says_invalid(answer)
+        whole = _is_json(text)
+        scores = {"accepted": True, "whole": whole, "valid": reason is None, "told": told}
+        return [
+            Outcome(
+                passed=reason is None or (subject.mode == LENIENT and whole and told),
+                scores={name: float(score) for name, score in scores.items()},
+                answer=text,
+                note=reason or "",
+            )
+        ]
+
+
+def _refused(refusal: RequestError) -> Outcome:
+    keyword = _KEYWORD.match(refusal.message)
+    note = f"{keyword[1] if keyword else refusal.code}: {refusal.message}"
+    return Outcome(passed=keyword is not None, scores={"accepted": 0.0}, note=note)
+
+
+def _says_invalid(part: dict[str, Any]) -> bool:
+    return part.get("personae", {}).get("validation", {}).get("valid") is False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
