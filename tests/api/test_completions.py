@@ -161,3 +161,13 @@ async def test_requests_without_a_seed_get_the_servers_if_it_has_one(engine: Fak
             answer = await client.post("/v1/completions", json={"model": "base", "prompt": "x", **seed})
             assert answer.status_code == 200
     assert [log.params.seed for log in engine.submitted] == [77, 5]
+
+
+async def test_a_text_with_a_token_that_the_model_does_not_have_is_refused_by_name() -> None:
+    engine = FakeEngine(vocab_size=ord("z"))
+    async with asgi.client(create_app(engine)) as client:
+        response = await client.post("/v1/completions", json={"model": "base", "prompt": ["abc", "xyz"]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt[1]"
+    assert "'z'" in response.json()["error"]["message"]
+    assert engine.submitted == []
