@@ -219,9 +219,10 @@ class Job:
         client = self.door.client
         if prompt and not 0 <= min(prompt) <= max(prompt) < client.vocab_size:
             strange = next(token for token in prompt if not 0 <= token < client.vocab_size)
+            text = client.tokenizer.token_text(strange)
             raise RequestError(
-                f"`{prompt_param}` has the token {strange} ({client.tokenizer.token_text(strange)!r}), which this "
-                f"model does not have: its ids are from 0 to {client.vocab_size - 1}.",
+                f"`{prompt_param}` has the token {strange} ({text!r}), which this model does not have: "
+                f"ids are from 0 to {client.vocab_size - 1}.",
                 param=prompt_param,
             )
         most = self.door.settings.max_grammar_bytes
