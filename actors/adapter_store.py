@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
+    Evicted,
     Holdings,
     Message,
     Pin,
@@ -89,6 +90,9 @@ class AdapterStore(Actor[Message]):
                 self._count(message)
                 if digest in self._line:
                     self._settle(digest, placed, error)
+            case Evicted(residents=residents, loads=loads, evictions=evictions):
+                self._loaded = loads
+                self._holdings = replace(self._holdings, device=residents, evictions=evictions)
             case Unpin(adapter=digest, life=self._life):
                 self._placed.pop(digest, None)
                 self._yielding.pop(digest, None)

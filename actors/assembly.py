@@ -101,7 +101,9 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
     layout = _layout(options, model, 2 * pool_bytes(shapes, capacity, model.dtype))  # see LoraPool
-    max_adapters = max(capacity // RANK_PAGE, 1)
+    lendable = layout.lendable * KVCache.bytes_per_page(config, PAGE_SIZE, model.dtype)
+    spare = lendable // pool_bytes(shapes, RANK_PAGE, model.dtype) * RANK_PAGE
+    max_adapters = max((capacity + spare) // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
     library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES)
     for adapter in named.values():
@@ -119,6 +121,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
             dtype=model.dtype,
             device=device,
             base=DecoderWeights(model),
+            spare_rows=spare,
         )
         captures = device.type == "cuda" and options.cuda_graphs
         kv = KVCache(config, layout, model.dtype, device, spare=captures)
@@ -195,6 +198,8 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayo
         max_seqs=max_seqs,
         max_model_len=wanted,
         max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
+        # Only the CPU's memory can be given back and taken anew in the same place.
+        lendable=min(num_pages // 2, num_pages - -(-wanted // PAGE_SIZE)) if on_cpu else 0,
     )
 
 

@@ -51,7 +51,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
     the time of steps went; `tokens` were computed in all, prompts included; `backlog_seconds` is how long it
-    takes to compute what waits.
+    takes to compute what waits; `pages_lent` is how many KV pages' memory adapters have.
     """
 
     ready: bool = True
@@ -59,6 +59,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0
+    pages_lent: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0

@@ -17,9 +17,23 @@ from typing import Any
 from personae.actors.blackbox import BlackBox
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor
-from personae.actors.messages import Execute, Message, Place, Placed, Release, Sampled, Spent
+from personae.actors.messages import (
+    Borrow,
+    Evicted,
+    Execute,
+    Lend,
+    Message,
+    Place,
+    Placed,
+    Release,
+    Repaid,
+    Repay,
+    Sampled,
+    Spent,
+)
 from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
+from personae.lora.adapter import Adapter
 
 PLACE_SHARE = 0.2
 GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead
@@ -31,6 +45,7 @@ class Executor(ThreadActor[Message]):
 
     Adapters are placed in pieces between two steps, for as long as `PLACE_SHARE` of the step before took and
     at least one, so they hold up other requests by no more; when there is nothing else to do, all at once.
+    One for which another would have to leave asks for memory of the KV cache first.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.
@@ -43,7 +58,9 @@ class Executor(ThreadActor[Message]):
         self._scheduler = scheduler
         self._store = store
         self._box = box
+        self._borrowing: deque[Adapter] = deque()  # asked for memory, in this order
         self._placing: deque[tuple[str, Iterator[None]]] = deque()
+        self._owed = 0  # pages that were asked back
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._untold: Sampled | None = None
         self._done = self._gap = self._seconds = 0.0
@@ -63,10 +80,22 @@ class Executor(ThreadActor[Message]):
                 self._execute(message)
             case Place(adapter=adapter):
                 self._tell()
+                if missing := self._engine.short_of(adapter):
+                    self._borrowing.append(adapter)
+                    self.post(self._scheduler, Borrow(missing))
+                else:
+                    self._placing.append((adapter.digest, self._engine.placing(adapter)))
+            case Lend(pages=pages):
+                self._engine.lend(pages)
+                adapter = self._borrowing.popleft()
                 self._placing.append((adapter.digest, self._engine.placing(adapter)))
+            case Repay(count=count):
+                self._owed += count
+                self._repay()
             case Release(adapter=digest):
                 self._tell()
                 self._engine.release(digest)
+                self._repay()
         if self._unread is not None and not self._next_is_here():
             self._read()
         if self._placing or not self.pending:
@@ -87,6 +116,12 @@ class Executor(ThreadActor[Message]):
             self.sleep(GLANCE_SECONDS)
             patience -= GLANCE_SECONDS
         return self.pending
+
+    def _repay(self) -> None:
+        if self._owed and (pages := self._engine.repay(self._owed)):
+            self._owed -= len(pages)
+            self.post(self._scheduler, Repaid(pages))
+            self.post(self._store, Evicted(*self._engine.holdings))
 
     def _place_a_piece(self) -> None:
         digest, pieces = self._placing[0]

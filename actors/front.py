@@ -192,6 +192,7 @@ class LocalClient:
             waiting=load.waiting,
             pages_total=load.pages_total,
             pages_used=load.pages_used,
+            pages_lent=load.pages_lent,
             prefix_queries=load.prefix_queries,
             prefix_hits=load.prefix_hits,
             preemptions=load.preemptions,

@@ -48,6 +48,7 @@ class Load(msgspec.Struct, frozen=True):
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0
+    pages_lent: int = 0
     page_size: int = 0
     fairness_gap: float = 0.0
     prefix_queries: int = 0
@@ -246,6 +247,15 @@ class Placed(Message, frozen=True):
     evictions: int = 0
 
 
+class Evicted(Message, frozen=True):
+    """From the executor: adapters left for sequences that wanted their memory. The pool's figures as in
+    `Placed`."""
+
+    residents: int
+    loads: int
+    evictions: int
+
+
 # --- Back: scheduler ----------------------------------------------------------------------------------------
 
 
@@ -276,6 +286,18 @@ class Compiled(Message, frozen=True):
     spec: GrammarSpec
     grammar: BoundGrammar | None = None
     error: PersonaeError | None = None
+
+
+class Borrow(Message, frozen=True):
+    """From the executor: the memory of so many KV pages would do an adapter good; answered by `Lend`."""
+
+    count: int
+
+
+class Repaid(Message, frozen=True):
+    """From the executor: KV pages whose memory adapters no longer have."""
+
+    pages: tuple[int, ...]
 
 
 class Sampled(Message, frozen=True):
@@ -319,6 +341,20 @@ class Place(Message, frozen=True):
     """From the adapter store: copy this adapter to the device and hold it; answered by `Placed`."""
 
     adapter: Adapter
+
+
+class Lend(Message, frozen=True):
+    """From the scheduler, in answer to a `Borrow`: adapters may have the memory of these KV pages, if any,
+    after the steps that were sent before."""
+
+    pages: tuple[int, ...]
+
+
+class Repay(Message, frozen=True):
+    """From the scheduler: so many of the pages that were lent are wanted back, as soon as adapters that
+    nobody holds can leave; answered by `Repaid`, in as many parts as it takes."""
+
+    count: int
 
 
 class Release(Message, frozen=True):

@@ -8,14 +8,18 @@ from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
     BackStarted,
+    Borrow,
     Cancel,
     Compile,
     Compiled,
     Execute,
+    Lend,
     Load,
     Message,
     Recall,
     Refused,
+    Repaid,
+    Repay,
     Sampled,
     Spent,
     StepDone,
@@ -87,11 +91,17 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._let_go(ids, "recalled")
                 case Compiled():
                     self._compiled(each)
+                case Borrow(count=count):
+                    self._executor.tell(Lend(self._scheduler.lend(count)))
+                case Repaid(pages=pages):
+                    self._scheduler.take_back(pages)
         for delta in deltas:
             if delta.finish is not None:
                 self._known.discard(delta.id)
                 self._grammars.pop(delta.id, None)
         admitted = self._plan(stepped)
+        if wanted := self._scheduler.call_in():
+            self._executor.tell(Repay(wanted))
         self._planning += time.perf_counter() - begun
         if deltas or stepped or admitted:
             self._streamer.tell(StepDone(tuple(deltas), self._load(), tuple(admitted)))
@@ -179,6 +189,7 @@ class SchedulerActor(Actor[Message]):
             waiting=scheduler.waiting + sum(map(len, self._compiling.values())),
             pages_total=scheduler.layout.num_pages,
             pages_used=scheduler.pages_used,
+            pages_lent=scheduler.pages_lent,
             page_size=scheduler.layout.page_size,
             fairness_gap=self._fairness_gap(),
             prefix_queries=scheduler.prefix_queries,

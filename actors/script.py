@@ -46,6 +46,15 @@ class Device(Protocol):
     def release(self, digest: str, /) -> None:
         """The adapter may be evicted."""
 
+    def short_of(self, adapter: Adapter, /) -> int:
+        """How many KV pages' memory would let it in without another leaving."""
+
+    def lend(self, pages: tuple[int, ...], /) -> None:
+        """Adapters may have the memory of these KV pages."""
+
+    def repay(self, count: int, /) -> tuple[int, ...]:
+        """Up to so many of the pages that were lent, as far as adapters that nobody holds can leave."""
+
 
 class Grammars(Protocol):
     """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""

@@ -247,7 +247,7 @@ class Latest:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0, in_flight=0)
+        self.load = replace(self.load, running=0, waiting=0, pages_used=0, pages_lent=0, in_flight=0)
         self._held_before = self.holdings = replace(self.holdings, device=0, host=0, host_bytes=0, line=0)
 
     def hold(self, holdings: Holdings) -> None:

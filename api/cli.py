@@ -90,11 +90,15 @@ def serve(
     max_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences computed in one step.")] = None,
     kv_memory: Annotated[
         int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="Memory for the KV cache, as 2GiB."),
+        typer.Option(
+            parser=size_option,
+            metavar="SIZE",
+            help="Memory for the KV cache, as 2GiB; half may be lent to adapters (CPU).",
+        ),
     ] = None,
     adapter_memory: Annotated[
         int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="Memory for adapters on the device."),
+        typer.Option(parser=size_option, metavar="SIZE", help="Memory for adapters on the device, for sure."),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The base's name in requests.")] = None,
     drain_timeout: Annotated[

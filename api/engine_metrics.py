@@ -30,6 +30,7 @@ class EngineCollector(Collector):
             ("personae:ready", "1 when the engine can serve.", float(stats.ready)),
             ("personae:backlog_seconds", "How long it takes to compute what waits.", stats.backlog_seconds),
             ("personae:kv_pages", "KV pages there are.", stats.pages_total),
+            ("personae:kv_pages_lent", "KV pages whose memory adapters have.", stats.pages_lent),
             (
                 "personae:fairness_gap",
                 "Weighted tokens between the most and the least served of those that wait.",

@@ -1,13 +1,13 @@
 """The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.plan import MemoryLayout
-from personae.kernels.memory import zeros
+from personae.kernels.memory import give_back_pages, zeros
 
 
 class KVCache:
@@ -32,7 +32,9 @@ class KVCache:
         self.spare_page = layout.num_pages if spare else None
         pages = layout.num_pages + spare
         shape = (pages, config.layers, 2, config.kv_heads, layout.page_size, config.head_dim)
-        self.data = zeros(shape, dtype, device).permute(1, 2, 0, 3, 4, 5)
+        self._pages = zeros(shape, dtype, device)
+        self.page_bytes = self._pages[0].nbytes
+        self.data = self._pages.permute(1, 2, 0, 3, 4, 5)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -43,6 +45,10 @@ class KVCache:
         """Copies pages (source, destination) in all layers, one pair after the other."""
         for source, destination in pairs:
             self.data[:, :, destination] = self.data[:, :, source]
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """Let the system have the memory of these pages, until they are written again."""
+        give_back_pages(self._pages, pages)
 
     @staticmethod
     def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

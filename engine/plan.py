@@ -65,10 +65,15 @@ class StepResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """The sizes that scheduler and executor agree on: pages of `page_size` tokens, `max_seqs` slots."""
+    """The sizes that scheduler and executor agree on: pages of `page_size` tokens, `max_seqs` slots.
+
+    `lendable`: the memory of so many pages may be lent to adapters; the others hold a sequence of
+    `max_model_len` tokens.
+    """
 
     num_pages: int
     page_size: int
     max_seqs: int
     max_model_len: int
     max_batch_tokens: int
+    lendable: int = 0

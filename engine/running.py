@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from personae.engine.live import LiveSequence, Place
@@ -17,7 +17,8 @@ class RunningTable:
     """The sequences that have a slot, in two lists, both by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none. `releases` and `copies`
-    gather what the next plan must carry. `background` counts the sequences that give way.
+    gather what the next plan must carry. `background` counts the sequences that give way. `lent` are pages
+    whose memory adapters have; `short` is how many were wanted in vain since it was set to 0.
     """
 
     __slots__ = (
@@ -31,8 +32,10 @@ class RunningTable:
         "background",
         "copies",
         "decoding",
+        "lent",
         "prefilling",
         "releases",
+        "short",
     )
 
     def __init__(self, layout: MemoryLayout) -> None:
@@ -41,15 +44,16 @@ class RunningTable:
         self._cache = PrefixCache(self._pool, layout.page_size)
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
         self._admissions = 0
-        self._stuck: tuple[int, int] | None = (
-            None  # (order, room) of the sequence that was refused a seat last
-        )
+        # (order, room, pages that were missing) of the sequence that was refused a seat last.
+        self._stuck: tuple[int, int, int] | None = None
         self._sources: list[Node] = []
         self.background = 0
         self.prefilling: list[LiveSequence] = []
         self.decoding: list[LiveSequence] = []
         self.releases: list[int] = []
         self.copies: list[tuple[int, int]] = []
+        self.lent: set[int] = set()
+        self.short = 0
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prefilling)
@@ -61,7 +65,21 @@ class RunningTable:
     @property
     def pages_used(self) -> int:
         """Pages that running sequences hold; cached ones that nobody reads do not count."""
-        return self._pool.size - self._cache.available
+        return self._pool.size - self._cache.available - len(self.lent)
+
+    def lend(self, count: int) -> tuple[int, ...]:
+        """Up to so many pages that no sequence holds; what is cached there is forgotten. Each running
+        sequence is left one to grow into."""
+        count = min(count, self._cache.available - len(self))
+        pages = self._cache.allocate(max(count, 0))
+        self.lent.update(pages)
+        return tuple(pages)
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        """Pages that were lent."""
+        for page in pages:
+            self.lent.remove(page)
+            self._pool.release(page)
 
     def last(self) -> LiveSequence:
         """The first to go when memory is short."""
@@ -93,9 +111,10 @@ class RunningTable:
         Each running sequence is left a page to grow into, or admission would soon be followed by preemption.
         """
         room = self._cache.available - len(self)
-        if not self._free_slots or (
-            self._stuck is not None and self._stuck[0] == sequence.order and room <= self._stuck[1]
-        ):
+        if not self._free_slots:
+            return False
+        if self._stuck is not None and self._stuck[0] == sequence.order and room <= self._stuck[1]:
+            self.short = max(self.short, self._stuck[2])
             return False
         sequence.log = log = sequence.current_log()
         cache, margin = self._cache, len(self)
@@ -108,8 +127,10 @@ class RunningTable:
             source, cached = None, cached - hit.partial
         pages = [node.page for node in hit.nodes]
         if not cache.can_allocate(fresh + margin):
+            missing = fresh + margin - cache.available
             cache.release(lease, pages)
-            self._stuck = (sequence.order, room)
+            self._stuck = (sequence.order, room, missing)
+            self.short = max(self.short, missing)
             return False
         self._stuck = None
         pages += cache.allocate(fresh)
@@ -147,7 +168,9 @@ class RunningTable:
 
     def can_grow(self) -> bool:
         """Whether there is a page to be had."""
-        return self._cache.can_allocate(1)
+        can = self._cache.can_allocate(1)
+        self.short = max(self.short, not can)
+        return can
 
     def grow(self, sequence: LiveSequence) -> tuple[int]:
         """One more page. Ask `can_grow` first."""
@@ -208,4 +231,5 @@ class RunningTable:
         held = [page for sequence in self for page in sequence.pages]
         for page, holders in Counter(held).items():
             assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
-        self._cache.check_integrity(leases, held)
+        assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
+        self._cache.check_integrity(leases, [*held, *self.lent])

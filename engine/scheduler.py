@@ -95,6 +95,8 @@ class Scheduler:
                 f"max_batch_tokens ({layout.max_batch_tokens}) must be at least max_seqs ({layout.max_seqs}) "
                 "or a running sequence is left out of a step"
             )
+        if layout.lendable > max(layout.num_pages - -(-layout.max_model_len // layout.page_size), 0):
+            raise ValueError(f"what is not lent must hold one sequence of {layout.max_model_len} tokens")
         self.layout = layout
         self._policy = policy
         self._roster = Roster(layout, policy, sharing=sharing)
@@ -102,6 +104,7 @@ class Scheduler:
         self._allowance = Allowance(layout.max_batch_tokens, background)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
+        self._called_in = 0  # pages that were asked back and are not here yet
 
     def add(self, log: SequenceLog) -> None:
         """Take a sequence in. One that cannot be served at all ends with the next commit.
@@ -130,6 +133,7 @@ class Scheduler:
         chunks: _Chunks = []
         admissions: list[Admission] = []
         table, roster = self._running, self._roster
+        table.short = 0
         if table.background and roster.waiting.foreground:
             roster.give_way(self._flights[-1].step if self._flights else None)
         if roster.waiting.foreground:
@@ -153,6 +157,31 @@ class Scheduler:
         self._allowance.stepped(others, beside, budget.spent)
         table.clear_changes()
         return plan
+
+    def lend(self, count: int) -> tuple[int, ...]:
+        """Up to so many pages whose memory adapters may have from now on, none while sequences want them.
+
+        Plans in flight may still write to them: whoever takes the memory does so after them.
+        """
+        if self._running.short:
+            return ()
+        return self._running.lend(min(count, self.layout.lendable - len(self._running.lent)))
+
+    def call_in(self) -> int:
+        """How many of the pages that are lent the last plan was short of, and were not asked back yet."""
+        count = max(min(self._running.short, len(self._running.lent)) - self._called_in, 0)
+        self._called_in += count
+        return count
+
+    def take_back(self, pages: tuple[int, ...]) -> None:
+        """Pages that were lent and are no longer used by adapters."""
+        self._running.take_back(pages)
+        self._called_in = max(self._called_in - len(pages), 0)
+
+    @property
+    def pages_lent(self) -> int:
+        """Pages whose memory adapters have."""
+        return len(self._running.lent)
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:
         """Take the result of the oldest plan in flight; one delta for each sequence that has news.

@@ -55,6 +55,7 @@ class StepEngine:
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
+        self._lent: list[int] = []  # KV pages whose memory adapters have
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> PackedStep | None:
         """Apply the plan's changes and pack its rows, if it has any.
@@ -149,6 +150,25 @@ class StepEngine:
         if not pool.pins(adapter.digest):
             yield from pool.loading(adapter)
             pool.pin(adapter.digest)
+
+    def short_of(self, adapter: Adapter) -> int:
+        """The KV pages whose memory would let it in without another leaving; 0 if nothing can be lent."""
+        return -(-self.runner.adapters.short_of(adapter) // self.runner.kv.page_bytes)
+
+    def lend(self, pages: tuple[int, ...]) -> None:
+        """Adapters may have the memory of these KV pages, which no later step touches."""
+        self.runner.kv.give_back(pages)
+        self._lent += pages
+        self.runner.adapters.budget += len(pages) * self.runner.kv.page_bytes
+
+    def repay(self, count: int) -> tuple[int, ...]:
+        """Up to `count` of the pages that were lent, as far as adapters that nobody holds can leave."""
+        size = self.runner.kv.page_bytes
+        count = self.runner.adapters.free_up(min(count, len(self._lent)) * size) // size
+        pages = tuple(self._lent[len(self._lent) - count :])
+        del self._lent[len(self._lent) - count :]
+        self.runner.adapters.budget -= count * size
+        return pages
 
     @property
     def holdings(self) -> tuple[int, int, int]:

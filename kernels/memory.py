@@ -1,5 +1,9 @@
 """Large tensors that live long."""
 
+import ctypes
+import mmap
+import sys
+from collections.abc import Iterable
 from math import prod
 
 import numpy as np
@@ -17,3 +21,30 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         return torch.zeros(shape, dtype=dtype, device=device)
     unwritten = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(unwritten).view(dtype).view(shape)
+
+
+def give_back(part: Tensor) -> None:
+    """Let the system have the memory of a contiguous part of `zeros` back: whole pages of the system in it.
+
+    What was there is lost. Whoever writes there again takes memory anew. Elsewhere than on the CPU and Linux
+    nothing happens.
+    """
+    if part.device.type != "cpu" or sys.platform != "linux":
+        return
+    begin = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end:
+        # May fail where memory is locked; then it is not given back.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def give_back_pages(pages: Tensor, ids: Iterable[int]) -> None:
+    """`give_back` of pages[id] for each of them; neighbours in one go."""
+    run: list[int] = []
+    for id in sorted(ids):
+        if run and id != run[-1] + 1:
+            give_back(pages[run[0] : run[-1] + 1])
+            run = []
+        run.append(id)
+    if run:
+        give_back(pages[run[0] : run[-1] + 1])

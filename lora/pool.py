@@ -19,7 +19,7 @@ from torch import Tensor
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
-from personae.kernels.memory import zeros
+from personae.kernels.memory import give_back_pages, zeros
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
@@ -31,12 +31,13 @@ MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by 
 
 @dataclass(slots=True)
 class Resident:
-    """An adapter in the pool: its slot, its pages and ranks by module, the bytes of its extras, and how many
-    hold it."""
+    """An adapter in the pool: its slot, its pages and ranks by module, their bytes and those of its extras,
+    and how many hold it."""
 
     slot: int
     pages: Mapping[str, tuple[int, ...]]
     ranks: Mapping[str, int]
+    size: int = 0
     extra: int = 0
     pins: int = 0
 
@@ -47,8 +48,10 @@ class LoraPool:
     `stacks`: by module, the arenas of all layers as one tensor.
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
-    `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have
-    beside their ranks, taken when they come. `base` is asked by adapters that depend on the base's weights.
+    `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have beside their
+    ranks, taken when they come. spare_rows: there is a place for as many rows more, but no memory; that can
+    be lent to the pool (`budget`, in bytes) and called in (`free_up`). `base` is asked by adapters that
+    depend on the base's weights.
     """
 
     def __init__(
@@ -60,11 +63,12 @@ class LoraPool:
         dtype: torch.dtype,
         device: torch.device,
         base: BaseWeights | None = None,
+        spare_rows: int = 0,
     ) -> None:
         if capacity_rows < RANK_PAGE or capacity_rows % RANK_PAGE or max_adapters < 1:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
         self.shapes, self.dtype, self.device = shapes, dtype, device
-        self.num_pages = capacity_rows // RANK_PAGE
+        self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
         self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
         self._a: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, in]
@@ -97,7 +101,10 @@ class LoraPool:
         self._free_slots = list(reversed(range(max_adapters)))
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
         self.extras = Extras(shapes, base, dtype, device)
-        self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
+        self.budget = self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
+        self._borrows = spare_rows > 0
+        self._used = 0
+        self._stale: dict[str, set[int]] = {module: set() for module in shapes.modules}  # free, but in memory
         self.loads = self.evictions = 0
 
     @property
@@ -139,6 +146,28 @@ class LoraPool:
     def free_pages(self, module: str) -> int:
         """How many of a module's `num_pages` pages are free."""
         return len(self._free_pages[module])
+
+    def short_of(self, adapter: Adapter) -> int:
+        """The bytes that are missing for an adapter if nobody is to leave; 0 if it is here or nothing can be
+        lent."""
+        if not self._borrows or adapter.digest in self._residents:
+            return 0
+        return max(self._bytes_of(adapter) - (self.budget - self._used), 0)
+
+    def free_up(self, size: int) -> int:
+        """Evict adapters that nobody holds, the least recently used first, until so many bytes are free; how
+        many of them are. Whatever is free is given back to the system."""
+        for digest in list(self._residents):
+            if self.budget - self._used >= size:
+                break
+            if not self._residents[digest].pins:
+                self.unload(digest)
+                self.evictions += 1
+        for module, pages in self._stale.items():
+            for half in (self._a[module], self._b[module]):
+                give_back_pages(half, pages)
+            pages.clear()
+        return min(self.budget - self._used, size)
 
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
@@ -200,12 +229,15 @@ class LoraPool:
             module: tuple(self._free_pages[module].pop() for _ in range(_pages(rank)))
             for module, rank in adapter.ranks.items()
         }
+        size = self._bytes_of(adapter)
+        self._used += size
         for module, own in pages.items():
+            self._stale[module].difference_update(own)
             ids = torch.tensor(own, dtype=torch.int32) * self.shapes.layers
             self._tables[module].pages[slot, : len(own)] = ids.to(self.device)
             self._tables[module].rank[slot] = adapter.ranks[module]
         resident = self._residents[adapter.digest] = Resident(
-            slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
+            slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
         )
         try:
             for module in {**pages, **dict.fromkeys(module for _, module in adapter.affine)}:
@@ -226,9 +258,11 @@ class LoraPool:
             raise ValueError(f"adapter {digest} is pinned")
         del self._residents[digest]
         self._free_slots.append(resident.slot)
+        self._used -= resident.size
         self.extras.drop(resident.slot)
         for module, pages in resident.pages.items():
             self._free_pages[module].extend(reversed(pages))
+            self._stale[module].update(pages)
             self._tables[module].rank[resident.slot] = 0
 
     def check_integrity(self) -> None:
@@ -249,6 +283,8 @@ class LoraPool:
                 ids = [page * self.shapes.layers for page in own]
                 assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
+        assert self._used == sum(r.size for r in self._residents.values()), "bytes"
+        assert self._used <= self.budget, f"{self._used} bytes are used of {self.budget}"
         assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
 
     def _touch(self, digest: str) -> Resident:
@@ -261,15 +297,17 @@ class LoraPool:
         missing = {
             module: _pages(rank) - len(self._free_pages[module]) for module, rank in adapter.ranks.items()
         }
+        size = self._bytes_of(adapter) - (self.budget - self._used)
         slots = 1 - len(self._free_slots)
         extra = adapter.extra_bytes(self.shapes) - self.extra_bytes
         extra += sum(resident.extra for resident in self._residents.values())
         victims = []
         for digest, resident in self._residents.items():
-            if slots <= 0 and extra <= 0 and all(count <= 0 for count in missing.values()):
+            if max(slots, size, extra) <= 0 and all(count <= 0 for count in missing.values()):
                 break
             helps = (
                 slots > 0
+                or (size > 0 and resident.size)
                 or (extra > 0 and resident.extra)
                 or any(count > 0 and resident.pages.get(module) for module, count in missing.items())
             )
@@ -277,11 +315,18 @@ class LoraPool:
                 continue
             victims.append(digest)
             slots -= 1
+            size -= resident.size
             extra -= resident.extra
             for module in missing:
                 missing[module] -= len(resident.pages.get(module, ()))
-        enough = slots <= 0 and extra <= 0 and all(count <= 0 for count in missing.values())
+        enough = max(slots, size, extra) <= 0 and all(count <= 0 for count in missing.values())
         return victims if enough else None
+
+    def _bytes_of(self, adapter: Adapter) -> int:
+        """What its pages take."""
+        pages = {module: _pages(rank) for module, rank in adapter.ranks.items()}
+        widths = sum(count * sum(self.shapes.modules[module]) for module, count in pages.items())
+        return self.shapes.layers * RANK_PAGE * widths * self.dtype.itemsize
 
     def _write(self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]) -> None:
         """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""

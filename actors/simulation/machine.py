@@ -22,6 +22,7 @@ from personae.lora.adapter import Adapter
 
 VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
 EOS = (0,)
+ADAPTER_PAGES = 3  # of the KV cache, whose memory one adapter takes
 
 
 class Wrong(AssertionError):
@@ -128,7 +129,8 @@ class Launched(NamedTuple):
 
 
 class Device:
-    """`actors.script.Device` without a model. `adapters` is how many it holds.
+    """`actors.script.Device` without a model. `adapters` is how many it holds, and one more for every
+    `ADAPTER_PAGES` that are lent to it.
 
     Raises Wrong when a plan breaks its contract.
     """
@@ -150,6 +152,7 @@ class Device:
         self._resident: dict[str, None] = {}  # least recently placed first
         self._free_at = 0.0
         self._copied = 0
+        self._lent: list[int] = []
 
     # A step
 
@@ -231,10 +234,14 @@ class Device:
         for source, target in plan.copies:
             if self._readers[target]:
                 raise Wrong(f"page {target} is copied to while a sequence reads it")
+            if source in self._lent or target in self._lent:
+                raise Wrong(f"page {source} is copied to {target}, and one of them is lent")
             self._cells[target] = list(self._cells[source])
 
     def _compute(self, slot: Slot, row: Row, index: int, failures: dict[int, str]) -> int | None:
         for page in row.pages:
+            if page in self._lent:
+                raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
             self._readers[page] += 1
         slot.pages += row.pages
         if row.start and slot.computed == 0:
@@ -296,11 +303,10 @@ class Device:
         digest = adapter.digest
         if digest not in self.held:
             if digest not in self._resident:
-                while len(self._resident) >= self._capacity:
-                    victim = next((name for name in self._resident if name not in self.held), None)
-                    if victim is None:
-                        raise Overloaded("no room for another adapter")
-                    del self._resident[victim]
+                while len(self._resident) >= self._places and self._evict():
+                    pass
+                if len(self._resident) >= self._places:
+                    raise Overloaded("no room for another adapter")
                 self._resident[digest] = None
                 self._copied += 1
                 self.held.add(digest)
@@ -313,6 +319,42 @@ class Device:
     def release(self, digest: str) -> None:
         """It may go."""
         self.held.discard(digest)
+
+    @property
+    def _places(self) -> int:
+        return self._capacity + len(self._lent) // ADAPTER_PAGES
+
+    def _evict(self) -> bool:
+        """The one placed first of those that nobody holds leaves, if there is one."""
+        victim = next((name for name in self._resident if name not in self.held), None)
+        if victim is not None:
+            del self._resident[victim]
+        return victim is not None
+
+    def short_of(self, adapter: Adapter) -> int:
+        """Pages that make a place, if there is none."""
+        full = self.layout.lendable and len(self._resident) >= self._places
+        return ADAPTER_PAGES if full and adapter.digest not in self._resident else 0
+
+    def lend(self, pages: tuple[int, ...]) -> None:
+        """They are overwritten at once."""
+        for page in pages:
+            if page in self._lent:
+                raise Wrong(f"page {page} is lent twice")
+            self._cells[page] = [-1] * self.layout.page_size
+        self._lent += pages
+
+    def repay(self, count: int) -> tuple[int, ...]:
+        """As many as adapters do not take."""
+        while (free := self._unused()) < min(count, len(self._lent)) and self._evict():
+            pass
+        pages = tuple(self._lent[: min(free, count)])
+        del self._lent[: len(pages)]
+        return pages
+
+    def _unused(self) -> int:
+        beyond = max(len(self._resident) - self._capacity, 0)
+        return len(self._lent) - beyond * ADAPTER_PAGES
 
 
 class Library:

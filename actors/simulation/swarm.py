@@ -1,6 +1,7 @@
 """Scenarios drawn by lot: every seed is another house, other traffic, other faults."""
 
 import random
+from dataclasses import replace
 
 from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.machine import Costs
@@ -45,7 +46,7 @@ def draw(seed: int, requests: int = 120) -> Scenario:
         start=choice((0.1, 3.0)),
     )
     kinds = tuple(kind for kind in KINDS if maybe() < 0.5) or KINDS
-    return Scenario(
+    scenario = Scenario(
         seed,
         workload,
         costs,
@@ -62,6 +63,8 @@ def draw(seed: int, requests: int = 120) -> Scenario:
         every=1,
         longest_wait=600.0,
     )
+    lendable = choice((0, 4, 24))
+    return replace(scenario, pages=scenario.pages + lendable, lendable=lendable)
 
 
 def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: float | None) -> Scenario:

@@ -64,9 +64,10 @@ class Scenario:
     """Everything that a run follows from.
 
     `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on
-    the device. `faults_every` virtual seconds (None: never) one of `kinds` strikes. After every `lull`
-    requests the next ones wait until all before have ended, and nothing may be left in the house. The books
-    are checked `every` so many steps. At most `max_live` sequences are in the house.
+    the device; the memory of `lendable` of the pages may be lent to more of them. `faults_every` virtual
+    seconds (None: never) one of `kinds` strikes. After every `lull` requests the next ones wait until all
+    before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
+    most `max_live` sequences are in the house.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Scenario:
     slots: int = 32
     batch: int = 256
     places: int = 8
+    lendable: int = 0
     window: int = 16
     max_live: int = 512
     max_restarts: int = 1_000_000
@@ -131,8 +133,9 @@ class World:
             scenario.pages,
             scenario.page_size,
             scenario.slots,
-            scenario.pages * scenario.page_size,
+            (scenario.pages - scenario.lendable) * scenario.page_size,
             scenario.batch,
+            scenario.lendable,
         )
         self._dice = random.Random(scenario.seed)
         self._living: set[str] = set()

@@ -7,7 +7,7 @@ time.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,14 @@ TASTES: dict[str, Callable[[bytes], float]] = {
     "chance": lambda text: 0,
 }
 _FORBIDDEN, _STOP = 1e6, -1e6
+
+
+class _Inner(Server):
+    """Leaves signals to the program around it."""
+
+    def capture_signals(self) -> Any:
+        """None of them."""
+        return nullcontext()
 
 
 class Adversary:
@@ -103,7 +111,7 @@ async def serving(options: EngineOptions) -> AsyncIterator[str]:
         settings = ApiSettings(defaults=assembly.defaults, max_adapters=assembly.max_adapters)
         ready = anyio.Event()
         listener = bind("127.0.0.1", 0)
-        server = Server(create_app(client, settings), settings, on_ready=ready.set)
+        server = _Inner(create_app(client, settings), settings, on_ready=ready.set)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [listener])
             await ready.wait()

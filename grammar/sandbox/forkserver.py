@@ -46,6 +46,10 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
     code: str | None
 
 
+# Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
+_OUTCOMES: msgspec.msgpack.Decoder[Blueprint | Refusal] = msgspec.msgpack.Decoder(Blueprint | Refusal)
+
+
 class Limits(msgspec.Struct, frozen=True):
     """Of one compile: seconds of processor time, and bytes beside what the server has. Who asks waits up to
     `patience` seconds: the server may have to begin, and the machine be busy."""
@@ -83,7 +87,7 @@ class Sandbox:
                 param=PARAMS.get(spec.kind),
                 code="grammar_too_complex",
             )
-        outcome = msgspec.msgpack.decode(answer[len(_BEGUN) :], type=Blueprint | Refusal)
+        outcome = _OUTCOMES.decode(answer[len(_BEGUN) :])
         if isinstance(outcome, Refusal):
             raise GrammarError(outcome.message, param=outcome.param, code=outcome.code)
         return outcome

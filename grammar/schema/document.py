@@ -53,6 +53,11 @@ def parse_schema(source: str) -> Schema:
     Raises GrammarError, naming the place, when the text is not JSON, not a schema, nested too deeply, or when
     a `$ref` does not resolve within it: nothing is ever fetched.
     """
+    return parse_with_validator(source)[0]
+
+
+def parse_with_validator(source: str) -> tuple[Schema, jsonschema_rs.Validator]:
+    """As `parse_schema`, and the validator of instances that the check has made."""
     if len(source) > MAX_LENGTH:
         raise GrammarError(f"The schema is longer than {MAX_LENGTH} characters.", param=SCHEMA_PARAM)
     try:
@@ -62,8 +67,7 @@ def parse_schema(source: str) -> Schema:
     if not isinstance(document, dict | bool):
         raise GrammarError("A JSON Schema is an object, true or false.", param=SCHEMA_PARAM)
     _check_depth(document)
-    validator(document)
-    return document
+    return document, validator(document)
 
 
 def dialect(document: dict[str, Any]) -> int:

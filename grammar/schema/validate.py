@@ -2,7 +2,7 @@
 
 import msgspec
 
-from personae.grammar.schema.document import parse_schema, pointer, validator
+from personae.grammar.schema.document import parse_with_validator, pointer
 from personae.grammar.spec import GrammarSpec
 
 MAX_VIOLATIONS = 10
@@ -32,7 +32,8 @@ def validate_answer(spec: GrammarSpec, answer: str) -> Validation:
     except (msgspec.DecodeError, RecursionError) as error:
         return Validation(False, (Violation("#", f"The answer is not JSON: {error}"),))
     violations = []
-    for failure in validator(parse_schema(spec.source)).iter_errors(instance):
+    _, validator = parse_with_validator(spec.source)
+    for failure in validator.iter_errors(instance):
         violations.append(Violation(pointer(failure.instance_path), failure.message))
         if len(violations) == MAX_VIOLATIONS:
             break

@@ -103,9 +103,13 @@ def structure_spec(element: Element) -> GrammarSpec:
     return GrammarSpec("structure", msgspec.json.encode(element).decode())
 
 
+# Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
+_ELEMENTS: msgspec.json.Decoder[Element] = msgspec.json.Decoder(Element)
+
+
 def decode_structure(source: str) -> Element:
     """The element in the source of a spec made by `structure_spec`."""
-    return msgspec.json.decode(source, type=Element)  # type: ignore[no-any-return]  # a union is a type to msgspec
+    return _ELEMENTS.decode(source)
 
 
 def replace_bound(element: Element, change: Callable[[Json | Regex | Lark], Element]) -> Element:

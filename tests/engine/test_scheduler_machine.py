@@ -46,9 +46,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from([FirstComeFirstServed, VirtualTokenCounters, tiers]),
         beside=st.integers(1, 4),
         sharing=st.booleans(),
+        lendable=st.sampled_from([0, 4, 24]),
     )
-    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing):
-        self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare)
+    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing, lendable):
+        if lendable:
+            pages = max(pages, -(-max_model_len // page_size)) + lendable
+        self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable)
+        self.lent: list[int] = []
+        self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
         scheduler = Scheduler(self.layout, policy(), beside, sharing=sharing)
         self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails), FAR)
@@ -112,6 +117,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.it.add(log)
             added.append(log.id)
         return multiple(*added)
+
+    @rule(count=st.integers(0, 30))
+    def lend(self, count):
+        pages = self.it.scheduler.lend(count)
+        assert len(pages) <= count
+        assert not set(pages) & set(self.lent), "lent twice"
+        self.it.executor.lend(pages)
+        self.lent += pages
+        assert self.it.scheduler.pages_lent == len(self.lent) <= self.layout.lendable
+
+    @rule(most=st.integers(0, 30))
+    def repay(self, most):
+        self.owed += self.it.scheduler.call_in()
+        assert self.owed <= len(self.lent)
+        count = min(most, self.owed)
+        self.it.scheduler.take_back(tuple(self.lent[:count]))
+        self.owed -= count
+        del self.lent[:count]
 
     @rule(id=ids)
     def cancel(self, id):

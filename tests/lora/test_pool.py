@@ -44,8 +44,17 @@ def adapter_of(
     return make_adapter(f"adapter {seed}", pairs)
 
 
-def make_pool(capacity_rows: int = 64, max_adapters: int = 4, dtype: torch.dtype = torch.float32) -> LoraPool:
-    return LoraPool(SHAPES, capacity_rows=capacity_rows, max_adapters=max_adapters, dtype=dtype, device=CPU)
+def make_pool(
+    capacity_rows: int = 64, max_adapters: int = 4, dtype: torch.dtype = torch.float32, spare_rows: int = 0
+) -> LoraPool:
+    return LoraPool(
+        SHAPES,
+        capacity_rows=capacity_rows,
+        max_adapters=max_adapters,
+        dtype=dtype,
+        device=CPU,
+        spare_rows=spare_rows,
+    )
 
 
 def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
@@ -257,8 +266,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = make_pool(capacity_rows=32, max_adapters=3)
+        self.pool = make_pool(capacity_rows=32, max_adapters=3, spare_rows=32)
         self.held: Counter[str] = Counter()
+        self.own = self.pool.budget
 
     @rule(adapter=st.sampled_from(CAST))
     def load(self, adapter: Adapter) -> None:
@@ -295,6 +305,35 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.pool.unload(digest)
             assert digest not in self.pool.residents
+
+    @precondition(lambda self: self.pool.budget == self.own)
+    @rule(size=st.integers(1, 4 * 10**4))
+    def borrow(self, size: int) -> None:
+        self.pool.budget += size
+
+    @precondition(lambda self: self.pool.budget > self.own)
+    @rule()
+    def repay(self) -> None:
+        before = self.pool.residents
+        freed = self.pool.free_up(self.pool.budget - self.own)
+        assert freed <= self.pool.budget - self.own
+        left = [digest for digest in before if digest not in self.pool.residents]
+        assert not any(self.held[digest] for digest in left), "pins are honoured"
+        if freed < self.pool.budget - self.own:
+            assert all(self.held[digest] for digest in self.pool.residents), "whoever could leave has left"
+        self.pool.budget -= freed
+
+    @rule(adapter=st.sampled_from(CAST))
+    def fits_if_what_is_missing_is_lent(self, adapter: Adapter) -> None:
+        if (missing := self.pool.short_of(adapter)) == 0:
+            return
+        before = self.pool.residents
+        self.pool.budget += missing
+        if self.pool.can_load(adapter):
+            self.pool.load(adapter)
+            if len(before) < 3 and all(self.pool.free_pages(m) for m in SHAPES.modules):
+                assert set(before) < set(self.pool.residents), "nobody had to leave"
+        self.pool.budget -= self.pool.free_up(missing)
 
     @invariant()
     def all_adds_up(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from personae.actors.executor import Executor
 from personae.actors.inbox import Inbox
 from personae.actors.messages import Sampled
-from personae.actors.simulation.machine import Costs
+from personae.actors.simulation.machine import Costs, Device
 from personae.actors.simulation.swarm import draw
 from personae.actors.simulation.workload import Workload
 from personae.actors.simulation.world import Scenario, Violation, simulate
@@ -22,6 +22,7 @@ from personae.engine import live
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.prefix import PrefixCache, root_key
 from personae.engine.roster import Roster
+from personae.engine.running import RunningTable
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / ".pkg")
 CALM = Scenario(1, Workload(requests=60, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0), every=1)
@@ -48,6 +49,36 @@ def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
     assert report.outcomes.get("unlucky", 0) <= 3
     assert bool(report.restarts) == (kind not in {"stall", "slow"})
+
+
+LENDING = replace(
+    CALM,
+    workload=replace(CALM.workload, requests=150, rate=500.0, adapters=12, prompt=(16, 60)),
+    pages=44,
+    places=2,
+    lendable=24,
+)
+
+
+def test_memory_goes_to_adapters_and_comes_back_to_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    lent, repaid = [0], [0]
+    lend, repay = Device.lend, Device.repay
+
+    def note_lend(self: Device, pages):  # type: ignore[no-untyped-def]  # as the original
+        lent[0] += len(pages)
+        lend(self, pages)
+
+    def note_repay(self: Device, count):  # type: ignore[no-untyped-def]  # as the original
+        pages = repay(self, count)
+        repaid[0] += len(pages)
+        return pages
+
+    monkeypatch.setattr(Device, "lend", note_lend)
+    monkeypatch.setattr(Device, "repay", note_repay)
+    report = simulate(LENDING)
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert lent[0] > 24
+    assert repaid[0]
 
 
 @pytest.mark.parametrize("runs_ahead", [True, False])
@@ -163,6 +194,20 @@ def forgotten_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
             enter(self, log)
 
     monkeypatch.setattr(Roster, "enter", forget)
+
+
+def test_a_page_that_is_lent_and_used_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend = RunningTable.lend
+
+    def keep(self: RunningTable, count):  # type: ignore[no-untyped-def]  # as the original
+        pages = lend(self, count)
+        for page in pages:
+            self._pool.release(page)
+        return pages
+
+    monkeypatch.setattr(RunningTable, "lend", keep)
+    with pytest.raises(Violation, match=r"page \d+"):
+        simulate(LENDING)
 
 
 @pytest.mark.parametrize(

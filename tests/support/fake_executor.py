@@ -153,6 +153,8 @@ class FakeExecutor:
         self._cells: list[list[int | None]] = [[None] * layout.page_size for _ in range(layout.num_pages)]
         self._slots: dict[int, _Slot] = {}
         self._plans: deque[StepPlan] = deque()
+        self._loans: deque[tuple[int, tuple[int, ...]]] = deque()
+        self._submitted = self._executed = 0
         self.copied = 0
         self.computed = 0
 
@@ -166,9 +168,18 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         self._plans.append(plan)
+        self._submitted += 1
+
+    def lend(self, pages: tuple[int, ...]) -> None:
+        """After the plans so far adapters have the memory of these pages: what is there is lost."""
+        self._loans.append((self._submitted, pages))
 
     def execute(self) -> StepResult:
+        while self._loans and self._loans[0][0] <= self._executed:
+            for page in self._loans.popleft()[1]:
+                self._cells[page] = [None] * self.layout.page_size
         plan = self._plans.popleft()
+        self._executed += 1
         for slot in plan.releases:
             assert slot in self._slots, f"slot {slot} is released and is empty"
             del self._slots[slot]

@@ -1,0 +1,37 @@
+"""Memory is taken when it is written, and can be given back without losing its place."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from personae.kernels.memory import give_back, give_back_pages, zeros
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there"
+)
+CPU = torch.device("cpu")
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def test_what_is_given_back_is_taken_anew_in_the_same_place_and_nothing_else_changes() -> None:
+    pages = zeros((64, 2**20), torch.float32, CPU)
+    pages.fill_(7)
+    address, full = pages.data_ptr(), resident()
+    give_back_pages(pages, [3, *range(20, 52)])
+    assert full - resident() > 30 * 2**22
+    assert all((pages[id] == 7).all() for id in (0, 2, 4, 19, 52, 63))
+    pages[30].fill_(5)
+    assert (pages[30] == 5).all()
+    assert pages.data_ptr() == address
+
+
+def test_a_part_smaller_than_the_system_s_pages_stays() -> None:
+    small = zeros((1000,), torch.float32, CPU)
+    small.fill_(7)
+    give_back(small[1:9])
+    assert (small == 7).all()
