@@ -1,6 +1,6 @@
 """The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +13,8 @@ from personae.kernels.memory import give_back_pages, zeros
 class KVCache:
     """`data: [layers, 2, num_pages, kv_heads, page_size, head_dim]`; index 1 is 0 for keys, 1 for values.
 
-    In memory a page is one piece, all its layers side by side, so what is used lies close together. Who owns
-    which page is the scheduler's business; the cache only holds them. With `spare` there is one page more,
-    `spare_page`, which nobody owns: what is written there is not wanted.
+    Who owns which page is the scheduler's business; the cache only holds them. With `spare` there is one page
+    more, `spare_page`, which nobody owns: what is written there is not wanted.
     """
 
     def __init__(
@@ -31,10 +30,9 @@ class KVCache:
         self.num_pages = layout.num_pages
         self.spare_page = layout.num_pages if spare else None
         pages = layout.num_pages + spare
-        shape = (pages, config.layers, 2, config.kv_heads, layout.page_size, config.head_dim)
-        self._pages = zeros(shape, dtype, device)
-        self.page_bytes = self._pages[0].nbytes
-        self.data = self._pages.permute(1, 2, 0, 3, 4, 5)
+        shape = (config.layers, 2, pages, config.kv_heads, layout.page_size, config.head_dim)
+        self.page_bytes = self.bytes_per_page(config, layout.page_size, dtype)
+        self.data = zeros(shape, dtype, device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -46,9 +44,10 @@ class KVCache:
         for source, destination in pairs:
             self.data[:, :, destination] = self.data[:, :, source]
 
-    def give_back(self, pages: Iterable[int]) -> None:
+    def give_back(self, pages: Collection[int]) -> None:
         """Let the system have the memory of these pages, until they are written again."""
-        give_back_pages(self._pages, pages)
+        for half in self.data.flatten(0, 1):
+            give_back_pages(half, pages)
 
     @staticmethod
     def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

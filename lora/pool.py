@@ -1,17 +1,18 @@
 """Adapters in device memory, paged by true rank: an adapter of rank 8 takes an eighth of one of rank 64.
 
 Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
-largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. A page is one piece
-of memory with all its layers side by side, so on the CPU a pool takes memory for what has been in it. The
-arenas of the layers are views that begin one layer after the other; to kernels, a page's id is its number
-times the layers.
+largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. Pages lie
+in groups, and in a group layer after layer: what one layer reads of neighbouring pages is one run of memory,
+and all that a page needs lies close together, so on the CPU a pool takes memory for what has been in it.
+Elsewhere all of it is taken at once, and one group. The arenas of the layers are views that begin one layer's
+share of a group after the other, and kernels know a page by its place in such a view (`_place`).
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
 needed. The pool is synchronous and has one owner; on a device its copies are ordered with the steps around
 them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ from personae.lora.base import BaseWeights
 from personae.lora.extras import Extras
 from personae.lora.single import scaled
 
+GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 
@@ -69,13 +71,14 @@ class LoraPool:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
+        self._group = min(GROUP, self.num_pages) if device.type == "cpu" else self.num_pages
         self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
-        self._a: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, in]
-        self._b: dict[str, torch.Tensor] = {}  # [num_pages, layers, RANK_PAGE, out]
+        self._a: dict[str, torch.Tensor] = {}  # [groups, layers, pages, RANK_PAGE, in]
+        self._b: dict[str, torch.Tensor] = {}  # [groups, layers, pages, RANK_PAGE, out]
         self._tables: dict[str, RankTable] = {}
         for module, (inputs, outputs) in shapes.modules.items():
-            rows = (self.num_pages, shapes.layers, RANK_PAGE)
+            rows = (-(-self.num_pages // self._group), shapes.layers, self._group, RANK_PAGE)
             self._a[module] = zeros((*rows, inputs), dtype, device)
             self._b[module] = zeros((*rows, outputs), dtype, device)
             self._tables[module] = RankTable(
@@ -165,7 +168,7 @@ class LoraPool:
                 self.evictions += 1
         for module, pages in self._stale.items():
             for half in (self._a[module], self._b[module]):
-                give_back_pages(half, pages)
+                _give_back(half, pages)
             pages.clear()
         return min(self.budget - self._used, size)
 
@@ -233,7 +236,7 @@ class LoraPool:
         self._used += size
         for module, own in pages.items():
             self._stale[module].difference_update(own)
-            ids = torch.tensor(own, dtype=torch.int32) * self.shapes.layers
+            ids = torch.tensor([self._place(page) for page in own], dtype=torch.int32)
             self._tables[module].pages[slot, : len(own)] = ids.to(self.device)
             self._tables[module].rank[slot] = adapter.ranks[module]
         resident = self._residents[adapter.digest] = Resident(
@@ -280,7 +283,7 @@ class LoraPool:
                 own = resident.pages.get(module, ())
                 ranks[resident.slot] = resident.ranks.get(module, 0)
                 assert len(own) == _pages(ranks[resident.slot]), f"number of pages of {module}"
-                ids = [page * self.shapes.layers for page in own]
+                ids = [self._place(page) for page in own]
                 assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
         assert self._used == sum(r.size for r in self._residents.values()), "bytes"
@@ -335,23 +338,28 @@ class LoraPool:
             return
         pair = adapter.pairs.get((layer, module))
         count = len(pages) * RANK_PAGE
-        for places, half in ((self._a[module][:, layer], "a"), (self._b[module][:, layer], "b")):
-            staged = torch.empty(count, places.shape[2], dtype=self.dtype)
+        for groups, half in ((self._a[module][:, layer], "a"), (self._b[module][:, layer], "b")):
+            staged = torch.empty(count, groups.shape[3], dtype=self.dtype)
             rank = 0
             if pair is not None:
                 rank = pair.rank
                 scaling = 1.0 if half == "a" else pair.scaling
                 scaled(staged[:rank], getattr(pair, half), scaling, None if half == "a" else gain)
             staged[rank:].zero_()
-            self._put(places, pages, staged.view(len(pages), RANK_PAGE, -1))
+            self._put(groups, pages, staged.view(len(pages), RANK_PAGE, -1))
 
-    def _put(self, places: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
-        """Copy staged pages to the places of these pages."""
+    def _put(self, groups: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
+        """Copy staged pages to a layer's groups [groups, pages, RANK_PAGE, width]."""
         if self.device.type == "cpu":
             for page, part in zip(pages, staged, strict=True):
-                scaled(places[page], part)
+                scaled(groups[divmod(page, self._group)], part)
         else:
-            places.index_copy_(0, torch.tensor(pages, device=self.device), staged.to(self.device))
+            ids = torch.tensor(pages, device=self.device)
+            groups[ids // self._group, ids % self._group] = staged.to(self.device)
+
+    def _place(self, page: int) -> int:
+        """The number of a page in the view of each layer (`_layers`)."""
+        return page // self._group * self._group * self.shapes.layers + page % self._group
 
 
 def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:
@@ -360,12 +368,26 @@ def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> in
     return shapes.layers * capacity_rows * widths * dtype.itemsize
 
 
-def _layers(pages: Tensor) -> Tensor:
-    """Pages [P, L, RANK_PAGE, width] as the rows of each layer [L, rows, width]: of layer 0 all
-    but the last layers', of layer 1 those from RANK_PAGE on, and so on."""
-    _, layers, _, width = pages.shape
-    rows = pages.numel() // width - (layers - 1) * RANK_PAGE
-    return pages.as_strided((layers, rows, width), (RANK_PAGE * width, width, 1))
+def _layers(groups: Tensor) -> Tensor:
+    """Groups [groups, L, pages, RANK_PAGE, width] as the rows of each layer [L, rows, width]: of layer 0 all
+    but the last layers', of layer 1 those from its share of the first group on, and so on."""
+    _, layers, pages, _, width = groups.shape
+    share = pages * RANK_PAGE
+    rows = groups.numel() // width - (layers - 1) * share
+    return groups.as_strided((layers, rows, width), (share * width, width, 1))
+
+
+def _give_back(groups: Tensor, pages: Collection[int]) -> None:
+    """Let the system have the memory of these pages back."""
+    count = groups.shape[2]
+    inside: dict[int, list[int]] = {}
+    for page in pages:
+        inside.setdefault(page // count, []).append(page % count)
+    give_back_pages(groups, [group for group, own in inside.items() if len(own) == count])
+    for group, own in inside.items():
+        if len(own) < count:
+            for share in groups[group]:
+                give_back_pages(share, own)
 
 
 def _pages(rank: int) -> int:

@@ -216,9 +216,9 @@ def test_a_pool_of_no_size_is_no_pool(rows: int, slots: int) -> None:
 
 
 def test_the_pool_takes_the_bytes_that_it_says() -> None:
-    pool = make_pool(capacity_rows=24, dtype=torch.bfloat16)
+    pool = make_pool(capacity_rows=128, dtype=torch.bfloat16)
     halves = [half.untyped_storage() for stack in pool.stacks.values() for half in (stack.a, stack.b)]
-    assert pool_bytes(SHAPES, 24, torch.bfloat16) == sum(half.nbytes() for half in halves)
+    assert pool_bytes(SHAPES, 128, torch.bfloat16) == sum(half.nbytes() for half in halves)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there")
@@ -234,7 +234,7 @@ def test_on_the_cpu_a_pool_takes_memory_for_what_has_been_in_it() -> None:
         pairs = {(layer, "q"): replace(pair, scaling=seed + 1.0) for layer in range(8)}
         pool.load(make_adapter(f"{seed}", pairs))
     assert pool_bytes(shapes, 2**13, torch.float32) == 2**28
-    assert resident() - before < 2**25
+    assert resident() - before < 2**26
 
 
 def test_integrity_notices_what_does_not_add_up() -> None:
