@@ -115,7 +115,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
     bound_by = None if bound is None else bound.param
     job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     job.budget_param = param
-    job.add(prompt, params, grammar, choices)
+    job.add(prompt, params, grammar, choices, prompt_param="messages")
     return job, Form(job, body, prompt)
 
 

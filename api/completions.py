@@ -105,7 +105,8 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
             )
             for index in range(count)
         ]
-        job.add(prompt.tokens, params, None if bound is None else bound.spec, choices)
+        spec = None if bound is None else bound.spec
+        job.add(prompt.tokens, params, spec, choices, prompt_param=prompt.name)
     return job, Form(job, body, prompts, count)
 
 

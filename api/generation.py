@@ -209,9 +209,22 @@ class Job:
         params: SamplingParams,
         grammar: GrammarSpec | None,
         choices: Sequence[Choice],
+        *,
+        prompt_param: str,
     ) -> None:
-        """Add one prompt with its sibling choices; the first is computed first and shares its pages."""
+        """Add one prompt with its sibling choices; the first is computed first and shares its pages.
+
+        Raises RequestError for a token that the model has no embedding of: a tokenizer may know more ids.
+        """
         client = self.door.client
+        if prompt and not 0 <= min(prompt) <= max(prompt) < client.vocab_size:
+            strange = next(token for token in prompt if not 0 <= token < client.vocab_size)
+            text = client.tokenizer.token_text(strange)
+            raise RequestError(
+                f"`{prompt_param}` has the token {strange} ({text!r}), which this model does not have: "
+                f"ids are from 0 to {client.vocab_size - 1}.",
+                param=prompt_param,
+            )
         most = self.door.settings.max_grammar_bytes
         if grammar is not None and len(grammar.source) > most:
             raise RequestError(

@@ -85,7 +85,10 @@ class Runner:
         """Take in what the plan changes before its forward pass: admissions, page copies, new pages."""
         for admission in plan.admissions:
             log = admission.log
-            self._known[admission.slot] = np.array(log.tokens, np.int64)
+            known = self._known[admission.slot] = np.array(log.tokens, np.int64)
+            if len(known) and not 0 <= known.min() <= known.max() < self.model.config.vocab_size:
+                # The API refuses these; a kernel would read past the embedding.
+                raise ValueError(f"sequence {log.id} has a token id that is not in the model's vocabulary")
             self._known_length[admission.slot] = len(log.tokens)
             self._page_count[admission.slot] = 0
             self._adapter_slot[admission.slot] = None if log.adapter is None else self._slot(log.adapter)

@@ -350,3 +350,14 @@ async def test_what_asks_for_nothing_is_accepted(app: Starlette) -> None:
         stream_options=None,
         audio=None,
     )
+
+
+async def test_a_token_that_only_the_tokenizer_has_is_refused_and_reaches_no_kernel() -> None:
+    engine = FakeEngine(vocab_size=ord("h"))  # fewer rows in the embedding than ids in the tokenizer
+    async with asgi.client(create_app(engine)) as client:
+        response = await client.post("/v1/chat/completions", json=body())
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "messages"
+    assert "which this model does not have" in error["message"]
+    assert engine.submitted == []

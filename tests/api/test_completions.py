@@ -4,7 +4,7 @@ from typing import Any
 
 import asgi
 import pytest
-from fake_engine import BOS_ID, END_ID, FakeEngine, logprobs_of
+from fake_engine import BOS_ID, END_ID, FakeEngine, byte_tokenizer, logprobs_of
 from starlette.applications import Starlette
 
 from personae.api.app import create_app
@@ -161,3 +161,15 @@ async def test_requests_without_a_seed_get_the_servers_if_it_has_one(engine: Fak
             answer = await client.post("/v1/completions", json={"model": "base", "prompt": "x", **seed})
             assert answer.status_code == 200
     assert [log.params.seed for log in engine.submitted] == [77, 5]
+
+
+async def test_a_text_with_a_token_that_the_model_does_not_have_is_refused_by_name() -> None:
+    tokenizer = byte_tokenizer()
+    (last,) = tokenizer.encode("z")
+    engine = FakeEngine(vocab_size=last)
+    async with asgi.client(create_app(engine)) as client:
+        response = await client.post("/v1/completions", json={"model": "base", "prompt": ["abc", "az"]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt[1]"
+    assert f"the token {last} ('z')" in response.json()["error"]["message"]
+    assert engine.submitted == []

@@ -193,3 +193,12 @@ def test_a_row_whose_adapter_is_not_on_the_device_stops_the_step_and_is_not_serv
     troupe = Troupe(model_folder("qwen3"))
     with pytest.raises(RuntimeError, match="not on the device"):
         troupe.play([replace(troupe.log("a", range(4, 20)), adapter="f" * 64)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16: the native decoder, where there is one
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**40])
+def test_a_token_that_is_not_in_the_vocabulary_reaches_no_kernel(base: Path, dtype: str, token: int) -> None:
+    troupe = Troupe(base, dtype=dtype)
+    with pytest.raises(ValueError, match="sequence strange has a token id"):
+        troupe.play([troupe.log("strange", [5, token, 6])])
+    assert bool(torch.isnan(troupe.engine.runner.kv.data).all())  # nothing was computed
