@@ -65,14 +65,16 @@ def measure(generate: Generate, task: str, count: int) -> Scores:
 def main() -> None:
     """Measures the named models, adds their figures to those that are there, and prints all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", choices=("base", *data.ADAPTER_TASKS), help="default: all")
+    parser.add_argument(
+        "--only", nargs="*", choices=("base", *data.ADAPTER_TASKS), help="measure these models instead of all"
+    )
     parser.add_argument("--count", type=int, default=64, help="held-out samples a task")
     parser.add_argument("--output", type=Path, default=HERE / "figures.json")
     options = parser.parse_args()
     figures: dict[str, dict[str, Scores]] = {}
-    if options.models and options.output.exists():
+    if options.only and options.output.exists():
         figures = json.loads(options.output.read_text())
-    for model in options.models or ("base", *data.ADAPTER_TASKS):
+    for model in options.only or ("base", *data.ADAPTER_TASKS):
         generate = through_transformers(None if model == "base" else ADAPTERS / model)
         for task in data.TASKS | data.ADAPTER_TASKS if model == "base" else (model,):
             figures.setdefault(task, {})[model] = measure(generate, task, options.count)
