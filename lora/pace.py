@@ -1,7 +1,7 @@
 """The pace of work that no token waits for: reading an adapter takes a core for as long as it lasts.
 
 The threads of a step wait for each other, so one that loses its core to such work holds up all of them. It
-rests therefore as long as it has worked. Threads of lower priority, the obvious way, hold up more than they
+rests therefore three times as long as it has worked. Threads of lower priority, the obvious way, hold up more than they
 spare: one that the system puts aside for long while it has the interpreter's lock keeps everybody from it. On
 a busy machine the event loop stood still for two seconds behind the JSON of a header.
 """
@@ -12,6 +12,7 @@ from time import sleep, thread_time
 Rest = Callable[[], object]
 
 _SHORTEST = 0.001  # seconds of work that are worth a rest
+_RESTS = 3  # seconds of rest for one of work
 
 
 def no_rest() -> None:
@@ -25,9 +26,9 @@ class Pace:
         self._since = thread_time()
 
     def rest(self) -> None:
-        """Sleep for as long as this thread has had a processor since the last rest, unless that was
-        short."""
+        """Sleep three times as long as this thread has had a processor since the last rest, unless that
+        was short."""
         worked = thread_time() - self._since
         if worked >= _SHORTEST:
-            sleep(worked)
+            sleep(_RESTS * worked)
             self._since = thread_time()

@@ -23,13 +23,13 @@ class Clock:
         monkeypatch.setattr(pace, "sleep", self.slept.append)
 
 
-def test_a_rest_is_as_long_as_the_work_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rest_is_three_times_as_long_as_the_work_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     paced = Pace()
     for work in (0.25, 0.5):
         clock.worked += work
         paced.rest()
-    assert clock.slept == [0.25, 0.5]
+    assert clock.slept == [0.75, 1.5]
 
 
 def test_crumbs_of_work_are_gathered_until_they_are_worth_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_crumbs_of_work_are_gathered_until_they_are_worth_a_rest(monkeypatch: py
     for _ in range(9):
         clock.worked += 0.0005
         paced.rest()
-    assert clock.slept == pytest.approx([0.001] * 4)
+    assert clock.slept == pytest.approx([0.003] * 4)
 
 
 def test_work_means_having_a_processor_not_waiting_for_one() -> None:
