@@ -1,9 +1,9 @@
 """The pace of work that no token waits for: reading an adapter takes a core for as long as it lasts.
 
 The threads of a step wait for each other, so one that loses its core to such work holds up all of them. It
-rests therefore three times as long as it has worked. Threads of lower priority, the obvious way, hold up more than they
-spare: one that the system puts aside for long while it has the interpreter's lock keeps everybody from it. On
-a busy machine the event loop stood still for two seconds behind the JSON of a header.
+rests therefore three times as long as it has worked. Threads of lower priority, the obvious way, hold up more
+than they spare: one that the system puts aside for long while it has the interpreter's lock keeps everybody
+from it. On a busy machine the event loop stood still for two seconds behind the JSON of a header.
 """
 
 from collections.abc import Callable
