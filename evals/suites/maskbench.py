@@ -23,7 +23,7 @@ import typer
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from personae.errors import GrammarError
+from personae.errors import GrammarError, Overloaded
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
@@ -104,7 +104,7 @@ def run(
         started = time.perf_counter()
         try:
             grammar = compiler.compile(GrammarSpec("json_schema", json.dumps(case.schema), strict))
-        except GrammarError as refusal:
+        except (GrammarError, Overloaded) as refusal:
             report.refusals[case.name] = _reason(refusal)
             continue
         finally:
@@ -125,7 +125,7 @@ def run(
     return report
 
 
-def _reason(refusal: GrammarError) -> str:
+def _reason(refusal: GrammarError | Overloaded) -> str:
     """A refusal's keyword, or the first words of its message."""
     words = refusal.message.split("'")
     return words[1] if refusal.message.startswith("The keyword") else refusal.message[:80]

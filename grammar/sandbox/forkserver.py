@@ -195,7 +195,7 @@ def _bound(limits: Limits) -> None:
     os.nice(5)
     for timer in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(timer, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, limits.patience)
+    signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told
     signal.setitimer(signal.ITIMER_PROF, limits.processor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError, ValueError):  # not every system can tell, or limit, the address space
