@@ -105,7 +105,7 @@ def capacity(
 ) -> None:
     """How many replicas does this traffic need to meet its goals?"""
     from personae.actors.simulation.capacity import Goal, answers, chart
-    from personae.actors.simulation.machine import Costs
+    from personae.actors.simulation.trouble import Costs
     from personae.actors.simulation.workload import Workload
     from personae.actors.simulation.world import Scenario
 

@@ -181,6 +181,15 @@ class Roster:
         self.end(sequence)
         self.news[sequence.id] = Delta(sequence.id, finish="error", error=error, cached=cached)
 
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """Digests of the adapters of running sequences, and of waiting ones."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for sequence in self.sequences.values():
+            if sequence.log.adapter is not None:
+                (waiting if sequence.slot is None else running).add(sequence.log.adapter)
+        return running, waiting
+
     def check_integrity(self) -> None:
         """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
         places: dict[LiveSequence, Place] = dict.fromkeys(self.running, Place.RUNNING)

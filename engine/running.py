@@ -24,6 +24,7 @@ class RunningTable:
     __slots__ = (
         "_admissions",
         "_cache",
+        "_called_in",
         "_free_slots",
         "_page_size",
         "_pool",
@@ -54,6 +55,7 @@ class RunningTable:
         self.copies: list[tuple[int, int]] = []
         self.lent: set[int] = set()
         self.short = 0
+        self._called_in = 0  # pages that were asked back and are not here yet
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prefilling)
@@ -75,11 +77,18 @@ class RunningTable:
         self.lent.update(pages)
         return tuple(pages)
 
+    def call_in(self) -> int:
+        """How many of the pages that are lent are short, and were not asked back yet."""
+        count = max(min(self.short, len(self.lent)) - self._called_in, 0)
+        self._called_in += count
+        return count
+
     def take_back(self, pages: Iterable[int]) -> None:
         """Pages that were lent."""
         for page in pages:
             self.lent.remove(page)
             self._pool.release(page)
+            self._called_in = max(self._called_in - 1, 0)
 
     def last(self) -> LiveSequence:
         """The first to go when memory is short."""

@@ -104,7 +104,6 @@ class Scheduler:
         self._allowance = Allowance(layout.max_batch_tokens, background)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
-        self._called_in = 0  # pages that were asked back and are not here yet
 
     def add(self, log: SequenceLog) -> None:
         """Take a sequence in. One that cannot be served at all ends with the next commit.
@@ -169,14 +168,11 @@ class Scheduler:
 
     def call_in(self) -> int:
         """How many of the pages that are lent the last plan was short of, and were not asked back yet."""
-        count = max(min(self._running.short, len(self._running.lent)) - self._called_in, 0)
-        self._called_in += count
-        return count
+        return self._running.call_in()
 
     def take_back(self, pages: tuple[int, ...]) -> None:
         """Pages that were lent and are no longer used by adapters."""
         self._running.take_back(pages)
-        self._called_in = max(self._called_in - len(pages), 0)
 
     @property
     def pages_lent(self) -> int:
@@ -394,12 +390,7 @@ class Scheduler:
 
     def adapters(self) -> tuple[set[str], set[str]]:
         """Digests of the adapters of running sequences, and of waiting ones."""
-        running: set[str] = set()
-        waiting: set[str] = set()
-        for sequence in self._roster.sequences.values():
-            if sequence.log.adapter is not None:
-                (waiting if sequence.slot is None else running).add(sequence.log.adapter)
-        return running, waiting
+        return self._roster.adapters()
 
     def check_integrity(self) -> None:
         """Raises AssertionError that says where the books disagree. Costs a walk over everything."""

@@ -21,8 +21,8 @@ import anyio
 from personae.actors.kit.actor import BaseCell
 from personae.actors.messages import Sampled
 from personae.actors.simulation.loop import SimulationLoop
-from personae.actors.simulation.machine import Trouble
 from personae.actors.simulation.process import SimulatedProcess
+from personae.actors.simulation.trouble import Trouble
 from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, SLOW
 from personae.engine.sequence import SequenceLog
 from personae.errors import AdapterError, GrammarError, Overloaded

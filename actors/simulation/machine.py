@@ -1,6 +1,6 @@
-"""The device, the disk and the grammar library of a simulation: small programs that take virtual time.
+"""The device of a simulation: a small program that takes virtual time.
 
-The device obeys plans exactly as `engine/plan.py` says, and notices when one is wrong. Memory is real: a page
+It obeys plans exactly as `engine/plan.py` says, and notices when one is wrong. Memory is real: a page
 has `page_size` cells, a cell is a number made from its token and from the cell before it, read through the
 slot's page table, and the first of all from the tenant's salt and the adapter. A token is made from the cell
 at its position, the seed and the position. So tokens are a pure function of the log (`Truth` computes them
@@ -8,25 +8,22 @@ without any device), and a wrong page, a stale write, a missing token or KV of a
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
+from personae.actors.simulation.libraries import Grammar
 from personae.actors.simulation.loop import SimulationThreads
+from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
 from personae.errors import Overloaded
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
 VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
 EOS = (0,)
 ADAPTER_PAGES = 3  # of the KV cache, whose memory one adapter takes
-
-
-class Wrong(AssertionError):
-    """Something happened that must never happen."""
 
 
 def owner_cell(log: SequenceLog) -> int:
@@ -55,56 +52,6 @@ class Truth:
         self._cell = hash((self._cell, token))
         self._position += 1
         return token
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds. A step takes `step` + `token` for each of its tokens + `row` for each row + `adapter` for each
-    different adapter + `context` for each position that a decoding row looks back at.
-
-    `runs_ahead`: the device computes by itself, as a GPU does; `host` is what the executor's thread needs for
-    a step. `start` is from the start of Back's process until it has loaded, `read` an adapter from disk,
-    `place` copying it to the device, `compile` a grammar.
-    """
-
-    step: float = 0.004
-    token: float = 0.00002
-    row: float = 0.00001
-    adapter: float = 0.0001
-    context: float = 0.0
-    host: float = 0.0002
-    runs_ahead: bool = True
-    start: float = 2.0
-    read: float = 0.02
-    place: float = 0.002
-    compile: float = 0.01
-
-
-class Trouble:
-    """The faults that are planted in one life of Back; a simulation without faults has this one.
-
-    Each is asked at the moment when it may strike, and answers what shall happen.
-    """
-
-    def strikes(self, where: str) -> None:
-        """At a place of the device's code: may raise, or never come back."""
-
-    def slowed(self, seconds: float) -> float:
-        """How long something takes that should take so long."""
-        return seconds
-
-    def fails(self, log: SequenceLog, position: int) -> str | None:
-        """Why no token can be sampled there, None when it can."""
-        return None
-
-    def reads(self, digest: str) -> None:
-        """Reading an adapter: may raise AdapterError."""
-
-    def compiles(self, spec: GrammarSpec) -> None:
-        """Compiling: may raise anything."""
-
-    def admits(self, log: SequenceLog) -> None:
-        """A sequence comes aboard: may raise."""
 
 
 class Slot:
@@ -355,76 +302,3 @@ class Device:
     def _unused(self) -> int:
         beyond = max(len(self._resident) - self._capacity, 0)
         return len(self._lent) - beyond * ADAPTER_PAGES
-
-
-class Library:
-    """`actors.script.Library`: every digest is an adapter; the first read of each takes time."""
-
-    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int) -> None:
-        self._costs = costs
-        self._threads = threads
-        self._trouble = trouble
-        self._keep = keep
-        self._host: dict[str, Adapter] = {}
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """Adapters on the host, and their bytes."""
-        return len(self._host), len(self._host)
-
-    def get(self, digest: str) -> Adapter | None:
-        """The adapter if it is on the host."""
-        return self._host.get(digest)
-
-    def read(self, digest: str) -> Adapter:
-        """From a disk that takes its time."""
-        self._threads.sleep(self._trouble.slowed(self._costs.read))
-        self._trouble.reads(digest)
-        return Adapter(digest, digest, {}, {"q": 8}, 1.0, 1)
-
-    def put(self, adapter: Adapter) -> None:
-        """Keep it; the oldest leave."""
-        self._host[adapter.digest] = adapter
-        while len(self._host) > self._keep:
-            del self._host[next(iter(self._host))]
-
-
-class Grammar:
-    """A compiled grammar that only knows whose it is."""
-
-    nbytes = 1
-    shortest = 1
-
-    def __init__(self, spec: GrammarSpec) -> None:
-        self.spec = spec
-
-    def matcher(self, budget: int | None = None) -> Matcher:
-        """A simulation samples by itself."""
-        raise Wrong("a simulated device was asked what a grammar allows")
-
-
-class Grammars:
-    """`actors.script.Grammars` with a cache of `keep` grammars."""
-
-    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int = 64) -> None:
-        self._costs = costs
-        self._threads = threads
-        self._trouble = trouble
-        self._keep = keep
-        self._cache: dict[GrammarSpec, BoundGrammar] = {}
-
-    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
-        """From the cache."""
-        return self._cache.get(spec)
-
-    def compile(self, spec: GrammarSpec) -> BoundGrammar:
-        """Takes its time."""
-        self._threads.sleep(self._trouble.slowed(self._costs.compile))
-        self._trouble.compiles(spec)
-        return Grammar(spec)
-
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
-        """Into the cache; the oldest leave."""
-        self._cache[spec] = grammar
-        while len(self._cache) > self._keep:
-            del self._cache[next(iter(self._cache))]

@@ -12,7 +12,7 @@ from personae.actors.blackbox import BlackBox
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.script import Script
 from personae.actors.simulation.loop import SimulationLoop
-from personae.actors.simulation.machine import Wrong
+from personae.actors.simulation.trouble import Wrong
 from personae.actors.wire import Facts, Loaded, LoadFailed, Start, decoder, frame
 
 _HEADER = 4

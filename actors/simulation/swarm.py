@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from personae.actors.simulation.faults import KINDS
-from personae.actors.simulation.machine import Costs
+from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import Workload
 from personae.actors.simulation.world import Scenario
 

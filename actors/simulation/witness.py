@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from personae.actors.adapter_queue import AdapterQueue
-from personae.actors.simulation.machine import Truth, Wrong
+from personae.actors.simulation.machine import Truth
+from personae.actors.simulation.trouble import Wrong
 from personae.engine.fairness import Key, VirtualTokenCounters
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduler import Scheduler

@@ -30,9 +30,11 @@ from personae.actors.probation import GUILTY
 from personae.actors.process import BackProcess
 from personae.actors.script import Script
 from personae.actors.simulation.faults import KINDS, Faults
+from personae.actors.simulation.libraries import Grammars, Library
 from personae.actors.simulation.loop import SimulationLoop
-from personae.actors.simulation.machine import EOS, VOCABULARY, Costs, Device, Grammars, Library, Truth, Wrong
+from personae.actors.simulation.machine import EOS, VOCABULARY, Device, Truth
 from personae.actors.simulation.process import SimulatedProcess
+from personae.actors.simulation.trouble import Costs, Wrong
 from personae.actors.simulation.witness import Sequence, WatchedScheduler, Witness, idle
 from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, Request, Workload, requests
 from personae.actors.wire import Facts

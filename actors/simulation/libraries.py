@@ -1,0 +1,80 @@
+"""The disk and the grammar library of a simulation: what they read and compile takes virtual time."""
+
+from personae.actors.simulation.loop import SimulationThreads
+from personae.actors.simulation.trouble import Costs, Trouble, Wrong
+from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.spec import GrammarSpec
+from personae.lora.adapter import Adapter
+
+
+class Library:
+    """`actors.script.Library`: every digest is an adapter; the first read of each takes time."""
+
+    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int) -> None:
+        self._costs = costs
+        self._threads = threads
+        self._trouble = trouble
+        self._keep = keep
+        self._host: dict[str, Adapter] = {}
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+        return len(self._host), len(self._host)
+
+    def get(self, digest: str) -> Adapter | None:
+        """The adapter if it is on the host."""
+        return self._host.get(digest)
+
+    def read(self, digest: str) -> Adapter:
+        """From a disk that takes its time."""
+        self._threads.sleep(self._trouble.slowed(self._costs.read))
+        self._trouble.reads(digest)
+        return Adapter(digest, digest, {}, {"q": 8}, 1.0, 1)
+
+    def put(self, adapter: Adapter) -> None:
+        """Keep it; the oldest leave."""
+        self._host[adapter.digest] = adapter
+        while len(self._host) > self._keep:
+            del self._host[next(iter(self._host))]
+
+
+class Grammar:
+    """A compiled grammar that only knows whose it is."""
+
+    nbytes = 1
+    shortest = 1
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self.spec = spec
+
+    def matcher(self, budget: int | None = None) -> Matcher:
+        """A simulation samples by itself."""
+        raise Wrong("a simulated device was asked what a grammar allows")
+
+
+class Grammars:
+    """`actors.script.Grammars` with a cache of `keep` grammars."""
+
+    def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int = 64) -> None:
+        self._costs = costs
+        self._threads = threads
+        self._trouble = trouble
+        self._keep = keep
+        self._cache: dict[GrammarSpec, BoundGrammar] = {}
+
+    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
+        """From the cache."""
+        return self._cache.get(spec)
+
+    def compile(self, spec: GrammarSpec) -> BoundGrammar:
+        """Takes its time."""
+        self._threads.sleep(self._trouble.slowed(self._costs.compile))
+        self._trouble.compiles(spec)
+        return Grammar(spec)
+
+    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
+        """Into the cache; the oldest leave."""
+        self._cache[spec] = grammar
+        while len(self._cache) > self._keep:
+            del self._cache[next(iter(self._cache))]
