@@ -122,7 +122,7 @@ def main() -> Never:
     code = 0
     try:
         start = receive_first(line, Start)
-        assembly = assemble(start.options, _Progress(line))
+        assembly = assemble(start.options, _Progress(line), warm=True)
         line.sendall(frame(Loaded(facts_of(assembly))))
         box = BlackBox.attach(start.black_box)
         anyio.run(_serve, line, assembly.script, start.life, box, backend_options={"use_uvloop": True})
