@@ -190,11 +190,11 @@ class Sampler:
         """Choose a token for each row.
 
         logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
-        (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
-        32)], all ones in rows without a grammar. `asking` are rows with a grammar whose tokens are asked
-        about before they are taken; with any of them, this waits for the device. A row whose logits hold a
-        NaN or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
-        notices.
+        (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
+        [S, ceil(V / 32)], all ones in rows without a grammar. `asking` are rows with a grammar whose
+        tokens are asked about before they are taken; with any of them, this waits for the device. A row
+        whose logits hold a NaN or plus infinity, or that has no allowed token, is a failure: it has no
+        token, and no other row notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)

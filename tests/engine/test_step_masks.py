@@ -1,4 +1,4 @@
-"""When a step's masks are made: while its forward pass runs, on another thread, from tokens that were read."""
+"""When a step's masks are made: while its forward pass runs, on another thread."""
 
 import threading
 from dataclasses import dataclass, field
