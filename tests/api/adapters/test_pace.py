@@ -27,7 +27,7 @@ async def test_each_mebibyte_of_an_upload_is_followed_by_a_rest_of_three_times_i
 
     def thread_time() -> float:
         nonlocal worked
-        worked += 0.001  # each look is a millisecond of work later
+        worked += 0.002  # each look is two milliseconds of work later
         return worked
 
     async def sleep(seconds: float) -> None:
@@ -39,5 +39,5 @@ async def test_each_mebibyte_of_an_upload_is_followed_by_a_rest_of_three_times_i
     monkeypatch.setattr(upload, "sleep", sleep)
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     await upload.read_form(form(4 * 2**20), kind, tmp_path, texts=(), files={"file": 2**23})
-    assert rests == pytest.approx([0.003] * 4)
+    assert rests == pytest.approx([0.006] * 4)
     assert (tmp_path / "file").stat().st_size == 4 * 2**20
