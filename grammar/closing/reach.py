@@ -27,7 +27,7 @@ _LEXEME = 64  # any number, any string of a known format
 # How many tokens are enough for what is left of a text, wherever in it an answer is.
 Measure = Callable[[bytes], int]
 
-_MOST_HINTS = 200_000  # bytes
+_MOST_HINTS = 50_000  # bytes
 _FAR = 10**9
 _NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
