@@ -33,7 +33,7 @@ from personae.engine.penalties import Additions, IntArray, Penalties, upload
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import stream
-from personae.kernels.sampling import SamplingRows, choose
+from personae.kernels.sampling import SamplingRows, choose, overwrites
 
 _GREEDY_BELOW = 1e-5
 
@@ -189,12 +189,12 @@ class Sampler:
     ) -> Sampled:
         """Choose a token for each row.
 
-        logits: [S, V] float32 on the sampler's device; overwritten. Row i belongs to `slots[i]` (distinct,
-        admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU [S, ceil(V /
-        32)], all ones in rows without a grammar. `asking` are rows with a grammar whose tokens are asked
-        about before they are taken; with any of them, this waits for the device. A row whose logits hold a
-        NaN or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
-        notices.
+        logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
+        (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
+        [S, ceil(V / 32)], all ones in rows without a grammar. `asking` are rows with a grammar whose
+        tokens are asked about before they are taken; with any of them, this waits for the device. A row
+        whose logits hold a NaN or plus infinity, or that has no allowed token, is a failure: it has no
+        token, and no other row notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)
@@ -205,11 +205,11 @@ class Sampler:
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
         self._change(logits, slot, position, penalised)
-        asked = np.array(sorted(asking), np.int64)
-        kept = logits[upload(asked, self._device)] if len(asked) else None
-        tokens, best = choose(logits, self._rows(slot, position), bitmask, self._scratch)
-        if kept is not None and bitmask is not None:
-            self._ask(asking, asked, kept, self._rows(slot[asked], position[asked]), bitmask, tokens, best)
+        kept = logits.clone() if asking and overwrites(self._device) else logits
+        rows = self._rows(slot, position)
+        tokens, best = choose(logits, rows, bitmask, self._scratch)
+        if asking and bitmask is not None:
+            self._ask(asking, kept, rows, bitmask, tokens, best)
         self.last_tokens[device_slots] = tokens
         if len(penalised):
             self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
@@ -232,40 +232,31 @@ class Sampler:
     def _ask(
         self,
         asking: Mapping[int, Asking],
-        asked: IntArray,
         logits: Tensor,
         rows: SamplingRows,
         bitmask: Tensor,
         tokens: Tensor,
         best: Tensor,
     ) -> None:
-        """Step 7 in the rows `asked` of `bitmask`, `tokens` and `best`, in place.
+        """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2.
 
-        logits: theirs after step 2, [len(asked), V]; rows: likewise. Choosing again from what is left, with a
-        new number, is choosing from what nobody objects to.
+        Choosing again from what is left, with a new number, is choosing from what nobody objects to.
         """
-        open_rows = np.arange(len(asked))
         words = bitmask.numpy().view(np.uint32)
+        open_rows = sorted(asking)
         for attempt in count(1):
-            chosen = tokens[upload(asked[open_rows], self._device)].tolist()
             refused = []
-            for index, token in zip(open_rows.tolist(), chosen, strict=True):
-                row = int(asked[index])
+            for row, token in zip(open_rows, tokens[_index(open_rows, tokens)].tolist(), strict=True):
                 left_out = asking[row].objection(token)
                 if left_out is not None:
                     words[row] &= ~left_out
-                    refused.append(index)
+                    refused.append(row)
             if not refused:
                 return
-            open_rows = np.array(refused, np.int64)
-            again = choose(
-                logits[upload(open_rows, self._device)],
-                rows.again(open_rows, attempt),
-                bitmask[torch.from_numpy(asked[open_rows])],
-                self._scratch,
-            )
-            at = upload(asked[open_rows], self._device)
-            tokens[at], best[at] = again
+            open_rows = refused
+            at = _index(open_rows, tokens)
+            again = rows.again(np.array(open_rows, np.int64), attempt)
+            tokens[at], best[at] = choose(logits[at], again, bitmask[torch.tensor(open_rows)], self._scratch)
 
     def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
         """The parameters of steps 3 to 6."""
@@ -282,3 +273,7 @@ class Sampler:
 def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:
     """`x[rows]`, or `x` itself when that is all of it. rows: ascending and distinct."""
     return x if len(rows) == len(x) else x[upload(rows, device)]
+
+
+def _index(rows: list[int], beside: Tensor) -> Tensor:
+    return torch.tensor(rows, device=beside.device)

@@ -4,10 +4,14 @@ reads what came out.
 Between them the device computes. A caller may start step N+1 before it finishes step N, but only its forward
 pass: the masks of N+1 depend on the tokens of N. So on a device that runs by itself the order is
 
-    prepare, forward N+1  ->  finish N (read tokens, advance grammars)  ->  fill masks, sample N+1
+    prepare, forward N+1  ->  finish N (read tokens)  ->  advance grammars, fill masks, sample N+1
+
+On a CPU, where a forward pass blocks its thread, step N is finished before N+1 begins; there the grammars
+advance and the masks are filled on another thread while the forward pass runs.
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -31,14 +35,23 @@ PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, and `matchers`
-    theirs at launch. `bitmask` is kept until the device has read it."""
+    theirs at launch. `masks` is kept until the device has read it."""
 
     plan: StepPlan
     sampled: Sampled | None
     rows: list[int]
     matchers: list[Matcher | None]
-    bitmask: torch.Tensor | None
+    masks: "Masks | None"
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What the grammars allow a step, int32 [max_seqs, words]; `failures` are rows whose grammar did not take
+    the token before."""
+
+    bitmask: torch.Tensor
+    failures: dict[int, str]
 
 
 class StepEngine:
@@ -47,11 +60,13 @@ class StepEngine:
     `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler, *, mask_threads: int = 1) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler) -> None:
         self.runner = runner
         self.sampler = sampler
         self.runs_ahead = runner.device.type != "cpu"
-        self._masks = MaskFiller(mask_threads)
+        self._masks = MaskFiller()
+        self._filling: Future[Masks] | None = None  # of the step whose forward pass runs
+        self._untaken: dict[int, int] = {}  # by slot: tokens that were read, for its grammar to take
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Matcher] = {}
@@ -66,11 +81,13 @@ class StepEngine:
             self.sampler.release(slot)
             self._logs.pop(slot, None)
             self._matchers.pop(slot, None)
+            self._untaken.pop(slot, None)
         for admission in plan.admissions:
             log = admission.log
             self._logs[admission.slot] = log
             self.sampler.admit(admission.slot, log)
             self._matchers.pop(admission.slot, None)
+            self._untaken.pop(admission.slot, None)
             if log.grammar is not None:
                 self._matchers[admission.slot] = replayed(
                     grammars[log.grammar], log, self.runner.layout.max_model_len
@@ -80,53 +97,74 @@ class StepEngine:
 
     def forward(self, packed: PackedStep | None) -> Forward | None:
         """Start the forward pass of what has been prepared."""
-        return None if packed is None else self.runner.forward(packed)
+        if packed is None:
+            return None
+        if not self.runs_ahead:
+            slots = packed.sampled_slots
+            if any(slot in self._matchers for slot in slots):
+                self._filling = self._masks.beside(lambda: self._fill(slots))
+        return self.runner.forward(packed)
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
             return Launched(plan, None, [], [], None, {})
-        rows = forward.packed.sampled_rows
-        matchers = [self._matchers.get(plan.rows[i].slot) for i in rows]
-        sampled = bitmask = None
-        if any(matchers):
-            bitmask = self._bitmasks.acquire()
-            self._masks.fill(bitmask, matchers)
+        rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
+        matchers = [self._matchers.get(slot) for slot in slots]
+        sampled = masks = None
+        if self._filling is not None:
+            masks, self._filling = self._filling.result(), None
+        elif any(matchers):
+            masks = self._fill(slots)
         if rows:
             sampled = self.sampler.sample(
                 forward.logits,
-                [plan.rows[i].slot for i in rows],
+                slots,
                 [plan.rows[i].start + plan.rows[i].count for i in rows],
-                None if bitmask is None else bitmask[: len(rows)],
+                None if masks is None else masks.bitmask[: len(rows)],
                 {
                     row: matcher
                     for row, matcher in enumerate(matchers)
                     if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
                 },
             )
-        return Launched(plan, sampled, rows, matchers, bitmask, self._prompt_logprobs(plan, forward))
+        return Launched(plan, sampled, rows, matchers, masks, self._prompt_logprobs(plan, forward))
+
+    def _fill(self, slots: list[int]) -> Masks:
+        """Have the grammars take the tokens before, and say what they allow next."""
+        matchers = [self._matchers.get(slot) for slot in slots]
+        failures: dict[int, str] = {}
+        for row, (slot, matcher) in enumerate(zip(slots, matchers, strict=True)):
+            token = self._untaken.pop(slot, None)
+            if matcher is None or token is None or matcher.terminated:
+                continue  # terminated: the answer is complete, only stop tokens follow
+            if not matcher.accept(token):
+                failures[row] = f"the grammar does not allow the sampled token {token}"
+        bitmask = self._bitmasks.acquire()
+        self._masks.fill(bitmask, matchers)
+        return Masks(bitmask, failures)
 
     def ready(self, launched: Launched) -> bool:
         """Whether `finish` would not wait for the device."""
         return launched.sampled is None or launched.sampled.ready
 
     def finish(self, launched: Launched) -> StepResult:
-        """Wait for the step, read its tokens, advance the grammars by them."""
+        """Wait for the step and read its tokens; grammars take them before they next say what is allowed."""
         tokens: list[int | None] = [None] * len(launched.plan.rows)
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
         if launched.sampled is not None:
             read = launched.sampled.read()
-            failures = {launched.rows[i]: why for i, why in read.failures.items()}
+            refused = {} if launched.masks is None else launched.masks.failures
+            failures = {launched.rows[i]: why for i, why in {**read.failures, **refused}.items()}
             logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
             for row, matcher, token in zip(launched.rows, launched.matchers, read.tokens, strict=True):
                 tokens[row] = token
-                if token is None or matcher is None or matcher.terminated:
-                    continue  # terminated: the answer is complete, only stop tokens follow
-                if not matcher.accept(token):
-                    failures[row] = f"the grammar does not allow the sampled token {token}"
-        if launched.bitmask is not None:
-            self._bitmasks.release(launched.bitmask)
+                slot = launched.plan.rows[row].slot
+                if token is not None and matcher is not None and self._matchers.get(slot) is matcher:
+                    self._untaken[slot] = token
+        if launched.masks is not None:
+            self._bitmasks.release(launched.masks.bitmask)
         return StepResult(launched.plan.step, tuple(tokens), logprobs, launched.prompt_logprobs, failures)
 
     def place(self, adapter: Adapter) -> bool:
@@ -155,20 +193,26 @@ class StepEngine:
         """The KV pages whose memory would let it in without another leaving; 0 if nothing can be lent."""
         return -(-self.runner.adapters.short_of(adapter) // self.runner.kv.page_bytes)
 
-    def lend(self, pages: tuple[int, ...]) -> None:
-        """Adapters may have the memory of these KV pages, which no later step touches."""
-        self.runner.kv.give_back(pages)
+    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """Adapters may have the memory of these KV pages, which no later step touches: after the last
+        piece."""
+        yield from self.runner.kv.giving_back(pages)
         self._lent += pages
         self.runner.adapters.budget += len(pages) * self.runner.kv.page_bytes
 
     def repay(self, count: int) -> tuple[int, ...]:
-        """Up to `count` of the pages that were lent, as far as adapters that nobody holds can leave."""
+        """Up to `count` of the pages that were lent, as far as adapters that nobody holds can leave. They may
+        be used after the last piece of `giving_back`."""
         size = self.runner.kv.page_bytes
         count = self.runner.adapters.free_up(min(count, len(self._lent)) * size) // size
         pages = tuple(self._lent[len(self._lent) - count :])
         del self._lent[len(self._lent) - count :]
         self.runner.adapters.budget -= count * size
         return pages
+
+    def giving_back(self) -> Iterator[None]:
+        """Let go of memory that adapters have left, a piece at a time."""
+        yield from self.runner.adapters.giving_back()
 
     @property
     def holdings(self) -> tuple[int, int, int]:

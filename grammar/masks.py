@@ -4,16 +4,16 @@ Here a bitmask (bitmask.py) is a CPU tensor, for the device to read. Rows withou
 that one operation applies the whole batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 from personae.grammar.backend import Matcher
-from personae.grammar.bitmask import Bitmask, words_of
+from personae.grammar.bitmask import words_of
 
-# A fill takes tens of microseconds without the GIL; handing it to a thread costs about as much.
-ROWS_PER_THREAD = 4
+Result = TypeVar("Result")
 
 
 def allocate_bitmask(rows: int, vocab_size: int) -> torch.Tensor:
@@ -41,11 +41,10 @@ class BitmaskPool:
 
 
 class MaskFiller:
-    """Fills the masks of a batch, on several threads when there are enough rows. `close` ends the threads."""
+    """Fills the masks of a batch, on the caller's thread or beside it. `close` ends the thread."""
 
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads - 1, "personae-masks") if threads > 1 else None
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "personae-masks")
 
     def fill(self, bitmask: torch.Tensor, matchers: Sequence[Matcher | None]) -> None:
         """Write the tokens that `matchers[row]` allows next to `bitmask[row]`; all ones where there is none.
@@ -53,26 +52,16 @@ class MaskFiller:
         A matcher may appear once only: it is not thread-safe.
         """
         rows = bitmask.numpy()
-        bound: list[tuple[int, Matcher]] = []
         for row, matcher in enumerate(matchers):
             if matcher is None:
                 rows[row] = -1
             else:
-                bound.append((row, matcher))
-        parts = max(1, min(self._threads, len(bound) // ROWS_PER_THREAD))
-        others: list[Future[None]] = []
-        if self._pool is not None:
-            others = [self._pool.submit(_fill_rows, rows, bound[part::parts]) for part in range(1, parts)]
-        _fill_rows(rows, bound[::parts])
-        for other in others:
-            other.result()
+                matcher.fill(rows, row)
+
+    def beside(self, work: Callable[[], Result]) -> "Future[Result]":
+        """Do something with the matchers on the thread, in turn; nobody else has them until it is done."""
+        return self._thread.submit(work)
 
     def close(self) -> None:
-        """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
-
-
-def _fill_rows(bitmask: Bitmask, bound: list[tuple[int, Matcher]]) -> None:
-    for row, matcher in bound:
-        matcher.fill(bitmask, row)
+        """End the thread."""
+        self._thread.shutdown()

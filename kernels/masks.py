@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personae.kernels.registry import select
-
 
 class Scratch:
     """Float32 memory that is kept between steps: to fault in fresh pages for a batch of logits takes a CPU
@@ -29,11 +27,6 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, scratch: Scratch) -> None:
 
     It adds 0 or minus infinity, so that a NaN stays a NaN and is found.
     """
-    select(forbid, logits.device)(logits, bitmask, scratch)
-
-
-def forbid(logits: Tensor, bitmask: Tensor, scratch: Scratch) -> None:
-    """The reference of `apply_bitmask`."""
     words = bitmask.numpy()
     rows = np.flatnonzero((words != -1).any(1))
     if not len(rows):

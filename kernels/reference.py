@@ -181,7 +181,7 @@ def sgmv(
 def choose(
     logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor]:
-    """A token for each row of logits [S, V] float32, which is overwritten -> (tokens [S] int64, best [S]).
+    """A token for each row of logits [S, V] float32, which may be overwritten: tokens [S] int64, best [S].
 
     best = max x over the allowed ids; where the temperature is 0 the token is its lowest id. Else
 

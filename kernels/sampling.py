@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import again
-from personae.kernels.registry import select
+from personae.kernels.registry import optional, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,8 @@ def choose(
     """Chooses a token for each row: (tokens [S] int64, largest allowed logits [S] float32); see
     `reference.choose`."""
     return select(reference.choose, logits.device)(logits, rows, bitmask, scratch)
+
+
+def overwrites(device: torch.device) -> bool:
+    """Whether `choose` may write into the logits that it is given: all do but the CPU's own."""
+    return device.type != "cpu" or optional("choose", device) is None

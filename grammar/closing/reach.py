@@ -110,11 +110,13 @@ class _SchemaReach:
     measure: Measure
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
+    _lexemes: dict[int, tuple[int, bool, bool]] = field(default_factory=dict)
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
             return Reach(0, 8, _BEGUN)
         nodes = list(self._nodes(self.document))
+        self._settle(nodes)
         container = max((self._rest(node) for node in nodes), default=0.0) + 8
         lexeme, plain, wide = 0, 0, False
         for node in nodes:
@@ -139,8 +141,8 @@ class _SchemaReach:
                 if id(node) not in seen:
                     seen.add(id(node))
                     yield node
-                    if "$ref" in node:
-                        unseen.append(self._target(node["$ref"]))
+                    if "$ref" in node and id(target := self._target(node["$ref"])) not in seen:
+                        unseen.append(target)
 
     def _target(self, reference: Any) -> Any:
         target: Any = self.document
@@ -151,6 +153,15 @@ class _SchemaReach:
             except (KeyError, IndexError, ValueError, TypeError):
                 return True
         return target
+
+    def _settle(self, nodes: list[dict[str, Any]]) -> None:
+        """Find the values of all nodes. What was found infinite within a circle of references may not be."""
+        left = len(nodes) + 1
+        while len(nodes) < left:
+            left = len(nodes)
+            for node in nodes:
+                self._shortest.pop(id(node), None)
+            nodes = [node for node in nodes if math.isinf(self._value(node))]
 
     def _value(self, schema: Any) -> float:
         """How long the shortest value may be: an upper bound; infinite while it is being found."""
@@ -196,11 +207,11 @@ class _SchemaReach:
             for name in schema.get("required", ())
         ]
         count = max(schema.get("minProperties", 0) - len(named), 0)
-        values = [
-            self._value(one) for one in (*listed.values(), *schema.get("patternProperties", {}).values())
-        ]
-        values.append(self._value(others))
-        more = count * (_LEXEME + max(values)) if count else 0.0
+        longest = 0.0
+        if count or pending:
+            patterned = schema.get("patternProperties", {})
+            longest = max(map(self._value, (*listed.values(), *patterned.values(), others)))
+        more = count * (_LEXEME + longest) if count else 0.0
         items = schema.get("items", True)
         first = items if isinstance(items, list) else schema.get("prefixItems", [])
         rest = schema.get("additionalItems", True) if isinstance(items, list) else items
@@ -208,7 +219,7 @@ class _SchemaReach:
         elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
         if least > len(first):
             elements += (least - len(first)) * (self._value(rest) + 2)
-        begun = max([*values, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
+        begun = max([longest, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
         return sum(named) + more + elements + begun
 
     def _rest(self, schema: Any) -> float:
@@ -232,6 +243,11 @@ class _SchemaReach:
     def _lexeme(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
         """What a begun string, name or number of this schema may need; whether plain text may matter to
         it (wide); whether it may set back a pattern."""
+        if id(schema) not in self._lexemes:
+            self._lexemes[id(schema)] = self._lexeme_of(schema)
+        return self._lexemes[id(schema)]
+
+    def _lexeme_of(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
         bounded = not _NUMERIC.isdisjoint(schema) or "format" in schema
         length, wide, narrow = _LEXEME if bounded else 0, False, False
         patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]

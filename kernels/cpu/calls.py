@@ -10,7 +10,9 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.masks import Scratch, forbid
+from personae.kernels.masks import Scratch
+from personae.kernels.noise import uniforms
+from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -45,6 +47,10 @@ class _Sgmv(ctypes.Structure):
     )
 
 
+class _Choice(ctypes.Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("temperature", "top_k", "top_p", "min_p", "uniform"))
+
+
 class CpuOperators:
     """Calls into the compiled library. Heads and features must be contiguous; tokens may be strided."""
 
@@ -59,13 +65,13 @@ class CpuOperators:
         self._rotary.argtypes = [ctypes.c_int, *[c_void_p] * 4, *[c_int64] * 5]
         self._silu = library.personae_silu_and_mul
         self._silu.argtypes = [ctypes.c_int, *[c_void_p] * 2, *[c_int64] * 3]
-        self._forbid = library.personae_forbid
-        self._forbid.argtypes = [*[c_void_p] * 2, *[c_int64] * 4]
+        self._choose = library.personae_choose
+        self._choose.argtypes = [*[c_void_p] * 2, *[c_int64] * 4, *[c_void_p] * 3]
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names."""
         norms = ("rms_norm", "add_rms_norm")
-        names = ("append_kv", "paged_attention", "sgmv", *norms, "rotary", "silu_and_mul", "forbid")
+        names = ("append_kv", "paged_attention", "sgmv", *norms, "rotary", "silu_and_mul", "choose")
         return {name: getattr(self, name) for name in names}
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
@@ -235,11 +241,34 @@ class CpuOperators:
         self._silu(code, x.data_ptr(), y.data_ptr(), tokens, inner, x.stride(0))
         return y
 
-    def forbid(self, logits: Tensor, bitmask: Tensor, scratch: Scratch) -> None:
-        """See `masks.forbid`. Words that allow all are passed over, logits and all."""
-        if logits.dtype != torch.float32 or logits.stride(1) != 1 or bitmask.stride(1) != 1:
-            forbid(logits, bitmask, scratch)
-            return
-        rows, vocab = logits.shape
-        strides = (logits.stride(0), bitmask.stride(0))
-        self._forbid(logits.data_ptr(), bitmask.data_ptr(), rows, vocab, *strides)
+    def choose(
+        self, logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
+    ) -> tuple[Tensor, Tensor]:
+        """See `reference.choose`; the logits stay as they are."""
+        if logits.dtype is not torch.float32 or logits.stride(1) != 1:
+            return reference.choose(logits, rows, bitmask, scratch)
+        if bitmask is not None and bitmask.stride(1) != 1:
+            bitmask = bitmask.contiguous()
+        count, vocab = logits.shape
+        tokens = torch.empty(count, dtype=torch.int64)
+        best = torch.empty(count)
+        columns = (
+            rows.temperature,
+            rows.top_k,
+            rows.top_p,
+            rows.min_p,
+            uniforms(rows.streams, rows.positions),
+        )
+        call = _Choice(*(column.ctypes.data for column in columns))
+        self._choose(
+            logits.data_ptr(),
+            None if bitmask is None else bitmask.data_ptr(),
+            count,
+            vocab,
+            logits.stride(0),
+            0 if bitmask is None else bitmask.stride(0),
+            ctypes.byref(call),
+            tokens.data_ptr(),
+            best.data_ptr(),
+        )
+        return tokens, best

@@ -5,6 +5,7 @@
 // neighbours in the batch or on the number of threads: a row's result is the same bits alone or in company.
 #include "attention.h"
 #include "pointwise.h"
+#include "sampling.h"
 #include "sgmv.h"
 
 #define DISPATCH(CALL_FLOAT, CALL_BF16) \
@@ -50,8 +51,8 @@ void personae_silu_and_mul(int type, const void* x, void* y, int64_t tokens, int
              silu_and_mul((const bf16*)x, (bf16*)y, tokens, inner, stride))
 }
 
-void personae_forbid(void* logits, const void* bitmask, int64_t rows, int64_t vocab, int64_t stride,
-                     int64_t word_stride) {
-    forbid((float*)logits, (const int32_t*)bitmask, rows, vocab, stride, word_stride);
+void personae_choose(const float* logits, const void* bitmask, int64_t rows, int64_t vocab, int64_t stride,
+                     int64_t word_stride, const Choice* choice, int64_t* tokens, float* best) {
+    choose(logits, (const int32_t*)bitmask, rows, vocab, stride, word_stride, *choice, tokens, best);
 }
 }

@@ -1,4 +1,4 @@
-// What works row by row: norms, rotary embedding, SiLU, grammar masks.
+// What works row by row: norms, rotary embedding, SiLU.
 #pragma once
 #include "vector.h"
 
@@ -61,28 +61,6 @@ template <typename T> void silu_and_mul(const T* x, T* y, int64_t tokens, int64_
         int64_t d = 0;
         for (; d + LANES <= inner; d += LANES) store(to + d, silu(load(gate + d)) * load(up + d));
         for (; d < inner; d++) to[d] = narrow<T>(silu(splat(widen(gate[d])))[0] * widen(up[d]));
-    }
-}
-
-// Adds minus infinity where a bit is not set. Most words of a mask within a text allow all: they are not read.
-void forbid(float* logits, const int32_t* bitmask, int64_t rows, int64_t vocab, int64_t stride, int64_t word_stride) {
-    const IVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const Vec never = splat(-__builtin_inff());
-#pragma omp parallel for if (rows * vocab > SERIAL)
-    for (int64_t row = 0; row < rows; row++) {
-        const int32_t* words = bitmask + row * word_stride;
-        float* x = logits + row * stride;
-        const int64_t whole = vocab / 32;
-        for (int64_t w = 0; w < whole; w++) {
-            if (words[w] == -1) continue;
-            float* first = x + 32 * w;
-            for (int half = 0; half < 32; half += LANES) {
-                const IVec unset = ((words[w] >> half >> lane) & 1) == 0;
-                store(first + half, load(first + half) + select(unset, never, Vec{}));
-            }
-        }
-        for (int64_t t = 32 * whole; t < vocab; t++)
-            if (!(words[whole] >> (t - 32 * whole) & 1)) x[t] += never[0];
     }
 }
 

@@ -13,9 +13,9 @@ from personae.grammar.spec import GrammarSpec
 VOCABULARY = byte_level_vocabulary()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_batch_mixes_bound_and_free_rows(threads):
-    rng = random.Random(threads)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_batch_mixes_bound_and_free_rows(beside):
+    rng = random.Random(3)
     compiled = make_backend("xgrammar", VOCABULARY).compile(GrammarSpec("json_object"))
     matchers = [compiled.matcher() if row % 3 else None for row in range(40)]
     expected = []
@@ -23,9 +23,12 @@ def test_a_batch_mixes_bound_and_free_rows(threads):
         for _ in range(rng.randrange(6) if matcher else 0):
             matcher.accept(rng.choice(allowed_tokens(matcher, VOCABULARY)))
         expected.append(allowed_tokens(matcher, VOCABULARY) if matcher else list(range(352)))
-    filler = MaskFiller(threads)
+    filler = MaskFiller()
     bitmask = torch.zeros((48, 11), dtype=torch.int32)
-    filler.fill(bitmask, matchers)
+    if beside:
+        filler.beside(lambda: filler.fill(bitmask, matchers)).result()
+    else:
+        filler.fill(bitmask, matchers)
     filler.close()
     bits = ((bitmask.unsqueeze(2) >> torch.arange(32)) & 1).flatten(1)
     assert [row.nonzero().flatten().tolist() for row in bits[:40]] == expected

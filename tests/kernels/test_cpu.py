@@ -2,13 +2,15 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
-from personae.kernels.masks import Scratch, forbid
+from personae.kernels.masks import Scratch
+from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 
 pytestmark = pytest.mark.skipif(
@@ -192,17 +194,44 @@ def test_silu_equals_the_reference_at_every_magnitude(cpu, dtype) -> None:
     close(ours, reference.silu_and_mul(x))
 
 
-@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 80, 4099])
-def test_masks_forbid_what_the_reference_forbids_and_hide_nothing(cpu, vocab) -> None:
+FILTERS = {
+    "plain": (0, np.inf, 0.0),
+    "top_k": (7, np.inf, 0.0),
+    "top_p": (0, 0.7, 0.0),
+    "min_p": (0, np.inf, 0.2),
+    "all": (40, 0.9, 0.01),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 80, 513, 4099])
+def test_tokens_are_those_that_the_reference_chooses(cpu, vocab, filters) -> None:
+    """But for edges closer than float32 can tell, of which these cases have none."""
     generator = torch.Generator().manual_seed(vocab)
     words = (vocab + 31) // 32
-    masks = torch.randint(-(2**31), 2**31, (7, words + 2), generator=generator).to(torch.int32)[:, :words]
-    masks[0], masks[1], masks[2, ::2] = -1, 0, -1
-    wide = torch.randn((7, vocab + 5), generator=generator)
+    masks = torch.randint(-(2**31), 2**31, (12, words + 2), generator=generator).to(torch.int32)[:, :words]
+    masks[0], masks[1], masks[2, ::2], masks[8, 1:], masks[8, 0] = -1, 0, -1, 0, 1
+    wide = 3 * torch.randn((12, vocab + 5), generator=generator)
     wide[3, 0], wide[4, 0], wide[5, 0] = torch.nan, torch.inf, -torch.inf
-    ours, truth = wide.clone(), wide.clone()
-    cpu["forbid"](ours[:, :vocab], masks, Scratch(torch.device("cpu")))
-    forbid(truth[:, :vocab], masks, Scratch(torch.device("cpu")))
-    torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
-    assert ours[1, :vocab].isneginf().all()
-    assert torch.equal(ours[:, vocab:], wide[:, vocab:]), "nothing beside the row is touched"
+    wide[9] = 0.0  # a tie of all
+    top_k, top_p, min_p = FILTERS[filters]
+    rows = SamplingRows(
+        np.where(np.arange(12) % 2, np.float32(0.8), np.float32(0)),
+        np.full(12, top_k if top_k < vocab else 0, np.int64),
+        np.full(12, top_p, np.float64),
+        np.full(12, min_p, np.float32),
+        np.arange(12, dtype=np.uint64) * np.uint64(2**61 + 12345),
+        np.arange(12, dtype=np.int64),
+    )
+    scratch = Scratch(torch.device("cpu"))
+    for mask in (masks, None):
+        ours = wide.clone()
+        tokens, best = cpu["choose"](ours[:, :vocab], rows, mask, scratch)
+        torch.testing.assert_close(ours, wide, rtol=0, atol=0, equal_nan=True)
+        wanted, most = reference.choose(wide.clone()[:, :vocab], rows, mask, scratch)
+        found = torch.isfinite(most)
+        assert torch.equal(tokens[found], wanted[found])
+        assert torch.equal(best[found], most[found])
+        assert not torch.isfinite(best[~found]).any()
+        assert torch.equal(best.isneginf(), most.isneginf()), "nothing allowed is not the same as not finite"
+        assert ((tokens >= 0) & (tokens < vocab)).all()

@@ -1,0 +1,113 @@
+"""When a step's masks are made: while its forward pass runs, on another thread."""
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from tiny_models import model_folder
+from troupe import Troupe
+
+from personae.grammar.bitmask import Bitmask, allow_only
+from personae.grammar.spec import GrammarSpec
+
+SPEC = GrammarSpec("regex", "what is allowed is in the test")
+PROMPT = [5, 6, 7]
+
+
+@dataclass
+class Counting:
+    """A grammar of one answer: 10, 11, 12, ... It does not take `refused`."""
+
+    refused: int | None = None
+    taken: list[int] = field(default_factory=list)
+    threads: list[str] = field(default_factory=list)
+    during: list[bool] = field(default_factory=list)
+    computing: threading.Event = field(default_factory=threading.Event)
+    nbytes = 0
+    shortest = 1
+    terminated = False
+
+    def matcher(self, budget: int | None = None) -> "Counting":
+        return self
+
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.during.append(self.computing.wait(10))
+        allow_only(bitmask[row], [10 + len(self.taken)])
+
+    def accept(self, token: int) -> bool:
+        if token == self.refused:
+            return False
+        self.taken.append(token)
+        return True
+
+
+@pytest.fixture
+def troupe() -> Troupe:
+    return Troupe(model_folder("llama"))
+
+
+def watched(troupe: Troupe, grammar: Counting) -> None:
+    """Says when a forward pass runs; it does not end before a mask was asked for."""
+    forward = troupe.engine.runner.forward
+
+    def watching(packed):
+        asked = len(grammar.threads)
+        grammar.computing.set()
+        try:
+            for _ in range(1000):
+                if len(grammar.threads) > asked or not packed.sampled_slots:
+                    break
+                threading.Event().wait(0.01)
+            return forward(packed)
+        finally:
+            grammar.computing.clear()
+
+    troupe.engine.runner.forward = watching
+
+
+@pytest.mark.parametrize("lookahead", [1, 2])
+def test_masks_are_filled_while_the_forward_pass_runs_from_every_token_before(troupe, lookahead) -> None:
+    troupe.lookahead = lookahead
+    grammar = Counting()
+    troupe.grammars[SPEC] = grammar
+    watched(troupe, grammar)
+    brought = troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=6)])["a"]
+    assert brought.tokens == [10, 11, 12, 13, 14, 15]
+    assert grammar.taken == [10, 11, 12, 13, 14], "the last is nobody's business"
+    assert all(grammar.during)
+    assert threading.current_thread().name not in grammar.threads
+
+
+def test_on_a_device_that_runs_by_itself_they_wait_for_the_step_before(troupe) -> None:
+    troupe.engine.runs_ahead = True
+    grammar = Counting()
+    grammar.computing.set()
+    troupe.grammars[SPEC] = grammar
+    assert troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=4)])["a"].tokens == [10, 11, 12, 13]
+    assert set(grammar.threads) == {threading.current_thread().name}
+
+
+def test_a_token_that_the_grammar_does_not_take_ends_its_row_and_no_other(troupe) -> None:
+    grammar = Counting(refused=12)
+    grammar.computing.set()
+    troupe.grammars[SPEC] = grammar
+    free = troupe.log("free", PROMPT, max_tokens=8)
+    alone = troupe.play([free])["free"].tokens
+    played = troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=8), free])
+    assert played["a"].finish == "error"
+    assert "does not allow the sampled token 12" in str(played["a"].error)
+    assert played["free"].tokens == alone
+
+
+def test_a_slot_that_changes_hands_brings_no_token_of_the_one_before(troupe) -> None:
+    first, second = Counting(), Counting()
+    for grammar in (first, second):
+        grammar.computing.set()
+    other = GrammarSpec("regex", "another")
+    troupe.grammars |= {SPEC: first, other: second}
+    assert troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=3)])["a"].tokens == [10, 11, 12]
+    assert troupe.play([troupe.log("b", PROMPT, grammar=other, max_tokens=3)])["b"].tokens == [10, 11, 12]
+    assert second.taken == [10, 11]
+    assert np.array_equal(first.taken, [10, 11])
