@@ -17,7 +17,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
     `torch.zeros` writes all of it at once, on small pages; NumPy asks for huge ones, which makes reading a
     tensor from end to end, as each step does, measurably faster. They begin where a page of the system
-    does: NumPy's own begins 16 bytes later, where all that a kernel reads at once lies on two lines of the cache.
+    does: NumPy's own begins 16 bytes later, and all that a kernel reads at once lies on two cache lines.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
