@@ -1,4 +1,4 @@
-"""Rank pages in groups, [groups, layers, pages, RANK_PAGE, width]: seen by layer, and given back; see `pool.py`."""
+"""Rank pages in groups, [groups, layers, pages, RANK_PAGE, width]: by layer, and given back; see `pool`."""
 
 from collections.abc import Collection
 
