@@ -16,12 +16,15 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Zeros. On the CPU they take memory when it is first written, where the system can on huge pages.
 
     `torch.zeros` writes all of it at once, on small pages; NumPy asks for huge ones, which makes reading a
-    tensor from end to end, as each step does, measurably faster.
+    tensor from end to end, as each step does, measurably faster. They begin where a page of the system
+    does: NumPy's own begins 16 bytes later, and all that a kernel reads at once lies on two cache lines.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    unwritten = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(unwritten).view(dtype).view(shape)
+    size = prod(shape) * dtype.itemsize
+    unwritten = np.zeros(size + mmap.PAGESIZE, np.uint8)
+    first = -unwritten.ctypes.data % mmap.PAGESIZE
+    return torch.from_numpy(unwritten[first : first + size]).view(dtype).view(shape)
 
 
 def give_back(part: Tensor) -> None:

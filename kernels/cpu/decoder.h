@@ -8,54 +8,18 @@
 #include <vector>
 
 #include "attention_bf16.h"
-#include "lowrank.h"
+#include "decoder_shape.h"
+#include "expand.h"
+#include "shrink.h"
 #include "team.h"
 
 namespace {
-
-struct DecoderLayer {
-    const Packed *qkv, *o, *gate_up, *down;
-    const float *attention_norm, *mlp_norm;
-    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
-    const float *q_norm, *k_norm;                               // over a head; null: none
-    int64_t window;                                             // 0: none
-};
-
-struct DecoderShape {
-    int64_t layers, hidden, heads, kv_heads, dim, inner, vocab;
-    float eps, scale;
-    const bf16* embedding;
-    const float *cos, *sin, *norm;
-    const Packed* output;
-};
-
-struct DecoderBatch {
-    const int64_t *tokens, *positions, *write_index;
-    const int32_t *query_start, *kv_length, *page_table;
-    int64_t count, rows, max_pages, page_size, page_stride, layer_stride, value_offset;
-    bf16* cache;
-    float* hidden;  // [count][hidden], the result
-    const Lora* lora;
-};
-
-// x / sqrt(mean(x^2) + eps) * weight, n a multiple of 16.
-inline float inverse_rms(const float* x, int64_t n, float eps) {
-    Vec squares = {};
-    for (int64_t d = 0; d < n; d += LANES) squares += load(x + d) * load(x + d);
-    return 1.0f / __builtin_sqrtf(sum(squares) / n + eps);
-}
-
-inline __m512 silu_times(__m512 gate, __m512 up) {  // through exp(-|g|), which cannot overflow
-    const Vec g = (Vec)gate, e = exp_negative(select(g < 0.0f, g, -g));
-    return (__m512)(g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * (Vec)up);
-}
 
 class Decoder {
    public:
     Decoder(const DecoderShape& shape, const DecoderLayer* layers, int threads)
         : m_(shape),
           layers_(layers, layers + shape.layers),
-          qkv_width_((shape.heads + 2 * shape.kv_heads) * shape.dim),
           team_(Team::of(threads)) {
         for (int i = 0; i < threads; i++) scratch_.emplace_back(shape.dim);
     }
@@ -63,11 +27,9 @@ class Decoder {
     void forward(const DecoderBatch& batch) {
         b_ = &batch;
         reserve(batch.count);
-        plan_.reset(batch.lora ? new LoraPlan(*batch.lora, team_.size()) : nullptr);
-        if (plan_) {
-            shrunk_.resize(std::max<size_t>(shrunk_.size(), plan_->size));
-            find_runs();
-        }
+        plan_.reset(batch.lora ? new LoraPlan(*batch.lora, batch.count, team_.size()) : nullptr);
+        if (plan_) shrunk_ = tiles(shrunk_memory_, plan_->size / 32, 32).tiles;
+        find_runs();
         cut_queries();
         phases_.clear();
         for (int64_t layer = 0; layer < m_.layers; layer++) {
@@ -81,7 +43,7 @@ class Decoder {
             if (plan_) add(layer, O_EXPAND, plan_->expand[O].size());
             add(layer, MLP_NORM, row_blocks());
             product(layer, GATE_UP_PRODUCT, GATE_UP, *l.gate_up);
-            if (plan_) add(layer, GATE_UP_EXPAND, runs_.size() * gate_blocks());
+            if (plan_) add(layer, GATE_UP_EXPAND, few_.size() * gate_blocks());
             product(layer, DOWN_PRODUCT, DOWN, *l.down);
             if (plan_) add(layer, DOWN_EXPAND, plan_->expand[DOWN].size());
         }
@@ -112,9 +74,10 @@ class Decoder {
     struct Queries {  // of one row and key/value head
         int64_t row, head, first, count;
     };
-    struct Run {  // rows that take one adapter, or none
-        int64_t row, rows;
-        int64_t gate, up;  // updates, -1: none
+    struct Scratch {
+        AttentionScratch attention;
+        LoraScratch lora;
+        explicit Scratch(int64_t dim) : attention(dim) {}
     };
     static constexpr int64_t BLOCK_ROWS = 4;
 
@@ -124,7 +87,13 @@ class Decoder {
         sizes_.push_back(size);
     }
     void product(int64_t layer, Kind kind, Input input, const Packed& w) {
-        add(layer, kind, items_of(w) + (plan_ ? int64_t(plan_->shrink[input].size()) : 0), items_of(w));
+        const int64_t products = items_of(w), shrinks = plan_ ? int64_t(plan_->shrink[input].size()) : 0;
+        if (plan_ && plan_->at_hand) {  // the products want what was shrunk
+            add(layer, kind, shrinks);
+            add(layer, kind, products, products);
+        } else {
+            add(layer, kind, products + shrinks, products);
+        }
     }
     void run() {
         team_.run(sizes_, [](void* self, int phase, int64_t item, int thread) {
@@ -143,9 +112,9 @@ class Decoder {
         if (rows <= capacity_) return;
         capacity_ = rows;
         residual_.resize(rows * m_.hidden);
-        output_.resize(rows * m_.hidden);
-        qkv_.resize(rows * qkv_width_);
-        gate_up_.resize(rows * 2 * m_.inner);
+        output_ = sums(output_memory_, rows, m_.hidden);
+        qkv_ = sums(qkv_memory_, rows, (m_.heads + 2 * m_.kv_heads) * m_.dim);
+        gate_up_ = sums(gate_up_memory_, rows, 2 * m_.inner);
         normed_ = tiles(normed_memory_, rows, m_.hidden);
         mixed_ = tiles(mixed_memory_, rows, m_.heads * m_.dim);
         inner_ = tiles(inner_memory_, rows, m_.inner);
@@ -154,6 +123,11 @@ class Decoder {
         const int64_t blocks = (width + 31) / 32;
         memory.assign(rows * blocks * 32 + 32, bf16{0});  // zeros beyond the width, and room to align
         return {(bf16*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), blocks};
+    }
+
+    static Sums sums(std::vector<float>& memory, int64_t rows, int64_t width) {
+        memory.assign(rows * width + 16, 0.0f);
+        return {(float*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), width / 16};
     }
 
     void cut_queries() {
@@ -170,22 +144,10 @@ class Decoder {
     }
 
     void find_runs() {
-        runs_.clear();
-        int64_t at = 0;
-        const Lora& lora = *b_->lora;
-        for (int64_t i = 0; i < lora.segments; i++) {
-            if (!lora.rows[i]) continue;
-            if (lora.first_row[i] > at) runs_.push_back({at, lora.first_row[i] - at, -1, -1});
-            Run run{lora.first_row[i], lora.rows[i], -1, -1};
-            for (size_t u = 0; u < plan_->updates.size(); u++)
-                if (plan_->updates[u].row == run.row) {
-                    if (plan_->updates[u].module == 4) run.gate = int64_t(u);
-                    if (plan_->updates[u].module == 5) run.up = int64_t(u);
-                }
-            runs_.push_back(run);
-            at = run.row + run.rows;
-        }
-        if (at < b_->count) runs_.push_back({at, b_->count - at, -1, -1});
+        runs_ = plan_ ? plan_->runs : std::vector<Run>{LoraPlan::plain(0, b_->count)};
+        few_.clear();
+        for (size_t i = 0; i < runs_.size(); i++)
+            if (runs_[i].few()) few_.push_back(int64_t(i));
     }
 
     void work(const Phase& phase, int64_t item, int thread) {
@@ -195,20 +157,20 @@ class Decoder {
             case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm);
             case MLP_NORM: return norm_rows(item, O, l.mlp_norm);
             case LAST: return norm_rows(item, DOWN, nullptr);
-            case QKV_PRODUCT: return base_or_shrink(phase, item, QKV, *l.qkv, normed_, l.qkv_bias, qkv_.data(), qkv_width_);
-            case O_PRODUCT: return base_or_shrink(phase, item, O, *l.o, mixed_, l.o_bias, output_.data(), m_.hidden);
-            case DOWN_PRODUCT: return base_or_shrink(phase, item, DOWN, *l.down, inner_, l.down_bias, output_.data(), m_.hidden);
+            case QKV_PRODUCT: return either(phase, item, thread, QKV, *l.qkv, normed_, l.qkv_bias, qkv_);
+            case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output_);
+            case DOWN_PRODUCT: return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output_);
             case GATE_UP_PRODUCT:
-                if (plan_) return base_or_shrink(phase, item, GATE_UP, *l.gate_up, normed_, l.gate_up_bias, gate_up_.data(), 2 * m_.inner);
-                return gated(item, l);
-            case QKV_EXPAND: return expand(QKV, item, layer, qkv_.data(), qkv_width_);
-            case O_EXPAND: return expand(O, item, layer, output_.data(), m_.hidden);
-            case DOWN_EXPAND: return expand(DOWN, item, layer, output_.data(), m_.hidden);
+                if (item >= phase.products) return shrink_item(phase, item, thread, GATE_UP, normed_);
+                return gated(item, l, layer, scratch_[thread].lora);
+            case QKV_EXPAND: return expand(QKV, item, layer, qkv_);
+            case O_EXPAND: return expand(O, item, layer, output_);
+            case DOWN_EXPAND: return expand(DOWN, item, layer, output_);
             case GATE_UP_EXPAND: return expand_gated(item, layer);
             case APPEND: return append(l, layer, item);
-            case ATTEND: return attend(l, layer, item, scratch_[thread]);
+            case ATTEND: return attend(l, layer, item, scratch_[thread].attention);
             case HEAD_NORM: return head_norm(item);
-            case HEAD_PRODUCT: return store_product(item, *m_.output, normed_, head_count_, nullptr, head_to_, m_.vocab);
+            case HEAD_PRODUCT: return head(item);
         }
     }
 
@@ -221,8 +183,8 @@ class Decoder {
                 const bf16* from = m_.embedding + b_->tokens[row] * n;
                 for (int64_t d = 0; d < n; d += LANES) store(x + d, load(from + d));
             } else {
-                const float* y = output_.data() + row * n;
-                for (int64_t d = 0; d < n; d += LANES) store(x + d, load(x + d) + load(y + d));
+                const float* y = output_.at(row, 0);
+                for (int64_t d = 0; d < n; d += LANES, y += Sums::NEXT) store(x + d, load(x + d) + load(y));
             }
             if (weight)
                 normalise(x, weight, row);
@@ -244,81 +206,112 @@ class Decoder {
             normalise(head_from_ + row * m_.hidden, m_.norm, row);
     }
 
-    void base_or_shrink(const Phase& phase, int64_t item, Input input, const Packed& w, const Rows& x,
-                        const float* bias, float* y, int64_t stride) {
-        if (item < phase.products) return store_product(item, w, x, b_->count, bias, y, stride);
-        shrink_piece(*b_->lora, *plan_, input, item - phase.products, phase.layer, x, shrunk_.data());
+    // An item of a product, or of its adapters' shrink.
+    void either(const Phase& phase, int64_t item, int thread, Input input, const Packed& w, const Rows& x,
+                const float* bias, const Sums& y) {
+        if (item >= phase.products) return shrink_item(phase, item, thread, input, x);
+        AtHand more(b_->lora, plan_.get(), input, phase.layer, shrunk_, scratch_[thread].lora);
+        auto place = [&](int64_t row, int64_t count, int64_t g) {
+            const Quarters there(y, row, w, g);
+            there.expect(count);
+            return there;
+        };
+        multiply_item(x, b_->count, w, item, bias, more, place, [](int64_t, int64_t, int64_t, const Quarters&) {});
+    }
+    void shrink_item(const Phase& phase, int64_t item, int thread, Input input, const Rows& x) {
+        shrink(*b_->lora, *plan_, input, item - phase.products, phase.layer, x, shrunk_, scratch_[thread].lora);
     }
 
-    static void store_product(int64_t item, const Packed& w, const Rows& x, int64_t rows, const float* bias, float* y,
-                              int64_t stride) {
-        auto expect = [&](int64_t row, int64_t count, int64_t g) {
+    void head(int64_t item) {
+        const Packed& w = *m_.output;
+        alignas(64) float sums[PANEL * GROUP];
+        Nothing more;
+        auto place = [&](int64_t row, int64_t count, int64_t g) {
             for (int64_t i = 0; i < count; i++)
                 for (int64_t half = 0; half < 2; half++)
-                    __builtin_prefetch(y + (row + i) * stride + w.column(g, half), 1);
+                    __builtin_prefetch(head_to_ + (row + i) * m_.vocab + w.column(g, half), 1);
+            return Quarters(sums);
         };
-        multiply_item(x, rows, w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             for (int64_t half = 0; half < 2; half++) {
-                const int64_t column = w.column(g, half), width = w.width(g, half);
-                const __mmask16 there = __mmask16((1u << width) - 1);
-                const __m512 add = bias ? _mm512_maskz_loadu_ps(there, bias + column) : _mm512_setzero_ps();
+                const __mmask16 there = __mmask16((1u << w.width(g, half)) - 1);
                 for (int64_t i = 0; i < count; i++)
-                    _mm512_mask_storeu_ps(y + (row + i) * stride + column, there,
-                                          _mm512_add_ps(_mm512_load_ps(c + i * GROUP + half * 16), add));
+                    _mm512_mask_storeu_ps(head_to_ + (row + i) * m_.vocab + w.column(g, half), there,
+                                          _mm512_load_ps(c.at(i, half)));
             }
-        });
-    }
-
-    void gated(int64_t item, const DecoderLayer& l) {
-        const Packed& w = *l.gate_up;
-        auto expect = [&](int64_t row, int64_t count, int64_t g) {
-            for (int64_t i = 0; i < count; i++) __builtin_prefetch(inner_.at(row + i, g / 2), 1);
         };
-        multiply_item(normed_, b_->count, w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
-            const float* bias = l.gate_up_bias;
-            const __m512 gate = bias ? _mm512_loadu_ps(bias + g * 16) : _mm512_setzero_ps();
-            const __m512 up = bias ? _mm512_loadu_ps(bias + m_.inner + g * 16) : _mm512_setzero_ps();
-            for (int64_t i = 0; i < count; i++)
-                put(inner_.at(row + i, g / 2) + g % 2 * 16,
-                    silu_times(_mm512_add_ps(_mm512_load_ps(c + i * GROUP), gate),
-                               _mm512_add_ps(_mm512_load_ps(c + i * GROUP + 16), up)));
-        });
+        multiply_item(normed_, head_count_, w, item, nullptr, more, place, take);
     }
 
-    void expand(Input input, int64_t item, int64_t layer, float* y, int64_t stride) {
-        const std::vector<Piece>& pieces = plan_->expand[input];
-        const Piece &piece = pieces[item], &then = pieces[std::min<size_t>(item + 1, pieces.size() - 1)];
-        const Update& u = plan_->updates[piece.update];
-        int64_t column = 0;  // where k and v lie beside q
-        for (int64_t module = 0; module < u.module && u.module < 3; module++) column += b_->lora->module[module].out;
-        expand_piece(*b_->lora, u, piece.first, piece.count, layer, shrunk_.data(), y + column, stride,
-                     &plan_->updates[then.update], then.first);
+    // Calls visit(run, first, rows) for the parts of runs among `count` rows from `row` on.
+    template <typename Visit>
+    void each_run(int64_t row, int64_t count, Visit visit) const {
+        for (const Run& run : runs_) {
+            const int64_t first = std::max(row, run.row), last = std::min(row + count, run.row + run.rows);
+            if (first < last) visit(run, first, last);
+        }
+    }
+
+    // SiLU before anything is stored, unless a row's adapter has still to be added.
+    void gated(int64_t item, const DecoderLayer& l, int64_t layer, LoraScratch& scratch) {
+        const Packed& w = *l.gate_up;
+        alignas(64) float sums[PANEL * GROUP];
+        AtHand more(b_->lora, plan_.get(), GATE_UP, layer, shrunk_, scratch);
+        auto place = [&](int64_t row, int64_t count, int64_t g) {
+            const Quarters there = few_.empty() ? Quarters(sums) : Quarters(gate_up_, row, w, g);
+            if (!few_.empty()) there.expect(count);
+            for (int64_t i = row; i < row + count; i++) __builtin_prefetch(inner_.at(i, g / 2), 1);
+            return there;
+        };
+        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
+            each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
+                for (int64_t i = first; i < last && !run.few(); i++)
+                    put(inner_.at(i, g / 2) + g % 2 * 16,
+                        silu_times(_mm512_load_ps(c.at(i - row, 0)), _mm512_load_ps(c.at(i - row, 1))));
+            });
+        };
+        multiply_item(normed_, b_->count, w, item, l.gate_up_bias, more, place, take);
+    }
+
+    const bf16* first_of(const Update& u, int64_t layer, int64_t output) const {  // of B
+        return b_->lora->module[u.module].page_of_b(u.page[0], layer) + output;
+    }
+
+    void expand(Input input, int64_t item, int64_t layer, const Sums& y) {
+        const std::vector<Expand>& items = plan_->expand[input];
+        const Expand &e = items[item], &then = items[std::min<size_t>(item + 1, items.size() - 1)];
+        const Update& u = plan_->updates[e.update];
+        int64_t output = e.first;  // k and v lie beside q
+        for (int64_t module = 0; module < u.module && u.module < 3; module++) output += b_->lora->module[module].out;
+        expand_few(u, b_->lora->module[u.module], layer, u.row, u.rows, e.first, e.count, shrunk_,
+                   [&](int64_t row) { return y.at(row, output); },
+                   first_of(plan_->updates[then.update], layer, then.first));
     }
 
     void expand_gated(int64_t item, int64_t layer) {
-        const Run& run = runs_[item / gate_blocks()];
+        const Run& run = runs_[few_[item / gate_blocks()]];
         const int64_t first = item % gate_blocks() * gate_width(), count = std::min(gate_width(), m_.inner - first);
-        float* y = gate_up_.data();
-        for (int64_t update : {run.gate, run.up})
-            if (update >= 0)
-                expand_piece(*b_->lora, plan_->updates[update], first, count, layer, shrunk_.data(),
-                             y + (update == run.up ? m_.inner : 0), 2 * m_.inner,
-                             update == run.gate && run.up >= 0 ? &plan_->updates[run.up] : nullptr, first);
-        for (int64_t row = run.row; row < run.row + run.rows; row++) {
-            const float* gate = y + row * 2 * m_.inner;
+        const int64_t both[] = {run.update[4], run.update[5]};
+        for (int half = 0; half < 2; half++)
+            if (both[half] >= 0) {
+                const Update& u = plan_->updates[both[half]];
+                const bf16* after = half || both[1] < 0 ? nullptr : first_of(plan_->updates[both[1]], layer, first);
+                expand_few(u, b_->lora->module[u.module], layer, run.row, run.rows, first, count, shrunk_,
+                           [&](int64_t row) { return gate_up_.at(row, half * m_.inner + first); }, after);
+            }
+        for (int64_t row = run.row; row < run.row + run.rows; row++)
             for (int64_t c = first; c < first + count; c += 16)
-                put(inner_.at(row, c / 32) + c % 32,
-                    silu_times(_mm512_loadu_ps(gate + c), _mm512_loadu_ps(gate + m_.inner + c)));
-        }
+                put(inner_.at(row, c / 32) + c % 32, silu_times(_mm512_load_ps(gate_up_.at(row, c)),
+                                                                _mm512_load_ps(gate_up_.at(row, m_.inner + c))));
     }
 
     // A head of q or k: its norm, if it has one, the rotation, and rounding.
     void rotate(const float* x, const float* norm, int64_t position, bf16* to) const {
         const int64_t half = m_.dim / 2;
         const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
-        const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps) : 1.0f);
+        const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps, Sums::NEXT) : 1.0f);
         for (int64_t d = 0; d < half; d += LANES) {
-            Vec first = load(x + d), second = load(x + half + d);
+            Vec first = load(x + d / 16 * Sums::NEXT), second = load(x + (half + d) / 16 * Sums::NEXT);
             if (norm) {
                 first = first * scale * load(norm + d);
                 second = second * scale * load(norm + half + d);
@@ -334,11 +327,11 @@ class Decoder {
         const int64_t index = b_->write_index[token];
         bf16* key = keys(layer) + index / b_->page_size * b_->page_stride +
                     (head * b_->page_size + index % b_->page_size) * m_.dim;
-        const float* k = qkv_.data() + token * qkv_width_ + (m_.heads + head) * m_.dim;
+        const float* k = qkv_.at(token, (m_.heads + head) * m_.dim);
         rotate(k, l.k_norm, b_->positions[token], key);
-        for (int64_t d = 0; d < m_.dim; d += 32)
-            put(key + b_->value_offset + d, _mm512_loadu_ps(k + m_.kv_heads * m_.dim + d),
-                _mm512_loadu_ps(k + m_.kv_heads * m_.dim + d + 16));
+        const float* v = qkv_.at(token, (m_.heads + m_.kv_heads + head) * m_.dim);
+        for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT)
+            put(key + b_->value_offset + d, _mm512_load_ps(v), _mm512_load_ps(v + Sums::NEXT));
     }
 
     void append(const DecoderLayer& l, int64_t layer, int64_t token) {
@@ -362,7 +355,7 @@ class Decoder {
         const int64_t position = length - (b_->query_start[q.row + 1] - b_->query_start[q.row]) + q.first;
         if (!several_) append_head(l, layer, start, q.head);  // nobody else needs this key
         for (int64_t m = 0; m < vectors; m++)
-            rotate(qkv_.data() + (start + m / group) * qkv_width_ + (q.head * group + m % group) * m_.dim, l.q_norm,
+            rotate(qkv_.at(start + m / group, (q.head * group + m % group) * m_.dim), l.q_norm,
                    b_->positions[start + m / group], s.queries.data() + m * m_.dim);
         attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
         for (int64_t m = 0; m < vectors; m++)
@@ -375,13 +368,13 @@ class Decoder {
 
     const DecoderShape m_;
     const std::vector<DecoderLayer> layers_;
-    const int64_t qkv_width_;
     Team& team_;
-    std::vector<AttentionScratch> scratch_;  // by thread
+    std::vector<Scratch> scratch_;  // by thread
     // Of the step in hand.
     const DecoderBatch* b_ = nullptr;
     std::unique_ptr<LoraPlan> plan_;
     std::vector<Run> runs_;
+    std::vector<int64_t> few_;  // which of them have few rows of an adapter
     std::vector<Queries> queries_;
     bool several_ = false;  // a row has more than one token: all keys are written before anyone attends
     std::vector<Phase> phases_;
@@ -391,8 +384,10 @@ class Decoder {
     int64_t head_count_ = 0;
     // [rows][...], kept from step to step.
     int64_t capacity_ = 0;
-    std::vector<float> residual_, output_, qkv_, gate_up_, shrunk_;
-    std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_;
+    std::vector<float> residual_, output_memory_, qkv_memory_, gate_up_memory_;
+    Sums output_{}, qkv_{}, gate_up_{};
+    bf16* shrunk_ = nullptr;
+    std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_, shrunk_memory_;
     Rows normed_{}, mixed_{}, inner_{};
 };
 
