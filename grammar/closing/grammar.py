@@ -4,7 +4,8 @@ import msgspec
 
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.closing.blueprint import Blueprint
-from personae.grammar.closing.matcher import ClosingMatcher, Plan
+from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.closing.plan import Plan
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
@@ -17,7 +18,7 @@ class ClosingGrammar:
 
     `inner` and `bytewise` are what the blueprint's specs compile to; `blueprint` then has the plan, too.
     `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
-    closed.
+    closed. `plain` are the tokens of plain text, if that leads away from the end by no more than itself.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class ClosingGrammar:
         self._hints = Hints(known.hints, ends, exits, words_first=known.words_first)
         self.shortest_plan = blueprint.plan if blueprint.planned else self._shortest()
         self.blueprint = msgspec.structs.replace(blueprint, plan=self.shortest_plan, planned=True)
-        self.reach = blueprint.reach or guessed(self.shortest)
+        self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
+        is_plain = self.reach.plain is not None and self.reach.plain <= 1
+        self.plain = table.plain(self.reach.barred) if is_plain else table.only()
 
     @property
     def nbytes(self) -> int:
@@ -72,3 +75,8 @@ class ClosingGrammar:
         piece = self.planner().plan(self.bytewise(), b"", _SEARCH)
         tokens = None if piece is None else self.table.spell_shortest(piece)
         return None if piece is None or tokens is None else Plan(piece, tuple(tokens))
+
+
+def _at_least(reach: Reach, shortest: int) -> Reach:
+    """The bounds, none of which is below what the search itself has found for the whole."""
+    return msgspec.structs.replace(reach, rest=max(reach.rest, shortest - reach.lexeme))
