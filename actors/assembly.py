@@ -83,8 +83,11 @@ class Assembly:
     bounds: AdapterBounds
 
 
-def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Assembly:
+def assemble(options: EngineOptions, on_progress: Progress | None = None, *, warm: bool = False) -> Assembly:
     """Load everything that lives as long as the process. Blocks for as long as the weights take.
+
+    `warm`: each engine also begins what only some requests need, so that the first of them need not wait:
+    the process in which grammars are compiled.
 
     Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
     """
@@ -128,6 +131,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
         return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
 
+    def build_compiler() -> GrammarCompiler:
+        compiler = GrammarCompiler(vocabulary)
+        if warm:
+            compiler.warm_up()
+        return compiler
+
     secret = options.secret or secrets.token_bytes(32)
     script = Script(
         build_step_engine=build_step_engine,
@@ -137,7 +146,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None) -> Ass
             options.background_tokens,
             sharing=True,
         ),
-        build_compiler=lambda: GrammarCompiler(vocabulary),
+        build_compiler=build_compiler,
         layout=layout,
         vocab_size=config.vocab_size,
         tokenizer=tokenizer,

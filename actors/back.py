@@ -29,6 +29,7 @@ from personae.actors.compiler import Compiler
 from personae.actors.executor import Executor
 from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident
+from personae.actors.kit.collector import spare_what_is_here
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import Cancel, Message, Pin, Recall, Submit, Unpin
@@ -122,9 +123,10 @@ def main() -> Never:
     code = 0
     try:
         start = receive_first(line, Start)
-        assembly = assemble(start.options, _Progress(line))
+        assembly = assemble(start.options, _Progress(line), warm=True)
         line.sendall(frame(Loaded(facts_of(assembly))))
         box = BlackBox.attach(start.black_box)
+        spare_what_is_here()
         anyio.run(_serve, line, assembly.script, start.life, box, backend_options={"use_uvloop": True})
     except LoadError as error:
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))

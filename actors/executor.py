@@ -35,7 +35,7 @@ from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
 from personae.lora.adapter import Adapter
 
-PLACE_SHARE = 0.2
+CHORE_SHARE = 0.2
 GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead
 GLANCE_SECONDS = 0.00005
 
@@ -43,9 +43,10 @@ GLANCE_SECONDS = 0.00005
 class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
 
-    Adapters are placed in pieces between two steps, for as long as `PLACE_SHARE` of the step before took and
-    at least one, so they hold up other requests by no more; when there is nothing else to do, all at once.
-    One for which another would have to leave asks for memory of the KV cache first.
+    What is not a step is done in pieces between two of them, for as long as `CHORE_SHARE` of the step before
+    took and at least one, so it holds up other requests by no more; when there is nothing else to do, all at
+    once. Such chores are placing an adapter, and handing memory to and fro: an adapter for which another
+    would have to leave asks for memory of the KV cache first.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.
@@ -59,7 +60,7 @@ class Executor(ThreadActor[Message]):
         self._store = store
         self._box = box
         self._borrowing: deque[Adapter] = deque()  # asked for memory, in this order
-        self._placing: deque[tuple[str, Iterator[None]]] = deque()
+        self._chores: deque[Iterator[None]] = deque()
         self._owed = 0  # pages that were asked back
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._untold: Sampled | None = None
@@ -84,11 +85,9 @@ class Executor(ThreadActor[Message]):
                     self._borrowing.append(adapter)
                     self.post(self._scheduler, Borrow(missing))
                 else:
-                    self._placing.append((adapter.digest, self._engine.placing(adapter)))
+                    self._chores.append(self._placing(adapter))
             case Lend(pages=pages):
-                self._engine.lend(pages)
-                adapter = self._borrowing.popleft()
-                self._placing.append((adapter.digest, self._engine.placing(adapter)))
+                self._chores.append(self._placing(self._borrowing.popleft(), pages))
             case Repay(count=count):
                 self._owed += count
                 self._repay()
@@ -98,12 +97,14 @@ class Executor(ThreadActor[Message]):
                 self._repay()
         if self._unread is not None and not self._next_is_here():
             self._read()
-        if self._placing or not self.pending:
+        if self._chores or not self.pending:
             self._tell()
         begun = self.time()
-        while self._placing:
-            self._place_a_piece()
-            if self.pending and self.time() - begun >= PLACE_SHARE * self._seconds:
+        while self._chores:
+            chore = self._chores[0]
+            if next(chore, self) is self:
+                self._chores.remove(chore)  # another may be before it by now
+            elif self.pending and self.time() - begun >= CHORE_SHARE * self._seconds:
                 break
         self._place += self.time() - begun
 
@@ -118,25 +119,29 @@ class Executor(ThreadActor[Message]):
         return self.pending
 
     def _repay(self) -> None:
+        """Begin to hand back what is owed and can be had now; before other chores, as sequences wait."""
         if self._owed and (pages := self._engine.repay(self._owed)):
             self._owed -= len(pages)
-            self.post(self._scheduler, Repaid(pages))
+            self._chores.appendleft(self._repaying(pages))
             self.post(self._store, Evicted(*self._engine.holdings))
 
-    def _place_a_piece(self) -> None:
-        digest, pieces = self._placing[0]
+    def _repaying(self, pages: tuple[int, ...]) -> Iterator[None]:
+        yield from self._engine.giving_back()
+        self.post(self._scheduler, Repaid(pages))
+
+    def _placing(self, adapter: Adapter, borrowed: tuple[int, ...] = ()) -> Iterator[None]:
+        placed, error = False, None
+        if borrowed:
+            yield from self._engine.lending(borrowed)
+            self._repay()
         try:
-            next(pieces)
-        except StopIteration:
-            outcome = Placed(digest, True, None, *self._engine.holdings)
+            yield from self._engine.placing(adapter)
+            placed = True
         except Overloaded:
-            outcome = Placed(digest, False, None, *self._engine.holdings)
-        except AdapterError as error:
-            outcome = Placed(digest, False, error.message, *self._engine.holdings)
-        else:
-            return
-        self._placing.popleft()
-        self.post(self._store, outcome)
+            pass
+        except AdapterError as refused:
+            error = refused.message
+        self.post(self._store, Placed(adapter.digest, placed, error, *self._engine.holdings))
 
     def _execute(self, execute: Execute) -> None:
         begun = self.time()

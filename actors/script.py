@@ -49,11 +49,14 @@ class Device(Protocol):
     def short_of(self, adapter: Adapter, /) -> int:
         """How many KV pages' memory would let it in without another leaving."""
 
-    def lend(self, pages: tuple[int, ...], /) -> None:
-        """Adapters may have the memory of these KV pages."""
+    def lending(self, pages: tuple[int, ...], /) -> Iterator[None]:
+        """Adapters may have the memory of these KV pages, after the last piece."""
 
     def repay(self, count: int, /) -> tuple[int, ...]:
         """Up to so many of the pages that were lent, as far as adapters that nobody holds can leave."""
+
+    def giving_back(self) -> Iterator[None]:
+        """What is left to be done, a piece at a time, before pages that are repaid may be used."""
 
 
 class Grammars(Protocol):

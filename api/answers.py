@@ -12,6 +12,12 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct):
+    """How much of the answer was reasoning, what opens and closes it included."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Token counts. A prompt counts once, however many answers it has."""
 
@@ -19,6 +25,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 class TopLogprob(msgspec.Struct):

@@ -27,6 +27,7 @@ from personae.api.metrics import Metrics
 from personae.api.middleware import Gate
 from personae.api.openapi import document
 from personae.api.operation import Content, operation
+from personae.api.responses import routes as responses
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
@@ -44,6 +45,7 @@ async def openapi(request: Request) -> Response:
 OPERATIONS = (
     chat_completions,
     completions,
+    responses.create_response,
     routes.list_models,
     routes.get_model,
     adapters.create_adapter,

@@ -39,7 +39,7 @@ from personae.api.params import (
 from personae.api.reading import CallPart, Words
 from personae.api.respond import json_response, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
-from personae.api.stream import EventStream
+from personae.api.stream import Chunks, EventStream
 from personae.api.tools import answer_shape, functions_of, grammar_of, loose_functions, shown_tools
 from personae.errors import RequestError
 
@@ -62,8 +62,8 @@ async def chat_completions(request: Request) -> Response | EventStream:
     return json_response(form.whole(await job.gather(request.receive)))
 
 
-async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
-    """Check everything, render and encode; the job is ready to run."""
+async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tuple[Job, "Form"]:
+    """Check everything, render and encode; the job, whose id begins with `prefix`, is ready to run."""
     refuse_unserved(body)
     settings, client = door.settings, door.client
     model = door.chosen(body)
@@ -113,7 +113,7 @@ async def admit(door: Door, body: ChatRequest) -> tuple[Job, "Form"]:
         for index in range(count)
     ]
     bound_by = None if bound is None else bound.param
-    job = Job.begin(door, "chatcmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
+    job = Job.begin(door, prefix, model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     job.budget_param = param
     job.add(prompt, params, grammar, choices, prompt_param="messages")
     return job, Form(job, body, prompt)
@@ -149,7 +149,7 @@ def _echo(body: ChatRequest) -> str:
     return str(plain_messages(body.messages[-1:])[0]["content"])
 
 
-class Form:
+class Form(Chunks):
     """The shape of this route's answers.
 
     A stream's events: the role first, the text as it comes, then why it ended, then perhaps the usage.

@@ -23,19 +23,22 @@ class Entry(NamedTuple):
 class Part:
     """What a choice gained; parts of one choice add up. `finish` is None until its last part.
 
-    `tokens` are the emitted ids, the stopping one included; `stop_reason` is the stop string or stop token id
-    that ended the choice, None for EOS. `entries` has one entry per token if logprobs were asked for, an
-    echoed prompt's tokens before the others. `validation` comes with the last part, if anything was checked.
+    `tokens` are the emitted ids, the stopping one included; `reasoned` counts those that were reasoning.
+    `stop_reason` is the stop string or stop token id that ended the choice, None for EOS. `entries` has one
+    entry per token if logprobs were asked for, an echoed prompt's tokens before the others; `spoken` are
+    those of the text alone. `validation` comes with the last part, if anything was checked.
     """
 
     index: int
     words: Words = field(default_factory=Words)
     tokens: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    spoken: list[Entry] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
     cached: int = 0
+    reasoned: int = 0
     queued: float | None = None
     validation: Validation | None = None
 
@@ -44,10 +47,12 @@ class Part:
         self.words.add(later.words)
         self.tokens += later.tokens
         self.entries += later.entries
+        self.spoken += later.spoken
         self.prompt_logprobs += later.prompt_logprobs
         self.finish = later.finish
         self.stop_reason = later.stop_reason
         self.cached += later.cached
+        self.reasoned += later.reasoned
         self.queued = later.queued if self.queued is None else self.queued
         self.validation = later.validation
 
@@ -90,6 +95,7 @@ class Choice:
         self._opening = opening
         self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
+        self._unsaid: list[Entry] = []  # of tokens of which it is not known yet whether they are text
         self._answers = answers
         self._check = check if answers else None
         self._include_stop = style.include_stop
@@ -121,7 +127,7 @@ class Choice:
             self._take_tokens(delta, part)
         if delta.finish is not None and not self.ended:
             self.ended = True
-            part.words.add(self._reading.finish())
+            self._hear(self._reading.finish(), part)
             part.stop_reason = self._reading.stopped
             if part.stop_reason is not None:
                 part.finish = "stop"
@@ -145,11 +151,26 @@ class Choice:
             ends = delta.stop_token is not None and index == len(delta.tokens) - 1
             if ends and not self._include_stop:
                 return
-            part.words.add(self._reading.push(token))
+            thinking = self._reading.thinking
+            words = self._reading.push(token)
+            thinking = thinking or self._reading.thinking
+            part.reasoned += thinking
+            if thinking:
+                self._unsaid.clear()
+            elif delta.logprobs:
+                self._unsaid.append(part.entries[-1])
+            self._hear(words, part)
             if self._reading.stopped is not None:
                 self.ended = True
                 part.finish, part.stop_reason = "stop", self._reading.stopped
                 return
+
+    def _hear(self, words: Words, part: Part) -> None:
+        part.words.add(words)
+        if words.text:
+            part.spoken += self._unsaid
+        if words.text or words.calls:
+            self._unsaid.clear()
 
     def _place(self, token: int) -> int:
         return 0 if self._places is None else self._places.next(token)

@@ -25,7 +25,7 @@ from personae.api.params import (
 )
 from personae.api.respond import json_response, wants_usage
 from personae.api.schema import CompletionRequest, refuse_unserved
-from personae.api.stream import EventStream
+from personae.api.stream import Chunks, EventStream
 from personae.errors import RequestError, UnsupportedParameter
 
 _DEFAULT_MAX_TOKENS = 16
@@ -80,7 +80,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     answers = not (asked == 0 and body.echo)
     prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
     bound_by = None if bound is None else bound.param
-    job = Job.begin(door, "cmpl", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
+    job = Job.begin(door, "cmpl-", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
@@ -161,7 +161,7 @@ async def _encode(door: Door, body: CompletionRequest, prompt: str | list[int], 
     return _Prompt(tokens, text if body.echo else "", name)
 
 
-class Form:
+class Form(Chunks):
     """The shape of this route's answers; a stream's events have the shape of the whole."""
 
     def __init__(self, job: Job, body: CompletionRequest, prompts: list[_Prompt], count: int) -> None:

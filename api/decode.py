@@ -42,7 +42,7 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
 def decode(body: bytes, type: type[T], max_depth: int) -> T:
     """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks."""
     try:
-        value = msgspec.json.decode(body, type=type)
+        value = type.read(body)
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

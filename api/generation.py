@@ -17,7 +17,7 @@ from starlette.types import Receive
 from personae.actors.client import EngineClient, ModelCard
 from personae.api import logs
 from personae.api.adapters.combined import combined
-from personae.api.answers import CachedTokens, Usage
+from personae.api.answers import CachedTokens, ReasoningTokens, Usage
 from personae.api.chat_template import TemplateTooSlow
 from personae.api.choices import Choice, Part
 from personae.api.conversation import Message
@@ -25,7 +25,7 @@ from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import SamplingFields
+from personae.api.schema import Sampling
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
@@ -95,7 +95,7 @@ class Door:
             cards.setdefault(record.name, record.card())
         return list(cards.values())
 
-    def chosen(self, body: SamplingFields) -> ModelCard:
+    def chosen(self, body: Sampling) -> ModelCard:
         """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
         card = self.model(body.model)
         if not body.adapters:
@@ -163,7 +163,8 @@ def door_of(request: Request) -> Door:
 class Job:
     """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id.
 
-    `bound_by` is the field that bound its answers, for the errors of its grammar.
+    `bound_by` is the field that bound its answers, for the errors of its grammar; `rename` has an error name
+    the fields that the client knows, where these are not chat completions'.
     """
 
     id: str
@@ -178,8 +179,10 @@ class Job:
     choices: dict[str, Choice] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    budget_param: str = "max_tokens"
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    budget_param: str = "max_tokens"
+    rename: Callable[[RequestError], None] = lambda error: None
 
     @classmethod
     def begin(
@@ -200,7 +203,7 @@ class Job:
                 param="priority",
                 code="out_of_range",
             )
-        id, began = f"{prefix}-{uuid.uuid4().hex}", time.perf_counter()
+        id, began = f"{prefix}{uuid.uuid4().hex}", time.perf_counter()
         return cls(id, model, door, began, bound_by, door.deadline(timeout), priority or 0)
 
     def add(
@@ -293,6 +296,8 @@ class Job:
             if isinstance(refusal, BudgetTooSmall):
                 refusal.message = f"`{self.budget_param}` is too small. {refusal.message}"
                 refusal.param = self.budget_param
+            if isinstance(refusal, RequestError):
+                self.rename(refusal)
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"
@@ -326,6 +331,7 @@ class Job:
                 if delta.id in leaders:
                     self.cached_tokens += part.cached
                 self.completion_tokens += len(part.tokens)
+                self.reasoning_tokens += part.reasoned
                 clocks[delta.id].saw(part)
                 sink(part)
                 if live == 0:
@@ -352,6 +358,7 @@ class Job:
             completion_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
             prompt_tokens_details=CachedTokens(self.cached_tokens),
+            completion_tokens_details=ReasoningTokens(self.reasoning_tokens),
         )
 
 

@@ -70,6 +70,10 @@ class Reading(Protocol):
     def called(self) -> bool:
         """Whether tools were called, and every call is complete."""
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the reasoning has begun and not ended."""
+
     def push(self, token: int) -> Words:
         """What the next token adds."""
 
@@ -81,6 +85,7 @@ class PlainReading:
     """All of it is text."""
 
     called = False
+    thinking = False
 
     def __init__(self, tokenizer: Tokenizer, style: TextStyle, prompt: Sequence[int]) -> None:
         self._text = Detokenizer(
@@ -133,6 +138,11 @@ class ShapedReading:
     def called(self) -> bool:
         """Whether tools were called, and every call is complete."""
         return 0 < self._parser.begun == self._parser.completed
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the reasoning has begun and not ended."""
+        return self._parser.thinking
 
     def push(self, token: int) -> Words:
         """What the next token adds."""

@@ -6,7 +6,7 @@ since they depend on the model.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -15,9 +15,18 @@ from personae.errors import UnsupportedParameter
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A request body. `free_form` names the fields whose nesting the client chooses."""
+    """A request body. `free_form` names the fields whose nesting the client chooses.
+
+    `unserved` names the fields that are not served, with the values that ask for nothing (null is one).
+    """
 
     free_form: ClassVar[tuple[str, ...]] = ()
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Parse `body`. Raises what msgspec raises."""
+        return msgspec.json.decode(body, type=cls)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,17 +106,11 @@ class WeightedAdapter(msgspec.Struct, forbid_unknown_fields=True):
     weight: float = 1.0
 
 
-class SamplingFields(Body, kw_only=True):
-    """What chat completions and completions have in common; None means that the default holds."""
-
-    free_form: ClassVar[tuple[str, ...]] = _BINDING
-    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSERVED_GUIDED
+class Sampling(Body, kw_only=True):
+    """What every request for an answer may have; None means that the default holds."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -115,7 +118,6 @@ class SamplingFields(Body, kw_only=True):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    response_format: ResponseFormat | None = None
     user: str | None = None
     # What vLLM adds.
     structured_outputs: StructuredOutputs | None = None
@@ -127,16 +129,28 @@ class SamplingFields(Body, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    # vLLM's: the lower, the earlier.
+    priority: int | None = None
+    # Our own. `timeout`: seconds from the request's arrival.
+    adapters: list[WeightedAdapter] | None = None
+    timeout: float | None = None
+
+
+class SamplingFields(Sampling, kw_only=True):
+    """What chat completions and completions have in common."""
+
+    free_form: ClassVar[tuple[str, ...]] = _BINDING
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSERVED_GUIDED
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    # What vLLM adds.
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
-    # Our own.
-    adapters: list[WeightedAdapter] | None = None
-    # vLLM's: the lower, the earlier.
-    priority: int | None = None
-    # Ours: seconds from the request's arrival.
-    timeout: float | None = None
     # What vLLM had before `structured_outputs`.
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
@@ -234,7 +248,7 @@ class DetokenizeRequest(Body, kw_only=True):
     model: str | None = None
 
 
-def refuse_unserved(request: SamplingFields) -> None:
+def refuse_unserved(request: Body) -> None:
     """Raise UnsupportedParameter, with its name, for the first field whose value would have to be ignored."""
     for name, harmless in request.unserved.items():
         value = getattr(request, name)

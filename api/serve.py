@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from starlette.types import ASGIApp
 
+from personae.actors.kit.collector import spare_what_is_here
 from personae.api import logs
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
@@ -89,6 +90,7 @@ async def _serve(
             base = next(iter(models))
 
             def on_ready() -> None:
+                spare_what_is_here()
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened, access)

@@ -9,7 +9,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import anyio
 import msgspec
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from personae.api.choices import Part
 from personae.api.errors import error_answer, visible
 from personae.api.generation import Sink, unless_disconnected
-from personae.errors import Cancelled
+from personae.errors import Cancelled, PersonaeError
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,13 +30,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Chunks(Protocol):
-    """How one kind of answer is cut into events."""
+    """How one kind of answer is cut into events. An event that is a tagged struct has the tag as its name."""
+
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
     def of(self, part: Part) -> Iterable[msgspec.Struct]:
         """The events for a part; none if it holds nothing that the client would see."""
 
     def last(self) -> Iterable[msgspec.Struct]:
-        """The events after all choices have ended."""
+        """The events after all choices have ended; `done` comes after them."""
+
+    def failed(self, error: PersonaeError) -> Iterable[msgspec.Struct]:
+        """The events that end a stream that broke off."""
+        return (error_answer(error),)
 
 
 class EventStream:
@@ -44,7 +50,7 @@ class EventStream:
 
     The status line goes out with the first event, so that a request that is refused late (its grammar does
     not compile, the engine is full) still gets its own status. An error after that is sent as an event and
-    ends the stream without `[DONE]`.
+    ends the stream.
     """
 
     background = None
@@ -84,14 +90,16 @@ class EventStream:
         if failure is not None and not started:
             raise failure
         if failure is not None:
-            answer = error_answer(visible(failure, self._request_id))
-            await _send(send, _event(answer), more=False)
+            farewell = self._chunks.failed(visible(failure, self._request_id))
+            await _send(send, b"".join(map(_event, farewell)), more=False)
             return
-        await _send(send, b"".join(map(_event, self._chunks.last())) + b"data: [DONE]\n\n", more=False)
+        await _send(send, b"".join(map(_event, self._chunks.last())) + self._chunks.done, more=False)
 
 
 def _event(value: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
+    tag = value.__struct_config__.tag
+    name = b"" if tag is None else b"event: %s\n" % str(tag).encode()
+    return name + b"data: " + _encode(value) + b"\n\n"
 
 
 async def _send(send: Send, body: bytes, *, more: bool) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
-from anyio import to_thread
+from anyio import sleep, to_thread
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from personae.errors import Overloaded, PayloadTooLarge, RateLimited, RequestError
+from personae.lora.pace import Pace
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -47,7 +48,8 @@ async def read_form(
 ) -> Form:
     """Read the whole body; the files lie in `folder` and are on disk (fsync) when this returns.
 
-    `files` gives each file's most bytes; all of them must be there. Raises RequestError and PayloadTooLarge;
+    `files` gives each file's most bytes; all of them must be there. What is large is taken in at a pace that
+    leaves the processor to others; the client has to wait for it. Raises RequestError and PayloadTooLarge;
     whatever was written by then is the caller's to remove.
     """
     kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
@@ -61,10 +63,13 @@ async def read_form(
     form = _Form(folder, texts, files)
     try:
         parser = MultipartParser(boundary, form.callbacks())
+        pace = Pace()
         async for chunk in stream:
             parser.write(chunk)
             if form.gathered >= _FLUSH:
                 await to_thread.run_sync(form.flush)
+                await sleep(pace.due)
+                pace.begin()
         if not form.complete:
             raise RequestError("The form ends before its closing boundary.", code="invalid_form")
         await to_thread.run_sync(form.finish)

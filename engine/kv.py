@@ -1,13 +1,13 @@
 """The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.plan import MemoryLayout
-from personae.kernels.memory import give_back_pages, zeros
+from personae.kernels.memory import giving_back_pages, zeros
 
 
 class KVCache:
@@ -44,10 +44,11 @@ class KVCache:
         for source, destination in pairs:
             self.data[:, :, destination] = self.data[:, :, source]
 
-    def give_back(self, pages: Collection[int]) -> None:
-        """Let the system have the memory of these pages, until they are written again."""
+    def giving_back(self, pages: Collection[int]) -> Iterator[None]:
+        """Let the system have the memory of these pages, until they are written again; a piece at a time, of
+        which there may be thousands: each page has a place for each layer."""
         for half in self.data.flatten(0, 1):
-            give_back_pages(half, pages)
+            yield from giving_back_pages(half, pages)
 
     @staticmethod
     def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

@@ -28,13 +28,15 @@ class PagePool:
         """Whether `count` pages are free."""
         return count <= len(self._free)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free pages, each with one reference. Ask `can_allocate` first."""
+    def allocate(self, count: int, *, coldest: bool = False) -> list[int]:
+        """Take `count` free pages, each with one reference; `coldest`: those that have been free for longest,
+        or were never used. Ask `can_allocate` first."""
         assert self.can_allocate(count), f"{count} pages wanted, {self.free} free"
         if count == 0:
             return []
-        pages = self._free[-count:]
-        del self._free[-count:]
+        taken = slice(count) if coldest else slice(-count, None)
+        pages = self._free[taken]
+        del self._free[taken]
         pages.reverse()
         for page in pages:
             self._references[page] = 1
@@ -45,12 +47,12 @@ class PagePool:
         assert self._references[page] > 0, f"page {page} is free and cannot be shared"
         self._references[page] += 1
 
-    def release(self, page: int) -> None:
-        """One holder less; the last one frees the page."""
+    def release(self, page: int, *, coldest: bool = False) -> None:
+        """One holder less; the last one frees the page, which is then the warmest, or the coldest."""
         assert self._references[page] > 0, f"page {page} is released more often than it was taken"
         self._references[page] -= 1
         if not self._references[page]:
-            self._free.append(page)
+            self._free.insert(0 if coldest else len(self._free), page)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Compare with the truth: `held` names a page once for each reference that anyone holds.

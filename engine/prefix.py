@@ -106,13 +106,14 @@ class PrefixCache:
         """Whether `count` pages are free or can be freed by eviction."""
         return count <= self.available
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, evicting the least recently used ones if need be. Ask `can_allocate` first."""
+    def allocate(self, count: int, *, coldest: bool = False) -> list[int]:
+        """Take `count` pages, evicting the least recently used ones if need be. Ask `can_allocate` first.
+        `coldest`: see `PagePool`."""
         while not self._pool.can_allocate(count):
             assert self._unleased, f"{count} pages wanted, {self._pool.free} free, nothing left to evict"
             node, _ = self._unleased.popitem(last=False)
             self._drop(node)
-        return self._pool.allocate(count)
+        return self._pool.allocate(count, coldest=coldest)
 
     def match(self, key: RootKey, tokens: tuple[Token, ...]) -> Hit:
         """The longest computed prefix of `tokens`, one token short of all: that one's logits are needed."""

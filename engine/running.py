@@ -73,7 +73,8 @@ class RunningTable:
         """Up to so many pages that no sequence holds; what is cached there is forgotten. Each running
         sequence is left one to grow into."""
         count = min(count, self._cache.available - len(self))
-        pages = self._cache.allocate(max(count, 0))
+        # What was never used has no memory yet, so there is none to give back.
+        pages = self._cache.allocate(max(count, 0), coldest=True)
         self.lent.update(pages)
         return tuple(pages)
 
@@ -87,7 +88,7 @@ class RunningTable:
         """Pages that were lent."""
         for page in pages:
             self.lent.remove(page)
-            self._pool.release(page)
+            self._pool.release(page, coldest=True)
             self._called_in = max(self._called_in - 1, 0)
 
     def last(self) -> LiveSequence:

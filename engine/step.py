@@ -193,20 +193,26 @@ class StepEngine:
         """The KV pages whose memory would let it in without another leaving; 0 if nothing can be lent."""
         return -(-self.runner.adapters.short_of(adapter) // self.runner.kv.page_bytes)
 
-    def lend(self, pages: tuple[int, ...]) -> None:
-        """Adapters may have the memory of these KV pages, which no later step touches."""
-        self.runner.kv.give_back(pages)
+    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """Adapters may have the memory of these KV pages, which no later step touches: after the last
+        piece."""
+        yield from self.runner.kv.giving_back(pages)
         self._lent += pages
         self.runner.adapters.budget += len(pages) * self.runner.kv.page_bytes
 
     def repay(self, count: int) -> tuple[int, ...]:
-        """Up to `count` of the pages that were lent, as far as adapters that nobody holds can leave."""
+        """Up to `count` of the pages that were lent, as far as adapters that nobody holds can leave. They may
+        be used after the last piece of `giving_back`."""
         size = self.runner.kv.page_bytes
         count = self.runner.adapters.free_up(min(count, len(self._lent)) * size) // size
         pages = tuple(self._lent[len(self._lent) - count :])
         del self._lent[len(self._lent) - count :]
         self.runner.adapters.budget -= count * size
         return pages
+
+    def giving_back(self) -> Iterator[None]:
+        """Let go of memory that adapters have left, a piece at a time."""
+        yield from self.runner.adapters.giving_back()
 
     @property
     def holdings(self) -> tuple[int, int, int]:

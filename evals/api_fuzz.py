@@ -45,6 +45,7 @@ FEW = 3
 SOUND: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
     "prompt": "Hello",
+    "input": "Hello",
     "tokens": [1, 2],
 }
 

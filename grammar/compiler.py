@@ -6,22 +6,24 @@
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Lock
+from threading import Lock, Thread
+from typing import TypeVar
 
 import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BoundGrammar, GrammarBackend
 from personae.grammar.closing.blueprint import Blueprint
-from personae.grammar.closing.build import blueprint_of, build
+from personae.grammar.closing.build import blueprint_of, build, draft
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.small import is_small
+from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -29,8 +31,10 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import compile_structure
+from personae.grammar.structure.compile import structure_blueprint
 from personae.grammar.vocabulary import Vocabulary
+
+Made = TypeVar("Made")  # of a blueprint
 
 
 class _Elsewhere(Exception):
@@ -69,6 +73,17 @@ class GrammarCompiler:
         """Bytes held by the cache."""
         return self._bytes
 
+    def warm_up(self) -> None:
+        """Make, on a thread of its own, what the first compiles would have to wait for."""
+        Thread(target=self._warm_up, name="warm-up", daemon=True).start()
+
+    def _warm_up(self) -> None:
+        if self._sandbox is not None:
+            self._sandbox.start()
+        for spec in TOUR:
+            with suppress(GrammarError, _Elsewhere):
+                self._compile(spec, self._build)
+
     def get(self, spec: GrammarSpec) -> BoundGrammar | None:
         """The compiled grammar of an equal spec, if it is in the cache."""
         with self._lock:
@@ -101,34 +116,34 @@ class GrammarCompiler:
         if self._sandbox is not None:
             with suppress(_Elsewhere):
                 if is_small(spec):
-                    return self._compile(spec)
+                    return self._compile(spec, self._build)
             return self._build(self._sandbox.draft(spec))
-        return self._compile(spec)
+        return self._compile(spec, self._build)
 
     def draft(self, spec: GrammarSpec) -> Blueprint:
         """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does."""
-        return self._compile(spec).blueprint
+        return self._compile(spec, self._draft)
 
     def close(self) -> None:
         """End the helper processes."""
         if self._sandbox is not None:
             self._sandbox.close()
 
-    def _compile(self, spec: GrammarSpec) -> ClosingGrammar:
-        """Raises _Elsewhere where there is a sandbox, and it is needed."""
+    def _compile(self, spec: GrammarSpec, finish: Callable[[Blueprint], Made]) -> Made:
+        """What `finish` makes of the spec's blueprint. Raises _Elsewhere where there is a sandbox, and it is
+        needed."""
         if spec.kind == "json_schema":
             try:
-                return self._compile_schema(spec)
+                return self._compile_schema(spec, finish)
             except ANALYSIS_ERRORS as error:
                 raise GrammarError(
                     f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
                 ) from error
         name = BACKENDS_OF_KIND[spec.kind][0]
         if spec.kind == "structure":
-            return compile_structure(
-                spec, self._backend(name), self._bytewise_backend(name), self._table, self._rewritings
-            )
-        return self._close(name, spec)
+            backend = self._backend(name)
+            return finish(structure_blueprint(spec, backend, self._table, self._rewritings))
+        return finish(blueprint_of(name, spec, self._table))
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""
@@ -142,7 +157,7 @@ class GrammarCompiler:
             tags = self._tags[format] = Tags(format, self._table)
         return LimitedGrammar(inner, limit, tags)
 
-    def _compile_schema(self, spec: GrammarSpec) -> ClosingGrammar:
+    def _compile_schema(self, spec: GrammarSpec, finish: Callable[[Blueprint], Made]) -> Made:
         document = without_ignored(parse_schema(spec.source))
         if math.isinf(shortest_instance(document)):
             raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
@@ -152,14 +167,14 @@ class GrammarCompiler:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
                     try:
-                        return self._close(name, _with_source(spec, schema, strict=True))
+                        return finish(self._blueprint(name, spec, schema, strict=True))
                     except GrammarError as error:
                         missing = error
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
                     reason = missing
         if spec.strict:
             raise refusal(document, reason)
-        return self._compile_best_effort(spec, document)
+        return self._compile_best_effort(spec, document, finish)
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one."""
@@ -169,23 +184,31 @@ class GrammarCompiler:
         with suppress(Exception):  # there is none, whatever the library says of it
             yield spell_formats(strip(canonicalise(document)))
 
-    def _compile_best_effort(self, spec: GrammarSpec, document: Schema) -> ClosingGrammar:
+    def _compile_best_effort(
+        self, spec: GrammarSpec, document: Schema, finish: Callable[[Blueprint], Made]
+    ) -> Made:
         """As much of the schema as llguidance takes; any JSON at the least."""
         kind = document.get("type") if isinstance(document, dict) else None
         loose = {"type": kind} if isinstance(kind, str | list) else True
         for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose):
             try:
-                return self._close("llguidance", _with_source(spec, schema, strict=False))
+                return finish(self._blueprint("llguidance", spec, schema, strict=False))
             except GrammarError:
                 continue
-        return self._close("llguidance", _with_source(spec, True, strict=False))
+        return finish(self._blueprint("llguidance", spec, True, strict=False))
 
-    def _close(self, name: str, spec: GrammarSpec) -> ClosingGrammar:
-        return self._build(blueprint_of(name, spec, self._table))
+    def _blueprint(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> Blueprint:
+        bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)
+        return blueprint_of(name, bound, self._table)
 
     def _build(self, blueprint: Blueprint) -> ClosingGrammar:
-        name = blueprint.backend
-        return build(blueprint, self._backend(name), self._bytewise_backend(name), self._table)
+        return build(blueprint, *self._pair(blueprint.backend), self._table)
+
+    def _draft(self, blueprint: Blueprint) -> Blueprint:
+        return draft(blueprint, *self._pair(blueprint.backend), self._table)
+
+    def _pair(self, name: str) -> tuple[GrammarBackend, GrammarBackend]:
+        return self._backend(name), self._bytewise_backend(name)
 
     def _bytewise_backend(self, name: str) -> GrammarBackend:
         with self._backends_lock:
@@ -198,7 +221,3 @@ class GrammarCompiler:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
-
-
-def _with_source(spec: GrammarSpec, schema: Schema, *, strict: bool) -> GrammarSpec:
-    return msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)

@@ -1,4 +1,4 @@
-"""The pace of work that no token waits for: reading an adapter takes a core for as long as it lasts.
+"""The pace of work that no token waits for: receiving or reading an adapter takes a core while it lasts.
 
 The threads of a step wait for each other, so one that loses its core to such work holds up all of them. It
 rests therefore three times as long as it has worked. Threads of lower priority, the obvious way, hold up more
@@ -23,12 +23,21 @@ class Pace:
     """Made and used by the thread that works."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Work is counted from now on."""
         self._since = thread_time()
 
-    def rest(self) -> None:
-        """Sleep three times as long as this thread has had a processor since the last rest, unless that
-        was short."""
+    @property
+    def due(self) -> float:
+        """Seconds of rest that are due: three times as long as this thread has had a processor since the last
+        one, 0 while that is short."""
         worked = thread_time() - self._since
-        if worked >= _SHORTEST:
-            sleep(_RESTS * worked)
-            self._since = thread_time()
+        return _RESTS * worked if worked >= _SHORTEST else 0.0
+
+    def rest(self) -> None:
+        """Sleep as long as is due."""
+        if due := self.due:
+            sleep(due)
+            self.begin()

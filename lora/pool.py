@@ -20,7 +20,7 @@ from torch import Tensor
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
-from personae.kernels.memory import give_back_pages, zeros
+from personae.kernels.memory import give_back, give_back_pages, zeros
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
@@ -159,18 +159,25 @@ class LoraPool:
 
     def free_up(self, size: int) -> int:
         """Evict adapters that nobody holds, the least recently used first, until so many bytes are free; how
-        many of them are. Whatever is free is given back to the system."""
+        many of them are. Their memory goes with `giving_back`."""
         for digest in list(self._residents):
             if self.budget - self._used >= size:
                 break
             if not self._residents[digest].pins:
                 self.unload(digest)
                 self.evictions += 1
-        for module, pages in self._stale.items():
-            for half in (self._a[module], self._b[module]):
-                _give_back(half, pages)
-            pages.clear()
         return min(self.budget - self._used, size)
+
+    def giving_back(self) -> Iterator[None]:
+        """Let the system have the memory of all pages that are free, a group of a module at a time."""
+        for module, stale in self._stale.items():
+            while stale:
+                group = next(iter(stale)) // self._group
+                own = {page for page in stale if page // self._group == group}
+                stale -= own
+                for half in (self._a[module], self._b[module]):
+                    _give_back(half[group], [page % self._group for page in own])
+                yield
 
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
@@ -211,8 +218,8 @@ class LoraPool:
         return self._touch(adapter.digest).slot
 
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """As `load`, a module of a layer at a time, so that its caller can do other things between the
-        pieces, which are short.
+        """As `load`, a page of a layer at a time, so that its caller can do other things between the
+        pieces, which are short: a page's memory may have to be cleared by the system first, 2 MB of it.
 
         What `load` raises is raised by the first piece. The iterator must then be run to its end before the
         adapter is used; until then it is pinned.
@@ -245,8 +252,7 @@ class LoraPool:
         try:
             for module in {**pages, **dict.fromkeys(module for _, module in adapter.affine)}:
                 for layer in range(self.shapes.layers):
-                    self._write(adapter, layer, module, slot, pages.get(module, ()))
-                    yield
+                    yield from self._writing(adapter, layer, module, slot, pages.get(module, ()))
             yield from self.extras.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
@@ -331,10 +337,13 @@ class LoraPool:
         widths = sum(count * sum(self.shapes.modules[module]) for module, count in pages.items())
         return self.shapes.layers * RANK_PAGE * widths * self.dtype.itemsize
 
-    def _write(self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]) -> None:
+    def _writing(
+        self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]
+    ) -> Iterator[None]:
         """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""
         gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
         if not pages:
+            yield
             return
         pair = adapter.pairs.get((layer, module))
         count = len(pages) * RANK_PAGE
@@ -346,16 +355,18 @@ class LoraPool:
                 scaling = 1.0 if half == "a" else pair.scaling
                 scaled(staged[:rank], getattr(pair, half), scaling, None if half == "a" else gain)
             staged[rank:].zero_()
-            self._put(groups, pages, staged.view(len(pages), RANK_PAGE, -1))
+            yield from self._putting(groups, pages, staged.view(len(pages), RANK_PAGE, -1))
 
-    def _put(self, groups: Tensor, pages: tuple[int, ...], staged: Tensor) -> None:
+    def _putting(self, groups: Tensor, pages: tuple[int, ...], staged: Tensor) -> Iterator[None]:
         """Copy staged pages to a layer's groups [groups, pages, RANK_PAGE, width]."""
         if self.device.type == "cpu":
             for page, part in zip(pages, staged, strict=True):
                 scaled(groups[divmod(page, self._group)], part)
+                yield
         else:
             ids = torch.tensor(pages, device=self.device)
             groups[ids // self._group, ids % self._group] = staged.to(self.device)
+            yield
 
     def _place(self, page: int) -> int:
         """The number of a page in the view of each layer (`_layers`)."""
@@ -377,17 +388,13 @@ def _layers(groups: Tensor) -> Tensor:
     return groups.as_strided((layers, rows, width), (share * width, width, 1))
 
 
-def _give_back(groups: Tensor, pages: Collection[int]) -> None:
-    """Let the system have the memory of these pages back."""
-    count = groups.shape[2]
-    inside: dict[int, list[int]] = {}
-    for page in pages:
-        inside.setdefault(page // count, []).append(page % count)
-    give_back_pages(groups, [group for group, own in inside.items() if len(own) == count])
-    for group, own in inside.items():
-        if len(own) < count:
-            for share in groups[group]:
-                give_back_pages(share, own)
+def _give_back(group: Tensor, pages: Collection[int]) -> None:
+    """Let the system have the memory of these pages of a group [L, pages, RANK_PAGE, width] back."""
+    if len(pages) == group.shape[1]:
+        give_back(group)
+        return
+    for share in group:
+        give_back_pages(share, pages)
 
 
 def _pages(rank: int) -> int:

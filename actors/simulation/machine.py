@@ -283,12 +283,13 @@ class Device:
         full = self.layout.lendable and len(self._resident) >= self._places
         return ADAPTER_PAGES if full and adapter.digest not in self._resident else 0
 
-    def lend(self, pages: tuple[int, ...]) -> None:
-        """They are overwritten at once."""
+    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """They are overwritten, one after the other."""
         for page in pages:
             if page in self._lent:
                 raise Wrong(f"page {page} is lent twice")
             self._cells[page] = [-1] * self.layout.page_size
+            yield
         self._lent += pages
 
     def repay(self, count: int) -> tuple[int, ...]:
@@ -298,6 +299,10 @@ class Device:
         pages = tuple(self._lent[: min(free, count)])
         del self._lent[: len(pages)]
         return pages
+
+    def giving_back(self) -> Iterator[None]:
+        """One piece."""
+        yield
 
     def _unused(self) -> int:
         beyond = max(len(self._resident) - self._capacity, 0)

@@ -24,7 +24,6 @@ from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.api.upload import Staging, sync_folder
 from personae.errors import Conflict, LoadError, NotFound, RateLimited
-from personae.lora.adapter import Adapter
 from personae.lora.library import AdapterBounds
 from personae.lora.pace import Pace
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
@@ -177,7 +176,7 @@ class Registry:
 
         Raises AdapterError, Conflict or RateLimited; then nothing has changed.
         """
-        adapter = await to_thread.run_sync(self._read, folder, limiter=self._readers)
+        digest, ranks, traits = await to_thread.run_sync(self._read, folder, limiter=self._readers)
         size = sum((folder / file).stat().st_size for file in (CONFIG_FILE, TENSORS_FILE))
         async with self._lock:
             old = self.check_name(who, name, replace)
@@ -187,15 +186,15 @@ class Registry:
                 name,
                 f"adapter-{secrets.token_hex(12)}",
                 old["version"] + 1 if old else 1,
-                adapter.digest,
-                msgspec.json.encode(adapter.ranks).decode(),
+                digest,
+                msgspec.json.encode(ranks).decode(),
                 size,
                 shared,
                 int(time.time()),
-                msgspec.json.encode(_Traits(adapter.traits(), adapter.invocation)).decode(),
+                msgspec.json.encode(traits).decode(),
             )
-            with self.hold(adapter.digest):
-                await to_thread.run_sync(self._commit, folder, adapter.digest, row)
+            with self.hold(digest):
+                await to_thread.run_sync(self._commit, folder, digest, row)
             if old:
                 self._collect(old["digest"])
         return self._record(self._data.rows("select * from adapters where id = ?", (row[2],))[0])
@@ -209,10 +208,11 @@ class Registry:
             await to_thread.run_sync(self._delete, rows[0]["id"])
             self._collect(rows[0]["digest"])
 
-    def _read(self, folder: Path) -> Adapter:
+    def _read(self, folder: Path) -> tuple[str, dict[str, int], _Traits]:
+        """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it."""
         adapter = read_adapter(folder, self._bounds.shapes, Pace().rest)
         self._bounds.check(adapter)
-        return adapter
+        return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
         """The files first, then the row: after a crash in between nothing names them."""

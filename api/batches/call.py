@@ -14,7 +14,10 @@ from personae.api.batches.store import new_id
 from personae.api.decode import decode
 from personae.api.errors import error_answer, visible
 from personae.api.generation import Door, Job
-from personae.api.schema import ChatRequest
+from personae.api.responses import routes as responses
+from personae.api.responses.form import Form
+from personae.api.responses.request import ResponsesRequest
+from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.tenants.access import Caller
 from personae.api.tenants.store import Identity
 from personae.errors import Overloaded, RateLimited, Unauthorized
@@ -40,7 +43,7 @@ class Call:
         self._line = line
         self._request_id = uuid.uuid4().hex
         self._job: Job | None = None
-        self._form: chat.Form | completions.Form | None = None
+        self._form: chat.Form | completions.Form | Form | None = None
         self.result: OutputLine | None = None
 
     @property
@@ -55,10 +58,13 @@ class Call:
                 raise Unauthorized("The tenant of this batch has been revoked.")
             type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
             body = decode(bytes(self._line.body), type, depth)
-            if isinstance(body, ChatRequest):
-                self._job, self._form = await chat.admit(self._door, body)
-            else:
-                self._job, self._form = await completions.admit(self._door, body)
+            match body:
+                case ChatRequest():
+                    self._job, self._form = await chat.admit(self._door, body)
+                case CompletionRequest():
+                    self._job, self._form = await completions.admit(self._door, body)
+                case ResponsesRequest():
+                    self._job, self._form = await responses.admit(self._door, body)
             self._job.deadline = math.inf  # the batch has one
         except Exception as error:
             self._fail(error)

@@ -138,7 +138,7 @@ class Batches:
         """Take a batch. Raises RequestError, or RateLimited when the tenant has too many at a time."""
         window = _window(body.completion_window)
         if body.endpoint not in ENDPOINTS:
-            served = " and ".join(ENDPOINTS)
+            served = ", ".join(ENDPOINTS)
             raise RequestError(f"`endpoint` must be one of {served}.", param="endpoint")
         _check_metadata(body.metadata)
         after = body.output_expires_after

@@ -12,13 +12,15 @@ import msgspec
 
 from personae.api.batches.model import BatchError, InputLine
 from personae.api.decode import decode
+from personae.api.responses.request import ResponsesRequest
 from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import ApiSettings
 from personae.errors import RequestError
 
-ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
 }
 MOST_ERRORS = 100  # of a file are told
 _MAX_ID = 512

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import msgspec
 
-from personae.api.batches.model import BatchUsage, CachedTokens, Counts, NotRun, OutputLine, Response
+from personae.api.batches.model import (
+    BatchUsage,
+    CachedTokens,
+    Counts,
+    NotRun,
+    OutputLine,
+    ReasoningTokens,
+    Response,
+)
 from personae.api.upload import sync_folder
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
@@ -22,14 +30,22 @@ EXPIRED = NotRun("batch_expired", "The completion window ended before this reque
 CANCELLED = NotRun("batch_cancelled", "The batch was cancelled before this request was run.")
 
 
-class _Cached(msgspec.Struct):
+class _Details(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class _Usage(msgspec.Struct):
+    """In completions' words, and in those of responses."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    prompt_tokens_details: _Cached | None = None
+    prompt_tokens_details: _Details = _Details()
+    completion_tokens_details: _Details = _Details()
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Details = _Details()
+    output_tokens_details: _Details = _Details()
 
 
 class _Body(msgspec.Struct):
@@ -49,7 +65,7 @@ class Journal:
         self.paths = {name: folder / name for name in (OUTPUT, ERRORS)}
         self.done: set[str] = set()
         self._completed = self._failed = 0
-        self._prompt = self._cached = self._answer = 0
+        self._prompt = self._cached = self._answer = self._reasoning = 0
         self._sizes: dict[str, int] = {}
         for name, path in self.paths.items():
             path.touch(mode=0o600)
@@ -67,6 +83,7 @@ class Journal:
             self._prompt,
             CachedTokens(self._cached),
             self._answer,
+            ReasoningTokens(self._reasoning),
             total_tokens=self._prompt + self._answer,
         )
 
@@ -122,9 +139,12 @@ class Journal:
             return
         self._completed += 1
         usage = _body(line.response.body).usage or _Usage()
-        self._prompt += usage.prompt_tokens
-        self._answer += usage.completion_tokens
-        self._cached += usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+        self._prompt += usage.prompt_tokens + usage.input_tokens
+        self._answer += usage.completion_tokens + usage.output_tokens
+        for details in (usage.prompt_tokens_details, usage.input_tokens_details):
+            self._cached += details.cached_tokens
+        for details in (usage.completion_tokens_details, usage.output_tokens_details):
+            self._reasoning += details.reasoning_tokens
 
 
 def _file_of(line: OutputLine) -> str:

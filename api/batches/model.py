@@ -52,7 +52,7 @@ class CachedTokens(msgspec.Struct, frozen=True):
 
 
 class ReasoningTokens(msgspec.Struct, frozen=True):
-    """Not counted apart; the type wants it."""
+    """How much of the answers was reasoning."""
 
     reasoning_tokens: int = 0
 

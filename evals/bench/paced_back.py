@@ -56,8 +56,8 @@ def main() -> None:
     seconds = float(sys.argv[1])
     assemble = vars(back)["assemble"]
 
-    def assembled(*arguments: Any) -> Any:
-        whole = assemble(*arguments)
+    def assembled(*arguments: Any, **options: Any) -> Any:
+        whole = assemble(*arguments, **options)
         return replace(whole, script=paced(whole.script, seconds))
 
     vars(back)["assemble"] = assembled  # that is all that differs

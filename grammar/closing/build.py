@@ -4,12 +4,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import msgspec
 
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.closing.blueprint import Blueprint
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.closing.grammar import ClosingGrammar, planned
 from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, schema_reach, text_reach
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
@@ -28,19 +29,40 @@ from personae.grammar.structure.elements import (
     Verbatim,
 )
 
+# Backends compile without the interpreter's lock. Idle threads cost nothing.
+_BESIDE = ThreadPoolExecutor(32, "grammar")
+
 _TOKEN_ID = re.compile(r"<\[")
 
 
 def build(
     blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
 ) -> ClosingGrammar:
-    """Compile a blueprint twice: over the model's tokens and over bytes.
+    """Compile a blueprint twice, side by side: over the model's tokens and over bytes.
 
     Raises GrammarError when it cannot be compiled.
     """
-    inner = backend.compile(blueprint.inner)
-    second = None if blueprint.bytewise is None else bytewise.compile(blueprint.bytewise)
-    return ClosingGrammar(blueprint, inner, second, table)
+    if blueprint.bytewise is None:
+        return ClosingGrammar(blueprint, backend.compile(blueprint.inner), None, table)
+    second = _BESIDE.submit(bytewise.compile, blueprint.bytewise)
+    try:
+        inner = backend.compile(blueprint.inner)
+    finally:
+        wait([second])  # whoever asked has no more than its place's share of the cores
+    return ClosingGrammar(blueprint, inner, second.result(), table)
+
+
+def draft(
+    blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
+) -> Blueprint:
+    """The blueprint with its shortest answer, compiled once: over bytes, where that can be done.
+
+    Raises GrammarError when it cannot be compiled.
+    """
+    if blueprint.bytewise is None:
+        backend.compile(blueprint.inner)
+        return planned(blueprint, None, table)
+    return planned(blueprint, bytewise.compile(blueprint.bytewise), table)
 
 
 def blueprint_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Blueprint:

@@ -16,7 +16,7 @@ _SEARCH = 32_768  # bytes of the shortest answer, at most
 class ClosingGrammar:
     """Shared by all answers that it binds; thread-safe.
 
-    `inner` and `bytewise` are what the blueprint's specs compile to; `blueprint` then has the plan, too.
+    `inner` and `bytewise` are what the blueprint's specs compile to.
     `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
     closed. `plain` are the tokens of plain text, if that leads away from the end by no more than itself.
     """
@@ -28,14 +28,11 @@ class ClosingGrammar:
         bytewise: CompiledGrammar | None,
         table: TokenTable,
     ) -> None:
-        known = blueprint.reach or Reach()
         self.inner = inner
         self.table = table
         self._bytewise = bytewise
-        ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
-        self._hints = Hints(known.hints, ends, exits, words_first=known.words_first)
-        self.shortest_plan = blueprint.plan if blueprint.planned else self._shortest()
-        self.blueprint = msgspec.structs.replace(blueprint, plan=self.shortest_plan, planned=True)
+        self._hints = _hints(blueprint, table)
+        self.shortest_plan = planned(blueprint, bytewise, table, self._hints).plan
         self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
         is_plain = self.reach.plain is not None and self.reach.plain <= 1
         self.plain = table.plain(self.reach.barred) if is_plain else table.only()
@@ -69,12 +66,27 @@ class ClosingGrammar:
         """A planner for one answer."""
         return Planner(self._hints, self.table.bytewise_size)
 
-    def _shortest(self) -> Plan | None:
-        if self._bytewise is None:
-            return None
-        piece = self.planner().plan(self.bytewise(), b"", _SEARCH)
-        tokens = None if piece is None else self.table.spell_shortest(piece)
-        return None if piece is None or tokens is None else Plan(piece, tuple(tokens))
+
+def planned(
+    blueprint: Blueprint, bytewise: CompiledGrammar | None, table: TokenTable, hints: Hints | None = None
+) -> Blueprint:
+    """The blueprint with the shortest answer, if one is found. `bytewise` is what its bytewise spec compiles
+    to."""
+    if blueprint.planned:
+        return blueprint
+    plan = None
+    if bytewise is not None:
+        planner = Planner(hints or _hints(blueprint, table), table.bytewise_size)
+        piece = planner.plan(bytewise.matcher(), b"", _SEARCH)
+        tokens = None if piece is None else table.spell_shortest(piece)
+        plan = None if piece is None or tokens is None else Plan(piece, tuple(tokens))
+    return msgspec.structs.replace(blueprint, plan=plan, planned=True)
+
+
+def _hints(blueprint: Blueprint, table: TokenTable) -> Hints:
+    known = blueprint.reach or Reach()
+    ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
+    return Hints(known.hints, ends, exits, words_first=known.words_first)
 
 
 def _at_least(reach: Reach, shortest: int) -> Reach:

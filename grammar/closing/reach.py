@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from personae.grammar.closing.hints import hints_of
 from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import children, subschemas
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
@@ -28,7 +28,6 @@ _LEXEME = 64  # any number, any string of a known format
 # How many tokens are enough for what is left of a text, wherever in it an answer is.
 Measure = Callable[[bytes], int]
 
-_MOST_HINTS = 200_000  # bytes
 _FAR = 10**9
 # Their texts are never any plain text: they have no blanks.
 _FIXED_FORMATS = frozenset(
@@ -120,11 +119,13 @@ class _SchemaReach:
     measure: Measure
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
+    _lexemes: dict[int, tuple[int, bool, bool]] = field(default_factory=dict)
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
             return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True)
         nodes = list(self._nodes(self.document))
+        self._settle(nodes)
         container = min(max(map(self._rest, self._nested(nodes)), default=0.0) + 8, _FAR)
         root = min(self._rest(self.document) + 8, _FAR)
         lexeme, plain, wide = 0, 0, False
@@ -143,7 +144,7 @@ class _SchemaReach:
             int(container),
             lexeme,
             None if wide else grown,
-            hints=tuple(_hints(nodes[0])),
+            hints=tuple(hints_of(nodes[0])),
             ends=ends,
             roots=1,
             texts=all(map(self._leaves_text_alone, nodes)),
@@ -194,8 +195,8 @@ class _SchemaReach:
                 if id(node) not in seen:
                     seen.add(id(node))
                     yield node
-                    if "$ref" in node:
-                        unseen.append(self._target(node["$ref"]))
+                    if "$ref" in node and id(target := self._target(node["$ref"])) not in seen:
+                        unseen.append(target)
 
     def _target(self, reference: Any) -> Any:
         target: Any = self.document
@@ -206,6 +207,15 @@ class _SchemaReach:
             except (KeyError, IndexError, ValueError, TypeError):
                 return True
         return target
+
+    def _settle(self, nodes: list[dict[str, Any]]) -> None:
+        """Find the values of all nodes. What was found infinite within a circle of references may not be."""
+        left = len(nodes) + 1
+        while len(nodes) < left:
+            left = len(nodes)
+            for node in nodes:
+                self._shortest.pop(id(node), None)
+            nodes = [node for node in nodes if math.isinf(self._value(node))]
 
     def _value(self, schema: Any) -> float:
         """How long the shortest value may be: an upper bound; infinite while it is being found."""
@@ -251,11 +261,15 @@ class _SchemaReach:
             for name in schema.get("required", ())
         ]
         count = max(schema.get("minProperties", 0) - len(named), 0)
-        values = [
-            self._value(one) for one in (*listed.values(), *schema.get("patternProperties", {}).values())
-        ]
-        values.append(self._value(others))
-        more = count * (_LEXEME + max(values)) if count else 0.0
+        patterned = schema.get("patternProperties", {}).values()
+        longest = 0.0
+        if count:
+            longest = max(map(self._value, (*listed.values(), *patterned, others)))
+        more = count * (_LEXEME + longest)
+        if pending:  # what has begun and is required is counted already
+            required = frozenset(schema.get("required", ()))
+            optional = [one for name, one in listed.items() if name not in required]
+            longest = max(map(self._value, (*optional, *patterned, others)))
         items = schema.get("items", True)
         first = items if isinstance(items, list) else schema.get("prefixItems", [])
         rest = schema.get("additionalItems", True) if isinstance(items, list) else items
@@ -263,14 +277,8 @@ class _SchemaReach:
         elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
         if least > len(first):
             elements += (least - len(first)) * (self._value(rest) + 2)
-        # A member that is required and has begun is counted already.
-        optional = [
-            self._value(one) for name, one in listed.items() if name not in schema.get("required", ())
-        ]
-        optional += values[len(listed) :] if others is not False else values[len(listed) : -1]
-        optional += [] if rest is False else [self._value(rest)]
-        begun = max([*optional, *map(self._value, first)], default=0.0) + 6 if pending else 0.0
-        return sum(named) + more + elements + begun
+        begun = max([longest, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
+        return float(sum(named) + more + elements + begun)
 
     def _rest(self, schema: Any) -> float:
         """The most that a container still needs which has turned out to be of this schema."""
@@ -293,6 +301,11 @@ class _SchemaReach:
     def _lexeme(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
         """What a begun string, name or number of this schema may need; whether plain text may matter to
         it (wide); whether it may set back a pattern."""
+        if id(schema) not in self._lexemes:
+            self._lexemes[id(schema)] = self._lexeme_of(schema)
+        return self._lexemes[id(schema)]
+
+    def _lexeme_of(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
         length, wide, narrow = _LEXEME if "format" in schema else _number(schema)[1], False, False
         patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]
         if isinstance(schema.get("pattern"), str):
@@ -350,50 +363,6 @@ def _number(schema: dict[str, Any]) -> tuple[int, int]:
     # A bound that is excluded may have a neighbour that is a digit longer.
     longest = max(len(str(bound)) for bound in (*low, *high)) + 1
     return (0 if max(low, default=0) <= 0 <= min(high, default=0) else longest), longest
-
-
-def _hints(schema: Any) -> list[bytes]:
-    """Names that are required and values that are listed, those of short alternatives first."""
-    found: dict[bytes, float] = {}
-
-    def visit(node: Any, weight: float) -> None:
-        if not isinstance(node, dict):
-            return
-        values = [node["const"]] if "const" in node else node.get("enum", ())
-        for text in (*node.get("required", ()), *values):
-            if isinstance(text, str):
-                written = _text(text)
-                found[written] = min(found.get(written, math.inf), weight + len(written))
-        if isinstance(node.get("pattern"), str):
-            written = _text(pattern_reach(node["pattern"]).example)
-            found.setdefault(written, weight + len(written))
-        for keyword in ("anyOf", "oneOf"):
-            for one in node.get(keyword, ()):
-                visit(one, min(shortest_instance(one) if _is_closed(one) else 0.0, 1e6))
-        for step, child in children(node):
-            if step[0] not in ("anyOf", "oneOf"):
-                visit(child, weight)
-
-    visit(schema, 0.0)
-    ordered = sorted(found, key=lambda text: (found[text], text))
-    total = 0
-    kept = []
-    for text in ordered:
-        total += len(text)
-        if total > _MOST_HINTS:
-            break
-        kept.append(text)
-    return kept
-
-
-def _is_closed(schema: Any) -> bool:
-    """Whether it can be measured alone: no reference leads out of it."""
-    return not any("$ref" in node for node, _ in subschemas(schema))
-
-
-def _text(text: str) -> bytes:
-    """The string as it stands between quotes, the closing one included."""
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
 
 
 def _json(value: Any) -> bytes:

@@ -9,6 +9,7 @@ import re._constants as sre  # type: ignore[import-not-found]  # not part of the
 import re._parser as parser  # type: ignore[import-not-found]  # likewise
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 _MOST = 100_000
@@ -41,6 +42,7 @@ class PatternReach:
         return self.longest if self.ascii else 4 * self.longest
 
 
+@lru_cache(maxsize=1024)  # a schema has the same ones over and over, formats above all
 def pattern_reach(pattern: str) -> PatternReach:
     """What `pattern` asks, anchored or not."""
     try:

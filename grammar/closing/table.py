@@ -119,9 +119,20 @@ class TokenTable:
         if text not in self._measured:
             if len(self._measured) > _REMEMBERED:
                 self._measured.clear()
-            best = self._best(text)
-            self._measured[text] = max((len(text) if step is None else step[0] for step in best), default=0)
+            self._measured[text] = self._measure(text)
         return self._measured[text]
+
+    def _measure(self, text: bytes) -> int:
+        """As `_best`, of bytes and for their numbers alone: a schema's names are measured one and all."""
+        ids, longest, length = self._ids, self._longest, len(text)
+        fewest = [0] * (length + 1)
+        for at in range(length - 1, -1, -1):
+            least = length
+            for end in range(min(at + longest.get(text[at : at + 2], 1), length), at, -1):
+                if fewest[end] < least and text[at:end] in ids:
+                    least = fewest[end]
+            fewest[at] = min(least + 1, length)
+        return max(fewest)
 
     def spell_shortest(self, piece: Sequence[int]) -> list[int] | None:
         """The fewest tokens that write `piece`; None if there are none. A very long one may get more."""

@@ -1,20 +1,24 @@
 """A process that compiles each spec in a child of its own: what a spec costs there, it costs nobody else.
 
-The fork server has read the vocabulary once, and forks a child for every spec in a few milliseconds. The
+The fork server has read the vocabulary once, and keeps a few children standing by, each for one spec. The
 kernel ends a child that takes too much processor time or memory, whatever library it is stuck in; all of it
 is given back, and others that are compiled meanwhile notice nothing. What comes back is a `Blueprint`, from
 which the grammar is made here without the analysis and the searches: they are the part that can explode, and
 would hold our interpreter's lock.
 
-A request travels on a socket of its own, whose other end the server is sent. The server ends when we do.
+A request travels on a socket of its own, whose other end is sent to whichever child takes it first. A child
+says that it has taken one by closing its pipe to the server, which then forks the next. All end when we do.
 """
 
+import gc
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from contextlib import suppress
 from threading import Lock
@@ -24,6 +28,7 @@ import msgspec
 
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.sandbox.tour import TOUR, tour
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -32,10 +37,11 @@ if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
 
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
+_STANDING = 2  # children that wait for a spec
 _BEGUN = b"!"
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
 _NEARLY_ALL, _GBNF = b"n", b"g"
-_FIRST = {_NEARLY_ALL: GrammarSpec("json_object"), _GBNF: GrammarSpec("ebnf", 'root ::= "a"')}
+_FIRST = {_NEARLY_ALL: TOUR, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
@@ -60,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Sandbox:
-    """Starts the server when it is first needed, and again when it has died. Thread-safe."""
+    """Starts the server when it is first needed, or by `start`, and again when it has died. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
         self._vocabulary = vocabulary
@@ -91,6 +97,11 @@ class Sandbox:
         if isinstance(outcome, Refusal):
             raise GrammarError(outcome.message, param=outcome.param, code=outcome.code)
         return outcome
+
+    def start(self) -> None:
+        """Start the server, so that nobody has to wait for it; takes as long as a Python process takes."""
+        with self._lock:
+            self._running()
 
     def close(self) -> None:
         """End the server."""
@@ -125,7 +136,12 @@ class Sandbox:
 
 
 def _start(theirs: socket.socket, vocabulary: Vocabulary, limits: Limits) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        # Or a Rust library that finds no memory looks for memory to say where, and waits for its own lock.
+        "RUST_BACKTRACE": "0",
+    }
+    environment.pop("RUST_LIB_BACKTRACE", None)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own text
         [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
@@ -152,31 +168,62 @@ def _all(connection: socket.socket) -> bytes:
 
 
 def main() -> None:
-    """The server: read the vocabulary, then fork a child for every socket that comes."""
+    """The server: read the vocabulary, then see to it that children stand by."""
     from personae.grammar.compiler import GrammarCompiler  # it knows of us
 
+    os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
     given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], Limits]
     tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)
     compiler = GrammarCompiler(Vocabulary(tokens, stops, special), sandboxed=False)
-    first = dict(_FIRST)
-    compiler.draft(first.pop(_NEARLY_ALL))
+    known = {_NEARLY_ALL}
+    tour(compiler, _FIRST[_NEARLY_ALL])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    gc.disable()  # a child does not live that long, and its memory is limited
+    gc.freeze()
+    poll = select.poll()
+    poll.register(control, 0)  # tells when the other end is closed
+    standing: set[int] = set()
     while True:
+        while len(standing) < _STANDING:
+            pipe = _stand(compiler, control, limits, known)
+            standing.add(pipe)
+            poll.register(pipe, select.POLLIN)
+        for pipe, _ in poll.poll():
+            if pipe == control.fileno():
+                os._exit(0)  # nothing is left to be put in order
+            taken = os.read(pipe, 1)
+            poll.unregister(pipe)
+            standing.remove(pipe)
+            os.close(pipe)
+            if not taken:
+                time.sleep(0.1)  # it has died by itself, and the next may do so, too
+            elif taken not in known:
+                known.add(taken)
+                tour(compiler, _FIRST[taken])
+
+
+def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, known: set[bytes]) -> int:
+    """Fork a child; the end of its pipe on which it tells what it has taken."""
+    read, write = os.pipe()
+    if os.fork():
+        os.close(write)
+        return read
+    try:
+        if not select.select([control], [], [], 0)[0]:
+            tour(compiler, _FIRST[_NEARLY_ALL][:1])  # what it writes to, it has to copy: not while one waits
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not kind:
-            os._exit(0)  # nothing is left to be put in order
-        if kind in first:
-            compiler.draft(first.pop(kind))
-        if os.fork() == 0:
-            try:
-                control.close()
-                _bound(limits)
-                with socket.socket(fileno=descriptors[0]) as connection:
-                    _answer(compiler, connection)
-            finally:
-                os._exit(0)
-        os.close(descriptors[0])
+        control.close()
+        if kind:
+            os.write(write, kind)
+            os.close(write)
+            if kind not in known:
+                tour(compiler, _FIRST[kind])
+            _bound(limits)
+            with socket.socket(fileno=descriptors[0]) as connection:
+                _answer(compiler, connection)
+    finally:
+        os._exit(0)
 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
@@ -192,7 +239,6 @@ def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
 
 def _bound(limits: Limits) -> None:
     """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
-    os.nice(5)
     for timer in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(timer, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told

@@ -53,7 +53,9 @@ def rebuild(schema: dict[str, Any], change: Callable[[Path, Any], Any]) -> dict[
 
 def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[dict[str, Any], Path]]:
     """Every schema object within a schema and itself, with its path, outermost first."""
-    if isinstance(schema, dict):
-        yield schema, path
-        for step, child in children(schema):
-            yield from subschemas(child, (*path, *step))
+    unseen = [(schema, path)]
+    while unseen:
+        one, path = unseen.pop()
+        if isinstance(one, dict):
+            yield one, path
+            unseen += reversed([(child, path + step) for step, child in children(one)])

@@ -10,8 +10,7 @@ from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
 from personae.grammar.closing.blueprint import Blueprint
-from personae.grammar.closing.build import build, names_tokens, structure_reach
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.closing.build import names_tokens, structure_reach
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -27,14 +26,10 @@ _BACKEND = "llguidance"
 Rewritings = Callable[[Schema], Iterator[Schema]]
 
 
-def compile_structure(
-    spec: GrammarSpec,
-    backend: GrammarBackend,
-    bytewise: GrammarBackend,
-    table: TokenTable,
-    rewritings: Rewritings,
-) -> ClosingGrammar:
-    """Compile a spec of kind "structure" with llguidance. `rewritings` gives schemas equal to one.
+def structure_blueprint(
+    spec: GrammarSpec, backend: GrammarBackend, table: TokenTable, rewritings: Rewritings
+) -> Blueprint:
+    """What a spec of kind "structure" comes to, for llguidance. `rewritings` gives schemas equal to one.
 
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
     """
@@ -64,8 +59,7 @@ def compile_structure(
     except ANALYSIS_ERRORS:
         reach = None
     second = None if names_tokens(spec.source) else written(table.bytewise().special)
-    blueprint = Blueprint(_BACKEND, written(table.vocabulary.special), second, reach)
-    return build(blueprint, backend, bytewise, table)
+    return Blueprint(_BACKEND, written(table.vocabulary.special), second, reach)
 
 
 def _written(element: Bound) -> str:

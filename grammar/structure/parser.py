@@ -46,8 +46,9 @@ class Said:
 class AnswerParser(Reader):
     """`push` the text of one answer, with `marks` for special tokens, and `finish` at its end.
 
-    Reasoning comes first, as `thinks` says. Tool calls are looked for in the text after it: anywhere, or only
-    at its beginning. `tools` None: there are none. `functions` are those that may be called, by name.
+    Reasoning comes first, as `thinks` says; `thinking` tells whether it has begun and not ended. Tool calls
+    are looked for in the text after it: anywhere, or only at its beginning. `tools` None: there are none.
+    `functions` are those that may be called, by name.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class AnswerParser(Reader):
         self.marks = marks
         self.begun = 0
         self.completed = 0
+        self.thinking = False
         self._said = Said()
         self._shown = shown
         self._functions = functions or {}
@@ -112,7 +114,9 @@ class AnswerParser(Reader):
         )
         while True:
             if opened or (yield from self.opens(" " + open)):
+                self.thinking = True
                 yield from self.until(close, self._reason)
+                self.thinking = False
                 self._reason("\n")
                 self._content.leading = True
             elif aside and (yield from self.opens(" " + aside)):

@@ -18,7 +18,7 @@ void* personae_pack(const void* weight, int64_t n, int64_t k, int paired) {
 void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
 void personae_unpack(void* packed) { delete (Packed*)packed; }
 
-// y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias.
+// y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias, which is readable for 32 floats past its end.
 void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_t rows, const float* bias, void* y,
                      int threads) {
     struct Call {
@@ -39,15 +39,16 @@ void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_
     Team::of(threads).run({items_of(w)}, [](void* context, int, int64_t item, int) {
         const Call& c = *(const Call*)context;
         auto expect = [](int64_t, int64_t, int64_t) {};
-        multiply_item(c.x, c.rows, c.w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* sums) {
+        Nothing more;
+        auto take = [&](int64_t row, int64_t count, int64_t g, const float* sums) {
             for (int64_t half = 0; half < 2; half++)
                 for (int64_t i = 0; i < count; i++)
                     for (int64_t j = 0; j < c.w.width(g, half); j++) {
                         const int64_t column = c.w.column(g, half) + j;
-                        c.y[(row + i) * c.w.n + column] =
-                            narrow<bf16>(sums[i * GROUP + half * 16 + j] + (c.bias ? c.bias[column] : 0.0f));
+                        c.y[(row + i) * c.w.n + column] = narrow<bf16>(sums[i * GROUP + half * 16 + j]);
                     }
-        });
+        };
+        multiply_item(c.x, c.rows, c.w, item, c.bias, more, expect, take);
     }, &call);
 }
 

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "attention_bf16.h"
-#include "lowrank.h"
+#include "expand.h"
+#include "shrink.h"
 #include "team.h"
 
 namespace {
@@ -63,11 +64,9 @@ class Decoder {
     void forward(const DecoderBatch& batch) {
         b_ = &batch;
         reserve(batch.count);
-        plan_.reset(batch.lora ? new LoraPlan(*batch.lora, team_.size()) : nullptr);
-        if (plan_) {
-            shrunk_.resize(std::max<size_t>(shrunk_.size(), plan_->size));
-            find_runs();
-        }
+        plan_.reset(batch.lora ? new LoraPlan(*batch.lora, batch.count, team_.size()) : nullptr);
+        if (plan_) shrunk_ = tiles(shrunk_memory_, plan_->size / 32, 32).tiles;
+        find_runs();
         cut_queries();
         phases_.clear();
         for (int64_t layer = 0; layer < m_.layers; layer++) {
@@ -81,7 +80,7 @@ class Decoder {
             if (plan_) add(layer, O_EXPAND, plan_->expand[O].size());
             add(layer, MLP_NORM, row_blocks());
             product(layer, GATE_UP_PRODUCT, GATE_UP, *l.gate_up);
-            if (plan_) add(layer, GATE_UP_EXPAND, runs_.size() * gate_blocks());
+            if (plan_) add(layer, GATE_UP_EXPAND, few_.size() * gate_blocks());
             product(layer, DOWN_PRODUCT, DOWN, *l.down);
             if (plan_) add(layer, DOWN_EXPAND, plan_->expand[DOWN].size());
         }
@@ -112,9 +111,10 @@ class Decoder {
     struct Queries {  // of one row and key/value head
         int64_t row, head, first, count;
     };
-    struct Run {  // rows that take one adapter, or none
-        int64_t row, rows;
-        int64_t gate, up;  // updates, -1: none
+    struct Scratch {
+        AttentionScratch attention;
+        LoraScratch lora;
+        explicit Scratch(int64_t dim) : attention(dim) {}
     };
     static constexpr int64_t BLOCK_ROWS = 4;
 
@@ -124,7 +124,13 @@ class Decoder {
         sizes_.push_back(size);
     }
     void product(int64_t layer, Kind kind, Input input, const Packed& w) {
-        add(layer, kind, items_of(w) + (plan_ ? int64_t(plan_->shrink[input].size()) : 0), items_of(w));
+        const int64_t products = items_of(w), shrinks = plan_ ? int64_t(plan_->shrink[input].size()) : 0;
+        if (plan_ && plan_->at_hand) {  // the products want what was shrunk
+            add(layer, kind, shrinks);
+            add(layer, kind, products, products);
+        } else {
+            add(layer, kind, products + shrinks, products);
+        }
     }
     void run() {
         team_.run(sizes_, [](void* self, int phase, int64_t item, int thread) {
@@ -170,22 +176,10 @@ class Decoder {
     }
 
     void find_runs() {
-        runs_.clear();
-        int64_t at = 0;
-        const Lora& lora = *b_->lora;
-        for (int64_t i = 0; i < lora.segments; i++) {
-            if (!lora.rows[i]) continue;
-            if (lora.first_row[i] > at) runs_.push_back({at, lora.first_row[i] - at, -1, -1});
-            Run run{lora.first_row[i], lora.rows[i], -1, -1};
-            for (size_t u = 0; u < plan_->updates.size(); u++)
-                if (plan_->updates[u].row == run.row) {
-                    if (plan_->updates[u].module == 4) run.gate = int64_t(u);
-                    if (plan_->updates[u].module == 5) run.up = int64_t(u);
-                }
-            runs_.push_back(run);
-            at = run.row + run.rows;
-        }
-        if (at < b_->count) runs_.push_back({at, b_->count - at, -1, -1});
+        runs_ = plan_ ? plan_->runs : std::vector<Run>{LoraPlan::plain(0, b_->count)};
+        few_.clear();
+        for (size_t i = 0; i < runs_.size(); i++)
+            if (runs_[i].few()) few_.push_back(int64_t(i));
     }
 
     void work(const Phase& phase, int64_t item, int thread) {
@@ -195,20 +189,23 @@ class Decoder {
             case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm);
             case MLP_NORM: return norm_rows(item, O, l.mlp_norm);
             case LAST: return norm_rows(item, DOWN, nullptr);
-            case QKV_PRODUCT: return base_or_shrink(phase, item, QKV, *l.qkv, normed_, l.qkv_bias, qkv_.data(), qkv_width_);
-            case O_PRODUCT: return base_or_shrink(phase, item, O, *l.o, mixed_, l.o_bias, output_.data(), m_.hidden);
-            case DOWN_PRODUCT: return base_or_shrink(phase, item, DOWN, *l.down, inner_, l.down_bias, output_.data(), m_.hidden);
+            case QKV_PRODUCT: return either(phase, item, thread, QKV, *l.qkv, normed_, l.qkv_bias, qkv_.data());
+            case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output_.data());
+            case DOWN_PRODUCT: return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output_.data());
             case GATE_UP_PRODUCT:
-                if (plan_) return base_or_shrink(phase, item, GATE_UP, *l.gate_up, normed_, l.gate_up_bias, gate_up_.data(), 2 * m_.inner);
-                return gated(item, l);
+                if (item >= phase.products) return shrink_item(phase, item, thread, GATE_UP, normed_);
+                return gated(item, l, layer, scratch_[thread].lora);
             case QKV_EXPAND: return expand(QKV, item, layer, qkv_.data(), qkv_width_);
             case O_EXPAND: return expand(O, item, layer, output_.data(), m_.hidden);
             case DOWN_EXPAND: return expand(DOWN, item, layer, output_.data(), m_.hidden);
             case GATE_UP_EXPAND: return expand_gated(item, layer);
             case APPEND: return append(l, layer, item);
-            case ATTEND: return attend(l, layer, item, scratch_[thread]);
+            case ATTEND: return attend(l, layer, item, scratch_[thread].attention);
             case HEAD_NORM: return head_norm(item);
-            case HEAD_PRODUCT: return store_product(item, *m_.output, normed_, head_count_, nullptr, head_to_, m_.vocab);
+            case HEAD_PRODUCT: {
+                Nothing more;
+                return store_product(item, *m_.output, normed_, head_count_, nullptr, more, head_to_);
+            }
         }
     }
 
@@ -244,72 +241,106 @@ class Decoder {
             normalise(head_from_ + row * m_.hidden, m_.norm, row);
     }
 
-    void base_or_shrink(const Phase& phase, int64_t item, Input input, const Packed& w, const Rows& x,
-                        const float* bias, float* y, int64_t stride) {
-        if (item < phase.products) return store_product(item, w, x, b_->count, bias, y, stride);
-        shrink_piece(*b_->lora, *plan_, input, item - phase.products, phase.layer, x, shrunk_.data());
+    // An item of a product, or of its adapters' shrink.
+    void either(const Phase& phase, int64_t item, int thread, Input input, const Packed& w, const Rows& x,
+                const float* bias, float* y) {
+        if (item >= phase.products) return shrink_item(phase, item, thread, input, x);
+        AtHand more(b_->lora, plan_.get(), input, phase.layer, shrunk_, scratch_[thread].lora);
+        store_product(item, w, x, b_->count, bias, more, y);
+    }
+    void shrink_item(const Phase& phase, int64_t item, int thread, Input input, const Rows& x) {
+        shrink(*b_->lora, *plan_, input, item - phase.products, phase.layer, x, shrunk_, scratch_[thread].lora);
     }
 
-    static void store_product(int64_t item, const Packed& w, const Rows& x, int64_t rows, const float* bias, float* y,
-                              int64_t stride) {
+    template <typename More>
+    static void store_product(int64_t item, const Packed& w, const Rows& x, int64_t rows, const float* bias, More& more,
+                              float* y) {
+        const int64_t stride = w.n;
         auto expect = [&](int64_t row, int64_t count, int64_t g) {
             for (int64_t i = 0; i < count; i++)
                 for (int64_t half = 0; half < 2; half++)
                     __builtin_prefetch(y + (row + i) * stride + w.column(g, half), 1);
         };
-        multiply_item(x, rows, w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+        multiply_item(x, rows, w, item, bias, more, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
             for (int64_t half = 0; half < 2; half++) {
-                const int64_t column = w.column(g, half), width = w.width(g, half);
-                const __mmask16 there = __mmask16((1u << width) - 1);
-                const __m512 add = bias ? _mm512_maskz_loadu_ps(there, bias + column) : _mm512_setzero_ps();
+                const __mmask16 there = __mmask16((1u << w.width(g, half)) - 1);
                 for (int64_t i = 0; i < count; i++)
-                    _mm512_mask_storeu_ps(y + (row + i) * stride + column, there,
-                                          _mm512_add_ps(_mm512_load_ps(c + i * GROUP + half * 16), add));
+                    _mm512_mask_storeu_ps(y + (row + i) * stride + w.column(g, half), there,
+                                          _mm512_load_ps(c + i * GROUP + half * 16));
             }
         });
     }
 
-    void gated(int64_t item, const DecoderLayer& l) {
+    // Calls visit(run, first, rows) for the parts of runs among `count` rows from `row` on.
+    template <typename Visit>
+    void each_run(int64_t row, int64_t count, Visit visit) const {
+        for (const Run& run : runs_) {
+            const int64_t first = std::max(row, run.row), last = std::min(row + count, run.row + run.rows);
+            if (first < last) visit(run, first, last);
+        }
+    }
+
+    // SiLU before anything is stored, unless the row's adapter has still to be added.
+    void gated(int64_t item, const DecoderLayer& l, int64_t layer, LoraScratch& scratch) {
         const Packed& w = *l.gate_up;
+        AtHand more(b_->lora, plan_.get(), GATE_UP, layer, shrunk_, scratch);
         auto expect = [&](int64_t row, int64_t count, int64_t g) {
-            for (int64_t i = 0; i < count; i++) __builtin_prefetch(inner_.at(row + i, g / 2), 1);
+            each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
+                for (int64_t i = first; i < last; i++)
+                    if (run.few())
+                        for (int64_t half = 0; half < 2; half++)
+                            __builtin_prefetch(gate_up_.data() + i * w.n + w.column(g, half), 1);
+                    else
+                        __builtin_prefetch(inner_.at(i, g / 2), 1);
+            });
         };
-        multiply_item(normed_, b_->count, w, item, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
-            const float* bias = l.gate_up_bias;
-            const __m512 gate = bias ? _mm512_loadu_ps(bias + g * 16) : _mm512_setzero_ps();
-            const __m512 up = bias ? _mm512_loadu_ps(bias + m_.inner + g * 16) : _mm512_setzero_ps();
-            for (int64_t i = 0; i < count; i++)
-                put(inner_.at(row + i, g / 2) + g % 2 * 16,
-                    silu_times(_mm512_add_ps(_mm512_load_ps(c + i * GROUP), gate),
-                               _mm512_add_ps(_mm512_load_ps(c + i * GROUP + 16), up)));
-        });
+        auto take = [&](int64_t row, int64_t count, int64_t g, const float* c) {
+            each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
+                for (int64_t i = first; i < last; i++) {
+                    const __m512 gate = _mm512_load_ps(c + (i - row) * GROUP);
+                    const __m512 up = _mm512_load_ps(c + (i - row) * GROUP + 16);
+                    if (run.few()) {
+                        _mm512_storeu_ps(gate_up_.data() + i * w.n + w.column(g, 0), gate);
+                        _mm512_storeu_ps(gate_up_.data() + i * w.n + w.column(g, 1), up);
+                    } else {
+                        put(inner_.at(i, g / 2) + g % 2 * 16, silu_times(gate, up));
+                    }
+                }
+            });
+        };
+        multiply_item(normed_, b_->count, w, item, l.gate_up_bias, more, expect, take);
+    }
+
+    const bf16* first_of(const Update& u, int64_t layer, int64_t output) const {  // of B
+        return b_->lora->module[u.module].page_of_b(u.page[0], layer) + output;
     }
 
     void expand(Input input, int64_t item, int64_t layer, float* y, int64_t stride) {
-        const std::vector<Piece>& pieces = plan_->expand[input];
-        const Piece &piece = pieces[item], &then = pieces[std::min<size_t>(item + 1, pieces.size() - 1)];
-        const Update& u = plan_->updates[piece.update];
-        int64_t column = 0;  // where k and v lie beside q
+        const std::vector<Expand>& items = plan_->expand[input];
+        const Expand &e = items[item], &then = items[std::min<size_t>(item + 1, items.size() - 1)];
+        const Update& u = plan_->updates[e.update];
+        int64_t column = e.first;  // k and v lie beside q
         for (int64_t module = 0; module < u.module && u.module < 3; module++) column += b_->lora->module[module].out;
-        expand_piece(*b_->lora, u, piece.first, piece.count, layer, shrunk_.data(), y + column, stride,
-                     &plan_->updates[then.update], then.first);
+        expand_few(u, b_->lora->module[u.module], layer, u.row, u.rows, e.first, e.count, shrunk_,
+                   y + u.row * stride + column, stride, first_of(plan_->updates[then.update], layer, then.first));
     }
 
     void expand_gated(int64_t item, int64_t layer) {
-        const Run& run = runs_[item / gate_blocks()];
+        const Run& run = runs_[few_[item / gate_blocks()]];
         const int64_t first = item % gate_blocks() * gate_width(), count = std::min(gate_width(), m_.inner - first);
-        float* y = gate_up_.data();
-        for (int64_t update : {run.gate, run.up})
-            if (update >= 0)
-                expand_piece(*b_->lora, plan_->updates[update], first, count, layer, shrunk_.data(),
-                             y + (update == run.up ? m_.inner : 0), 2 * m_.inner,
-                             update == run.gate && run.up >= 0 ? &plan_->updates[run.up] : nullptr, first);
-        for (int64_t row = run.row; row < run.row + run.rows; row++) {
-            const float* gate = y + row * 2 * m_.inner;
-            for (int64_t c = first; c < first + count; c += 16)
-                put(inner_.at(row, c / 32) + c % 32,
-                    silu_times(_mm512_loadu_ps(gate + c), _mm512_loadu_ps(gate + m_.inner + c)));
-        }
+        const int64_t both[] = {run.update[4], run.update[5]}, stride = 2 * m_.inner;
+        float* y = gate_up_.data() + run.row * stride + first;
+        for (int half = 0; half < 2; half++)
+            if (both[half] >= 0) {
+                const Update& u = plan_->updates[both[half]];
+                const bf16* after = half || both[1] < 0 ? nullptr : first_of(plan_->updates[both[1]], layer, first);
+                expand_few(u, b_->lora->module[u.module], layer, run.row, run.rows, first, count, shrunk_,
+                           y + half * m_.inner, stride, after);
+            }
+        for (int64_t i = 0; i < run.rows; i++)
+            for (int64_t c = 0; c < count; c += 16)
+                put(inner_.at(run.row + i, (first + c) / 32) + (first + c) % 32,
+                    silu_times(_mm512_loadu_ps(y + i * stride + c), _mm512_loadu_ps(y + i * stride + m_.inner + c)));
     }
 
     // A head of q or k: its norm, if it has one, the rotation, and rounding.
@@ -377,11 +408,12 @@ class Decoder {
     const std::vector<DecoderLayer> layers_;
     const int64_t qkv_width_;
     Team& team_;
-    std::vector<AttentionScratch> scratch_;  // by thread
+    std::vector<Scratch> scratch_;  // by thread
     // Of the step in hand.
     const DecoderBatch* b_ = nullptr;
     std::unique_ptr<LoraPlan> plan_;
     std::vector<Run> runs_;
+    std::vector<int64_t> few_;  // which of them have few rows of an adapter
     std::vector<Queries> queries_;
     bool several_ = false;  // a row has more than one token: all keys are written before anyone attends
     std::vector<Phase> phases_;
@@ -391,8 +423,9 @@ class Decoder {
     int64_t head_count_ = 0;
     // [rows][...], kept from step to step.
     int64_t capacity_ = 0;
-    std::vector<float> residual_, output_, qkv_, gate_up_, shrunk_;
-    std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_;
+    std::vector<float> residual_, output_, qkv_, gate_up_;
+    bf16* shrunk_ = nullptr;
+    std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_, shrunk_memory_;
     Rows normed_{}, mixed_{}, inner_{};
 };
 

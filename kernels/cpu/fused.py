@@ -6,6 +6,7 @@ from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep
@@ -109,7 +110,9 @@ class CpuLinear:
         weight = linear.weight.contiguous()
         self._calls = calls
         self._outputs, self._inputs = weight.shape
-        self.bias = None if linear.bias is None else linear.bias.float()
+        self.bias = (
+            None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
+        )  # see multiply
         handle = calls.pack(weight.data_ptr(), self._outputs, self._inputs, paired)
         if handle is None:
             raise MemoryError(f"no memory for a packed weight of {weight.nbytes} bytes")

@@ -1,7 +1,8 @@
-// SGMV in bfloat16: the low-rank updates of a step's adapters, cut into items that run among the base's products.
+// SGMV in bfloat16: the low-rank updates of a step's adapters, planned once and the same in every layer.
 //
-// Shrink: t = x A^T, a page of 8 ranks and two rows at a time, float32. Expand: y += t B, B widened to float32, so
-// nothing is lost between. A row's sums run over the inputs and over the ranks in their order, whoever else is there.
+// Shrink: t = x A^T, summed in float32 and rounded to bfloat16, as every input of a product is. Expand: y += t B, a
+// page of 8 ranks after the other: the even ranks' products, the odd ones', and the two sums to y. That is how a tile
+// instruction adds, so a row's bits are the same whether tiles add them or, where there are few rows, registers.
 #pragma once
 #include <vector>
 
@@ -10,169 +11,131 @@
 namespace {
 
 constexpr int64_t RANKS = 8;   // ranks of a page; those past an adapter's own are zero
+constexpr int64_t QUAD = 4;    // pages whose ranks fill a row of a tile
+constexpr int64_t FEW = 8;     // up to so many rows of an adapter read its weights as they lie, from end to end
 constexpr int64_t WIDE = 512;  // outputs per item of expand where few adapters have to be shared out
-constexpr int64_t SHRINK_AHEAD = 2048;  // bytes
+constexpr int64_t PAGES = 4;   // pages per item of shrink
 
 struct LoraModule {  // one of q, k, v, o, gate, up, down, in all layers
     const bf16 *a, *b;
     int64_t a_layer, b_layer;  // elements between layers
     const int32_t *rank, *pages;
     int64_t max_pages, in, out;
+
+    const bf16* page_of_b(int32_t page, int64_t layer) const { return b + layer * b_layer + page * RANKS * out; }
 };
+
+constexpr int MODULES = 7;
 
 struct Lora {
     const int32_t *first_row, *rows, *adapter;
     int64_t segments;
-    LoraModule module[7];
+    LoraModule module[MODULES];
 };
 
 enum Input { QKV, O, GATE_UP, DOWN, INPUTS };
-constexpr int FIRST_MODULE[] = {0, 3, 4, 6, 7};
+constexpr int FIRST_MODULE[] = {0, 3, 4, 6, MODULES};
 
-struct Update {  // one adapter's module in this step
-    int64_t module, row, rows, pages, shrunk;  // shrunk: where its t [rows][pages * 8] begins
+// One adapter's module in this step. Its t lies as tiles, rows of 32 ranks that are zero past its own, and from the
+// tile of its first row to that of its last, zero where a row is not its own.
+struct Update {
+    int64_t module, row, rows, pages, shrunk;  // shrunk: where its t begins
     const int32_t* page;
+
+    int64_t first() const { return row / 16 * 16; }
+    int64_t tall() const { return (row + rows + 15) / 16 * 16 - first(); }
+    int64_t quads() const { return (pages + QUAD - 1) / QUAD; }
+    int64_t at(int64_t of, int64_t p) const {  // of row `of` of the step, the ranks of page p
+        return shrunk + (p / QUAD * tall() + of - first()) * 32 + p % QUAD * RANKS;
+    }
 };
 
-struct Piece {  // an item: pages from `first` on (shrink) or outputs (expand) of an update
+struct Run {  // rows that take one adapter, or none
+    int64_t row, rows;
+    int64_t update[MODULES];  // -1: none
+    bool adapted = false;
+
+    bool few() const { return adapted && rows <= FEW; }
+};
+
+struct RankPage {  // a page of A: where it lies in layer 0, and where the first row's t goes
+    const bf16* a;
+    int64_t layer, to;
+};
+
+struct Shrink {  // an item: pages times up to 16 rows
+    int64_t first, pages, row, rows, skipped;  // rows of the run before this item's
+};
+
+struct Expand {  // an item: some outputs of an update of few rows
     int64_t update, first, count;
 };
 
-// The items of one step, the same in every layer.
 struct LoraPlan {
+    std::vector<Run> runs;  // all rows, in their order
     std::vector<Update> updates;
-    std::vector<Piece> shrink[INPUTS], expand[INPUTS];
-    int64_t size = 0;  // floats of t
+    std::vector<RankPage> pages[INPUTS];
+    std::vector<Shrink> shrink[INPUTS];
+    std::vector<Expand> expand[INPUTS];
+    bool at_hand = false;  // an adapter has many rows: its updates are made while the base's product is at hand
+    int64_t size = 0;      // elements of t
 
     // Many adapters: each is an item, its B read from end to end. Their number is of no consequence to the bits.
     static bool many(const Lora& lora, int threads) { return lora.segments >= 4 * threads; }
 
-    LoraPlan(const Lora& lora, int threads) {
-        for (int input = 0; input < INPUTS; input++)
-            for (int64_t i = 0; i < lora.segments; i++)
-                for (int module = FIRST_MODULE[input]; module < FIRST_MODULE[input + 1]; module++) {
-                    const LoraModule& m = lora.module[module];
-                    const int32_t slot = lora.adapter[i];
-                    const int64_t pages = (m.rank[slot] + RANKS - 1) / RANKS, id = int64_t(updates.size());
-                    if (!pages || !lora.rows[i]) continue;
-                    updates.push_back(
-                        {module, lora.first_row[i], lora.rows[i], pages, size, m.pages + slot * m.max_pages});
-                    size += lora.rows[i] * pages * RANKS;
-                    for (int64_t p = 0; p < pages; p += 2) shrink[input].push_back({id, p, std::min<int64_t>(2, pages - p)});
-                    const int64_t wide = many(lora, threads) && lora.rows[i] <= 8 ? m.out : WIDE;
-                    for (int64_t c = 0; c < m.out; c += wide)
-                        expand[input].push_back({id, c, std::min(wide, m.out - c)});
-                }
+    LoraPlan(const Lora& lora, int64_t count, int threads) {
+        int64_t at = 0;
+        for (int64_t i = 0; i < lora.segments; i++) {
+            if (!lora.rows[i]) continue;
+            if (lora.first_row[i] > at) runs.push_back(plain(at, lora.first_row[i] - at));
+            Run run = plain(lora.first_row[i], lora.rows[i]);
+            at = run.row + run.rows;
+            for (int input = 0; input < INPUTS; input++) take(lora, lora.adapter[i], Input(input), run, threads);
+            at_hand |= run.adapted && !run.few();
+            runs.push_back(run);
+        }
+        if (at < count) runs.push_back(plain(at, count - at));
+    }
+
+    static Run plain(int64_t row, int64_t rows) { return {row, rows, {-1, -1, -1, -1, -1, -1, -1}}; }
+
+   private:
+    void take(const Lora& lora, int32_t slot, Input input, Run& run, int threads) {
+        const int64_t first = int64_t(pages[input].size());
+        for (int module = FIRST_MODULE[input]; module < FIRST_MODULE[input + 1]; module++) {
+            const LoraModule& m = lora.module[module];
+            const int64_t count = (m.rank[slot] + RANKS - 1) / RANKS, id = int64_t(updates.size());
+            if (!count) continue;
+            updates.push_back({module, run.row, run.rows, count, size, m.pages + slot * m.max_pages});
+            const Update& u = updates.back();
+            size += u.quads() * u.tall() * 32;
+            run.update[module] = id;
+            run.adapted = true;
+            for (int64_t p = 0; p < count; p++)
+                pages[input].push_back({m.a + u.page[p] * RANKS * m.in, m.a_layer, u.at(run.row, p)});
+            if (run.rows > FEW) continue;
+            const int64_t wide = many(lora, threads) ? m.out : WIDE;
+            for (int64_t c = 0; c < m.out; c += wide) expand[input].push_back({id, c, std::min(wide, m.out - c)});
+        }
+        const int64_t last = int64_t(pages[input].size()), each = run.rows > FEW ? last - first : PAGES;
+        for (int64_t row = 0; row < run.rows; row += 16)
+            for (int64_t p = first; p < last; p += each)
+                shrink[input].push_back(
+                    {p, std::min(each, last - p), run.row + row, std::min<int64_t>(16, run.rows - row), row});
     }
 };
 
-// A page of `size` elements is read from end to end, `next` after it (null: nothing); what will be read soon is
-// prefetched, which the processor does by itself only within a page of memory.
-struct Stream {
-    const bf16 *page, *next;
-    int64_t size;
+// Memory of one thread for operands that are put into another order.
+struct LoraScratch {
+    std::vector<bf16> memory[2];
 
-    void prefetch(int64_t at) const {
-        at += SHRINK_AHEAD / int64_t(sizeof(bf16));
-        if (at < size)
-            _mm_prefetch((const char*)(page + at), _MM_HINT_T0);
-        else if (next)
-            _mm_prefetch((const char*)(next + at - size), _MM_HINT_T0);
+    // At least `size` elements, aligned; zeros at first.
+    bf16* take(int which, int64_t size) {
+        if (int64_t(memory[which].size()) < size + 32) memory[which].assign(size + 32, bf16{0});
+        return (bf16*)((uintptr_t(memory[which].data()) + 63) & ~uintptr_t(63));
     }
+    bf16* columns(int64_t size) { return take(0, size); }
+    bf16* tiles(int64_t size) { return take(1, size); }
 };
-
-// t[i][0..8) = R rows times the 8 rows of A on one page. A sum is four of every fourth 32 inputs.
-template <int R>
-void shrink_page(const bf16* const* x, const Stream& a, int64_t in, float* const* t) {
-    for (int64_t r = 0; r < RANKS; r++) {
-        __m512 sum[R][4];
-        for (int i = 0; i < R; i++)
-            for (int part = 0; part < 4; part++) sum[i][part] = _mm512_setzero_ps();
-        auto product = [&](int64_t d, int part) {
-            a.prefetch(r * in + d);
-            const __m512bh as = pairs_at(a.page + r * in + d);
-            for (int i = 0; i < R; i++)
-                sum[i][part] = _mm512_dpbf16_ps(sum[i][part], pairs_at(x[i] + d / 32 * TILE), as);
-        };
-        int64_t d = 0;
-        for (; d + 128 <= in; d += 128)
-            for (int part = 0; part < 4; part++) product(d + part * 32, part);
-        for (int part = 0; d < in; d += 32, part++) product(d, part);
-        for (int i = 0; i < R; i++)
-            t[i][r] = _mm512_reduce_add_ps(
-                _mm512_add_ps(_mm512_add_ps(sum[i][0], sum[i][1]), _mm512_add_ps(sum[i][2], sum[i][3])));
-    }
-}
-
-inline const bf16* page_of_a(const Lora& lora, const Update& u, int64_t p, int64_t layer) {
-    const LoraModule& m = lora.module[u.module];
-    return m.a + layer * m.a_layer + u.page[p] * RANKS * m.in;
-}
-
-inline void shrink_piece(const Lora& lora, const LoraPlan& plan, Input input, int64_t item, int64_t layer,
-                         const Rows& x, float* t) {
-    const std::vector<Piece>& pieces = plan.shrink[input];
-    const Piece& piece = pieces[item];
-    const Update& u = plan.updates[piece.update];
-    const int64_t in = lora.module[u.module].in, stride = u.pages * RANKS;
-    for (int64_t p = piece.first; p < piece.first + piece.count; p++) {
-        const bf16 *a = page_of_a(lora, u, p, layer), *next = nullptr;
-        if (p + 1 < piece.first + piece.count)
-            next = page_of_a(lora, u, p + 1, layer);
-        else if (item + 1 < int64_t(pieces.size()))
-            next = page_of_a(lora, plan.updates[pieces[item + 1].update], pieces[item + 1].first, layer);
-        float* to = t + u.shrunk + p * RANKS;
-        for (int64_t row = 0; row < u.rows; row += 2) {
-            const int64_t second = std::min(row + 1, u.rows - 1);
-            const bf16* rows[] = {x.at(u.row + row, 0), x.at(u.row + second, 0)};
-            float* sums[] = {to + row * stride, to + second * stride};
-            (second == row ? shrink_page<1> : shrink_page<2>)(rows, {a, row ? nullptr : next, RANKS * in}, in, sums);
-        }
-    }
-}
-
-// y [R rows][outputs first to first + count] += t B, four ranks after four ranks: B is read as it lies, and y from
-// and to the cache a quarter as often as B has rows. `after` is what will be read next (null: nothing known).
-template <int R>
-void expand_rows(const Update& u, const LoraModule& m, const bf16* b, int64_t first, int64_t count, const float* t,
-                 float* y, int64_t y_stride, const bf16* after) {
-    constexpr int64_t FOUR = RANKS / 2;
-    const int64_t stride = u.pages * RANKS;
-    auto row_of_b = [&](int64_t r) { return b + (u.page[r / RANKS] * RANKS + r % RANKS) * m.out + first; };
-    for (int64_t r = 0; r < stride; r += FOUR, t += FOUR) {
-        const bf16 *row = row_of_b(r), *next = r + FOUR < stride ? row_of_b(r + FOUR) : after;
-        for (int64_t c = 0; c < count; c += LANES) {
-            if (next && c % 32 == 0)
-                for (int64_t k = 0; k < FOUR; k++) _mm_prefetch((const char*)(next + k * m.out + c), _MM_HINT_T0);
-            Vec bs[FOUR];
-            for (int64_t k = 0; k < FOUR; k++) bs[k] = load(row + k * m.out + c);
-            for (int i = 0; i < R; i++) {
-                float* to = y + i * y_stride + first + c;
-                Vec sum = load(to);
-                for (int64_t k = 0; k < FOUR; k++) sum += t[i * stride + k] * bs[k];
-                store(to, sum);
-            }
-        }
-    }
-}
-
-// y points at the module's outputs of the step's first row. Outputs come in sixteens. `then`, from output `then_first`
-// on, is what this thread will likely expand next; null: nothing.
-inline void expand_piece(const Lora& lora, const Update& u, int64_t first, int64_t count, int64_t layer,
-                         const float* t, float* y, int64_t y_stride, const Update* then, int64_t then_first) {
-    const LoraModule& m = lora.module[u.module];
-    const bf16* after = nullptr;
-    if (then) {
-        const LoraModule& n = lora.module[then->module];
-        after = n.b + layer * n.b_layer + then->page[0] * RANKS * n.out + then_first;
-    }
-    for (int64_t row = 0; row < u.rows;) {
-        const int64_t left = u.rows - row, n = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        (n == 8 ? expand_rows<8> : n == 4 ? expand_rows<4> : n == 2 ? expand_rows<2> : expand_rows<1>)(
-            u, m, m.b + layer * m.b_layer, first, count, t + u.shrunk + row * u.pages * RANKS,
-            y + (u.row + row) * y_stride, y_stride, n == left ? after : nullptr);
-        row += n;
-    }
-}
 
 }  // namespace

@@ -133,9 +133,10 @@ inline __m512bh pair_of(const bf16* p) {  // one pair, in all lanes
 inline __m512bh pairs_at(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 
 template <int R>
-void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, float* c) {
+void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, const float* const* bias, float* c) {
     __m512 sum[R][2];
-    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) sum[r][half] = _mm512_loadu_ps(bias[half]);
     for (int64_t block = 0; block < blocks; block++, x += TILE, w += 2 * TILE)
         for (int pair = 0; pair < 16; pair++) {
             _mm_prefetch((const char*)(w + pair * 32) + AHEAD, _MM_HINT_T0);
@@ -153,14 +154,15 @@ void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, float* c) {
     }
 }
 
-// c [rows][32] = x (from the row that starts a panel) times one group, with AVX-512.
-inline void multiply_avx512(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, float* c) {
-    static void (*const few[])(const bf16*, const bf16*, int64_t, float*) = {
+// c [rows][32] = x (from the row that starts a panel) times one group, plus its bias, with AVX-512.
+inline void multiply_avx512(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, const float* const* bias,
+                            float* c) {
+    static void (*const few[])(const bf16*, const bf16*, int64_t, const float* const*, float*) = {
         multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,
         multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>};
     for (int64_t row = 0; row < rows; row += 8)
         few[std::min<int64_t>(8, rows - row) - 1](x + row / 16 * blocks * TILE + row % 16 * 32, w, blocks,
-                                                  c + row * GROUP);
+                                                  bias, c + row * GROUP);
 }
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -172,13 +174,21 @@ inline bool amx_allowed() {  // the kernel wants to be asked before a process us
     return allowed;
 }
 
+struct alignas(64) Tiles {  // their shapes; none until they are given
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    void shape(int tile, int64_t of_rows, int64_t of_bytes) {
+        rows[tile] = uint8_t(of_rows), bytes[tile] = uint16_t(of_bytes);
+    }
+    void load() const { _tile_loadconfig(this); }
+};
+
 inline void begin_tiles() {
-    struct alignas(64) {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    _tile_loadconfig(&config);
+    Tiles tiles;
+    for (int tile = 0; tile < 8; tile++) tiles.shape(tile, 16, 64);
+    tiles.load();
 }
 inline void end_tiles() { _tile_release(); }
 
@@ -186,9 +196,12 @@ inline void prefetch_group(const bf16* w) {
     for (int64_t at = 0; at < 4 * TILE; at += 64) _mm_prefetch((const char*)w + AHEAD + at, _MM_HINT_T0);
 }
 
-inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, float* c) {
-    _tile_zero(0);
-    _tile_zero(1);
+// As multiply_avx512; extra() adds to the tiles of the sums before they are stored.
+template <typename Extra>
+void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, const float* const* bias, float* c,
+                  Extra extra) {
+    _tile_loadd(0, bias[0], 0);  // its 16 floats in each row
+    _tile_loadd(1, bias[1], 0);
     if (rows <= 16) {
         for (int64_t block = 0; block < blocks; block++, x += TILE, w += 2 * TILE) {
             prefetch_group(w);
@@ -198,10 +211,11 @@ inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t r
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
         }
+        extra();
     } else {
         const bf16* below = x + blocks * TILE;
-        _tile_zero(2);
-        _tile_zero(3);
+        _tile_loadd(2, bias[0], 0);
+        _tile_loadd(3, bias[1], 0);
         for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE, w += 2 * TILE) {
             prefetch_group(w);
             _tile_loadd(4, x, 64);
@@ -213,6 +227,7 @@ inline void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t r
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        extra();
         _tile_stored(2, c + 16 * GROUP, GROUP * 4);
         _tile_stored(3, c + 16 * GROUP + 16, GROUP * 4);
     }
@@ -224,7 +239,8 @@ constexpr bool AMX_BUILT = false;
 inline bool amx_allowed() { return false; }
 inline void begin_tiles() {}
 inline void end_tiles() {}
-inline void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, float*) {}
+template <typename Extra>
+void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, const float* const*, float*, Extra) {}
 #endif
 
 inline bool& amx_on() {  // switched off by tests, which want to see both
@@ -232,23 +248,36 @@ inline bool& amx_on() {  // switched off by tests, which want to see both
     return on;
 }
 
-// x [rows, k] times the groups `first` to `last` of a weight. take(row, count, group, c) gets each product:
-// c [count][32], the outputs of the group for `count` rows from `row` on. Before it comes expect(row, count, group):
-// where a result goes has long left the caches for the weights, and is called back while the product is made.
-template <typename Expect, typename Take>
-void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, Expect expect, Take take) {
+struct Nothing {  // what is added to a product before it is taken: see AtHand in expand.h
+    void begin(const Packed&, int64_t) {}
+    void add_tiles(int64_t, int64_t) const {}
+    void add(int64_t, int64_t, float*) const {}
+};
+
+// x [rows, k] times the groups `first` to `last` of a weight, plus the bias (null: none; else readable up to the
+// groups' end). take(row, count, group, c) gets each product: c [count][32], the outputs of the group for `count` rows
+// from `row` on. Before it comes expect(row, count, group): where a result goes has long left the caches for the
+// weights, and is called back while the product is made.
+template <typename More, typename Expect, typename Take>
+void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, const float* bias, More& more,
+              Expect expect, Take take) {
+    alignas(64) static const float none[16] = {};
     alignas(64) float c[PANEL * GROUP];
     const bool amx = amx_on();
     if (amx) begin_tiles();
-    for (int64_t row = 0; row < rows; row += PANEL) {
-        const int64_t count = std::min(PANEL, rows - row);
-        const bf16* panel = x.tiles + row / 16 * x.blocks * TILE;
-        for (int64_t g = first; g < last; g++) {
+    for (int64_t g = first; g < last; g++) {
+        const float* biases[] = {bias ? bias + w.column(g, 0) : none, bias ? bias + w.column(g, 1) : none};
+        more.begin(w, g);
+        for (int64_t row = 0; row < rows; row += PANEL) {
+            const int64_t count = std::min(PANEL, rows - row);
+            const bf16* panel = x.tiles + row / 16 * x.blocks * TILE;
             expect(row, count, g);
-            if (amx)
-                multiply_amx(panel, w.group(g), w.blocks, count, c);
-            else
-                multiply_avx512(panel, w.group(g), w.blocks, count, c);
+            if (amx) {
+                multiply_amx(panel, w.group(g), w.blocks, count, biases, c, [&] { more.add_tiles(row, count); });
+            } else {
+                multiply_avx512(panel, w.group(g), w.blocks, count, biases, c);
+                more.add(row, count, c);
+            }
             take(row, count, g, c);
         }
     }
@@ -261,10 +290,11 @@ inline int64_t groups_per_item(const Packed& w) {
 }
 inline int64_t items_of(const Packed& w) { return (w.groups + groups_per_item(w) - 1) / groups_per_item(w); }
 
-template <typename Expect, typename Take>
-void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, Expect expect, Take take) {
+template <typename More, typename Expect, typename Take>
+void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
+                   Expect expect, Take take) {
     const int64_t each = groups_per_item(w), first = item * each;
-    multiply(x, rows, w, first, std::min(first + each, w.groups), expect, take);
+    multiply(x, rows, w, first, std::min(first + each, w.groups), bias, more, expect, take);
 }
 
 }  // namespace

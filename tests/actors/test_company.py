@@ -246,3 +246,16 @@ async def test_loading_is_told_and_the_line_has_no_name(options) -> None:
         (back,) = backs()
         assert names_of_sockets(back) == names_of_sockets(os.getpid()) == []
     assert backs() == []
+
+
+async def test_back_s_collector_passes_over_what_was_loaded(options, caplog) -> None:
+    tells = (
+        "import gc; freeze = gc.freeze; "
+        "gc.freeze = lambda: (freeze(), print('spared', gc.get_freeze_count(), flush=True)); "
+        "from personae.actors.back import main; main()"
+    )
+    with caplog.at_level("INFO", "personae.back"):
+        async with open_company(options, command=(sys.executable, "-c", tells)) as company:
+            await play_all(company.client, mixed(company)[:1])
+    (spared,) = [int(line.split()[1]) for line in caplog.messages if line.startswith("spared")]
+    assert spared > 50_000, "a full collection of these takes longer than a step"

@@ -1,8 +1,10 @@
 """Adapters grow into memory that the KV cache does not need, and leave it when sequences want it."""
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from personae.engine.config import read_config
 from personae.engine.kv import KVCache
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.engine.step import StepEngine
 from personae.lora.adapter import LoraShapes
 from personae.lora.pool import pool_bytes
 
@@ -117,3 +120,52 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
         assert {id: one.tokens for id, one in together.items()} == {
             id: one.tokens for id, one in alone.items()
         }
+
+
+class NotingEngine(StepEngine):
+    """Notes steps, and pieces of handing memory over; a piece takes a while, as on a large model."""
+
+    notes: list[str]
+
+    def forward(self, packed):  # type: ignore[no-untyped-def]  # as in StepEngine
+        self.notes.append("step")
+        return super().forward(packed)
+
+    def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
+        yield from self._noting("lent", super().lending(pages))
+
+    def giving_back(self):  # type: ignore[no-untyped-def]  # as in StepEngine
+        yield from self._noting("back", super().giving_back())
+
+    def _noting(self, note, pieces):  # type: ignore[no-untyped-def]  # as in StepEngine
+        for piece in pieces:
+            self.notes.append(note)
+            time.sleep(0.01)
+            yield piece
+
+
+async def test_streams_go_on_while_memory_is_handed_to_and_fro(tmp_path: Path) -> None:
+    script = assembled(tmp_path, 60).script
+    notes: list[str] = []
+
+    def build() -> StepEngine:
+        engine = script.build_step_engine()
+        engine.__class__ = NotingEngine
+        engine.notes = notes
+        return engine
+
+    async with open_stage(replace(script, build_step_engine=build)) as client:
+        running = log(script, "running", None, max_tokens=230, ignore_eos=True)
+        async with client.stream([running]) as stream:
+            async for _ in stream:
+                break
+            for name in NAMES:
+                await play(client, [log(script, name, name)])
+            lent = client.stats().pages_lent
+            crowd = [log(script, f"base {i}", None, LENGTH - 10, ignore_eos=True) for i in range(3)]
+            await play(client, crowd)
+            assert client.stats().pages_lent < lent
+    for note in ("lent", "back"):
+        places = [place for place, each in enumerate(notes) if each == note]
+        steps = notes[places[0] : places[-1]].count("step")
+        assert steps > 3, f"{steps} steps between {len(places)} pieces"

@@ -51,6 +51,7 @@ async def test_an_answer_has_text_usage_and_a_reason_to_end(app: Starlette) -> N
         "completion_tokens": 14,
         "total_tokens": prompt + 14,
         "prompt_tokens_details": {"cached_tokens": prompt // 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -19,7 +19,7 @@ from langchain_openai import ChatOpenAI
 from live_server import serving
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_ai import Agent, NativeOutput, RunContext
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from real_server import Running, running
 from tiny_models import make_model_folder, write_json
@@ -204,3 +204,36 @@ def test_langchain_streams_text(scripted: str, engine: FakeEngine) -> None:
     pieces = [str(piece.content) for piece in chat_model(scripted).stream("Hi")]
     assert len(pieces) > 5
     assert "".join(pieces) == "Hello, world!"
+
+
+@pytest.mark.parametrize("output", [Report, NativeOutput(Report)], ids=["tool", "native"])
+def test_pydantic_ai_gets_an_object_through_responses(server: Running, output: Any) -> None:
+    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+    agent = Agent(OpenAIResponsesModel("base", provider=provider), output_type=output)
+    settings: Any = {"max_tokens": 200, "extra_body": NO_THINKING, "parallel_tool_calls": False}
+    result = agent.run_sync("How is it?", model_settings=settings)
+    assert isinstance(result.output, Report)
+
+
+def test_langchain_goes_on_with_the_items_of_a_response(scripted: str, engine: FakeEngine) -> None:
+    def answer(log: SequenceLog) -> str:
+        done = "\n42<|im_end|>" in prompt_of(engine, log)
+        return "It is 42." if done else "<think>Six times.</think>" + call("multiply", a=6, b=7)
+
+    @langchain_tool
+    def multiply(a: int, b: int) -> int:
+        """Multiplies two numbers."""
+        return a * b
+
+    engine.answer = answer
+    model = chat_model(scripted, use_responses_api=True).bind_tools([multiply])
+    messages: list[Any] = [HumanMessage("What is 6 times 7?")]
+    said = model.invoke(messages)
+    assert [(one["name"], one["args"]) for one in said.tool_calls] == [("multiply", {"a": 6, "b": 7})]
+    assert model.invoke([*messages, said, multiply.invoke(said.tool_calls[0])]).text == "It is 42."
+    assert (
+        "".join(
+            str(piece.text) for piece in model.stream([*messages, said, multiply.invoke(said.tool_calls[0])])
+        )
+        == "It is 42."
+    )

@@ -134,15 +134,16 @@ async def test_an_unexpected_error_is_a_500_that_shows_nothing(
 
 async def test_an_unexpected_error_within_a_stream_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(FakeEngine(answer="abc"))
-    choices = iter([1, 2])
+    parts = iter([1, 2, 3])
 
     def break_off(*_: object) -> None:
-        if next(choices) == 2:
+        if next(parts) == 3:
             raise ZeroDivisionError("the secret")
 
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr("personae.api.metrics.SequenceClock.saw", break_off)
         visit = await asgi.Visit("/v1/completions", ASK | {"stream": True}).run(app)
+    assert visit.events()[0]["choices"][0]["text"] == "a"
     assert visit.events()[-1]["error"]["code"] == "internal_error"
     assert b"secret" not in b"".join(visit.chunks)
     assert "the secret" in caplog.text

@@ -60,5 +60,6 @@ def test_on_the_cpu_a_page_takes_memory_when_it_is_first_written(dtype: torch.dt
     kv.data[:, :, : layout.num_pages // 2].fill_(1)
     full = resident()
     assert full - before > 2**26
-    kv.give_back(range(layout.num_pages // 2))
+    pieces = sum(1 for _ in kv.giving_back(range(layout.num_pages // 2)))
+    assert pieces == 3 * 2, "neighbours go in one go, layer by layer, keys and values"
     assert full - resident() > 2**26

@@ -82,3 +82,14 @@ def test_the_books_agree_whatever_is_taken_shared_and_released(size: int, moves:
             pool.release(held.pop(number % len(held)))
         pool.check_integrity(held)
         assert pool.free == size - len(set(held))
+
+
+def test_the_coldest_pages_were_never_used_or_have_been_free_for_longest() -> None:
+    pool = PagePool(6)
+    used = pool.allocate(3)
+    pool.release(used[1])
+    assert pool.allocate(2, coldest=True) == [4, 5]
+    pool.release(5, coldest=True)
+    assert pool.allocate(1) == [used[1]], "the warmest is the one freed last"
+    assert pool.allocate(1, coldest=True) == [5]
+    pool.check_integrity([used[0], used[1], used[2], 4, 5])

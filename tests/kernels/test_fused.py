@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,61 @@ def test_an_adapters_rows_have_the_same_bits_alone_and_among_other_adapters(
     for name, slot in slots.items():
         alone = PagedSequences(decoder).step({name: prompts[name]}, batch_of(pool, [slot], [20]))[name]
         assert torch.equal(alone, mixed[name])
+
+
+def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decoded(
+    tmp_path: Path, isa: str
+) -> None:
+    """Few rows of an adapter and many take different ways, and runs begin and end anywhere in tiles."""
+    folder = model_folder("llama", torch_dtype="bfloat16", intermediate_size=1600, **BIASED)
+    shapes = lora_shapes(folder)
+    pool = LoraPool(shapes, capacity_rows=256, max_adapters=8, dtype=torch.bfloat16, device=CPU)
+    slots: dict[str, int | None] = {}
+    for seed, rank in enumerate((3, 8, 64, 13, 40)):
+        path = make_adapter_folder(tmp_path / f"{seed}", folder, rank=rank, seed=seed)
+        slots[f"rank {rank}"] = pool.load(read_adapter(path, shapes))
+    slots["base"] = None
+    prompts = {name: tokens_of(seed, 70 + 9 * seed) for seed, name in enumerate(slots)}
+    before = torch.get_num_threads()
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in slots}
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            decoder = decoder_of(folder)
+            for company in (list(slots), *([name] for name in slots)):
+                for cuts in ((1000,), (17, 58, 66, 69, 1000), (5, 6, 50, 1000)):
+                    sequences = PagedSequences(decoder)
+                    for first, last in pairwise((0, *cuts)):
+                        step = {name: prompts[name][first:last] for name in company if prompts[name][first:]}
+                        counts = [len(tokens) for tokens in step.values()]
+                        lora = batch_of(pool, [slots[name] for name in step], counts)
+                        logits = sequences.step(step, lora)
+                    for name, row in logits.items():
+                        found[name].append(row.clone())
+    finally:
+        torch.set_num_threads(before)
+    for rows in found.values():
+        assert len(rows) == 12
+        assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_prompts_with_adapters_are_those_of_the_layers_one_by_one(
+    adapted: tuple[Decoder, LoraPool, dict[str, int]], isa: str
+) -> None:
+    decoder, pool, slots = adapted
+    chunks = {name: tokens_of(seed, 30 + 7 * seed) for seed, name in enumerate([*slots, "base"])}
+    counts = [len(tokens) for tokens in chunks.values()]
+    lora = batch_of(pool, [*slots.values(), None], counts)
+    found, _ = PagedSequences(decoder).forward(chunks, lora)
+    fused = found.clone()
+    plain, _ = PagedSequences(decoder).forward(chunks)
+    with reference_only():
+        layered, _ = PagedSequences(decoder).forward(chunks, lora)
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    assert relative_error(fused, layered.float()) < 0.03
+    for name, first, last in zip(chunks, [0, *ends], ends, strict=False):
+        assert (relative_error(fused[first:last], plain[first:last]) > 0.03) == (name != "base")
+    assert torch.equal(fused[ends[-2] :], plain[ends[-2] :])
 
 
 @pytest.mark.parametrize(

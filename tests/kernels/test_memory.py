@@ -1,5 +1,6 @@
 """Memory is taken when it is written, and can be given back without losing its place."""
 
+import mmap
 import resource
 from pathlib import Path
 
@@ -35,3 +36,11 @@ def test_a_part_smaller_than_the_system_s_pages_stays() -> None:
     small.fill_(7)
     give_back(small[1:9])
     assert (small == 7).all()
+
+
+def test_memory_begins_where_a_page_of_the_system_does() -> None:
+    for shape in ((3,), (1000, 7), (4, 2**20)):
+        found = zeros(shape, torch.bfloat16, CPU)
+        assert found.data_ptr() % mmap.PAGESIZE == 0
+        assert found.shape == shape
+        assert not found.any()

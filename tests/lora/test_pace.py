@@ -1,4 +1,4 @@
-"""Work that nobody waits for leaves half of its time to others."""
+"""Work that nobody waits for leaves three quarters of its time to others."""
 
 import time
 from pathlib import Path
@@ -39,6 +39,17 @@ def test_crumbs_of_work_are_gathered_until_they_are_worth_a_rest(monkeypatch: py
         clock.worked += 0.0005
         paced.rest()
     assert clock.slept == pytest.approx([0.003] * 4)
+
+
+def test_rest_that_is_taken_elsewhere_is_counted_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    paced = Pace()
+    clock.worked += 0.25
+    assert paced.due == 0.75
+    clock.worked += 1.0  # others, on the same thread, while it rests
+    paced.begin()
+    assert paced.due == 0.0
+    assert not clock.slept
 
 
 def test_work_means_having_a_processor_not_waiting_for_one() -> None:

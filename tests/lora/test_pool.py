@@ -355,7 +355,7 @@ def test_an_adapter_that_is_loaded_in_pieces_is_in_its_place_from_the_first_and_
     other, adapter = adapter_of(1, {"q": 8}), adapter_of(2, {"q": 8, "o": 3, "down": 5})
     pool.load(other)
     pieces = pool.loading(adapter)
-    for _ in range(len(adapter.ranks) * SHAPES.layers):
+    for _ in range(3 * SHAPES.layers * 2):  # a page of A and one of B for each module
         next(pieces)
         pool.check_integrity()
         assert pool.pins(adapter.digest) == 1
@@ -380,3 +380,44 @@ def test_the_first_piece_of_what_finds_no_room_raises_and_nothing_has_changed() 
         next(pool.loading(adapter_of(2, {"q": 8})))
     pool.check_integrity()
     assert len(pool.residents) == 1
+
+
+def test_an_adapter_may_come_while_memory_is_given_back() -> None:
+    wide = LoraShapes(2, {"q": (4096, 4096), "v": (4096, 2048)})
+
+    def adapter(seed: int, rank: int) -> Adapter:
+        random = torch.Generator().manual_seed(seed)
+        pairs = {
+            (layer, module): LoraPair(
+                torch.randn(rank, width, generator=random), torch.randn(rank, out, generator=random), 1.0
+            )
+            for layer in range(2)
+            for module, (width, out) in wide.modules.items()
+        }
+        return make_adapter(f"{seed}", pairs, digest=f"{seed}")
+
+    pool = LoraPool(wide, capacity_rows=256, max_adapters=32, dtype=torch.float32, device=CPU, spare_rows=256)
+    for seed in range(12):
+        pool.load(adapter(seed, 8 * (1 + seed % 3)))
+    for seed in range(0, 12, 2):
+        pool.unload(f"{seed}")
+    late = [adapter(seed, 16) for seed in range(20, 24)]
+    loads = [pool.loading(each) for each in late]
+    pieces = 0
+    for _ in pool.giving_back():
+        pieces += 1
+        for load in loads[: 2 * pieces]:
+            next(load, None)
+    assert pieces > 2, "a group of a module each"
+    for load in loads:
+        for _ in load:
+            pass
+    for each in (*late, *(adapter(seed, 8 * (1 + seed % 3)) for seed in range(1, 12, 2))):
+        slot = pool.slot(each.digest)
+        assert slot is not None
+        for (layer, module), pair in each.pairs.items():
+            stack = pool.stacks[module]
+            rows = stack.table.rows(slot)
+            assert torch.equal(stack.a[layer][rows], pair.a)
+            assert torch.equal(stack.b[layer][rows], pair.b)
+    pool.check_integrity()

@@ -76,5 +76,5 @@ class Visit:
     def events(self) -> list[Any]:
         """The events of the stream so far; "[DONE]" as that."""
         lines = b"".join(self.chunks).decode().split("\n\n")
-        data = [line.removeprefix("data: ") for line in lines if line]
+        data = [line.partition("data: ")[2] for line in lines if line]
         return [line if line == "[DONE]" else json.loads(line) for line in data]

@@ -33,7 +33,7 @@ def faulty(self, plan, grammars):
     return prepare(self, plan, grammars)
 
 
-def refuse(options, on_progress):
+def refuse(options, on_progress, *, warm):
     raise ModelLoadError("planted: no such weights")
 
 

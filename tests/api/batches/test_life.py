@@ -323,3 +323,17 @@ async def test_the_adapter_of_a_request_that_waits_can_be_removed_and_is_missed(
         batch = await house.until(id, "completed")
         (line,) = await house.lines(batch["error_file_id"])
     assert line["response"]["body"]["error"]["code"] == "model_not_found"
+
+
+async def test_a_batch_of_responses_counts_its_tokens(tmp_path: Path) -> None:
+    path = "/v1/responses"
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": path, "body": {"model": "base", "input": "hi"}}
+        for i in range(3)
+    ]
+    async with open_batches(tmp_path, FakeEngine("Hello, world!")) as house:
+        batch = await house.until(await house.start(lines, endpoint=path), "completed")
+        bodies = [line["response"]["body"] for line in await house.lines(batch["output_file_id"])]
+    assert {body["output"][0]["content"][0]["text"] for body in bodies} == {"Hello, world!"}
+    assert batch["usage"]["output_tokens"] == sum(body["usage"]["output_tokens"] for body in bodies) == 3 * 14
+    assert batch["usage"]["input_tokens"] == sum(body["usage"]["input_tokens"] for body in bodies)

@@ -49,6 +49,16 @@ CASES: dict[str, Any] = {
         },
         "$ref": "#/$defs/node",
     },
+    "circle": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"not": {"$ref": "#/$defs/node"}, "id": STRING},
+                "additionalProperties": {"$ref": "#/$defs/node"},
+            }
+        },
+        "$ref": "#/$defs/node",
+    },
     "kinds": {
         "anyOf": [
             CLOSED | {"properties": {"kind": {"const": "a"}, "x": STRING}, "required": ["kind", "x"]},

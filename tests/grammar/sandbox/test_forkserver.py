@@ -3,8 +3,12 @@
 import json
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +102,63 @@ def test_memory_is_a_limit_of_its_own() -> None:
     with pytest.raises(GrammarError, match="limits"):
         small.draft(BOMB)
     small.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_library_that_finds_no_memory_is_not_asked_to_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saying so takes memory: Rust's runtime then fails within its failing, and waits for its own lock."""
+    monkeypatch.setenv("RUST_BACKTRACE", "1")
+    monkeypatch.setenv("RUST_LIB_BACKTRACE", "full")
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    sandbox.draft(GOOD)
+    assert sandbox._process is not None
+    told = Path(f"/proc/{sandbox._process.pid}/environ").read_bytes().split(b"\0")
+    assert [one for one in told if b"BACKTRACE" in one] == [b"RUST_BACKTRACE=0"]
+    sandbox.close()
+
+
+def standing(sandbox: Sandbox, fewest: int = 2, but: Set[int] = frozenset()) -> set[int]:
+    """The server's children but those, when there are so many."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if sandbox._process is not None:
+            server = sandbox._process.pid
+            with suppress(FileNotFoundError):
+                found = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+                if len(others := set(map(int, found)) - but) >= fewest:
+                    return others
+        time.sleep(0.01)
+    raise AssertionError("nobody stands by")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_children_stand_by_before_anybody_asks_and_others_take_their_places() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    sandbox.start()
+    first = standing(sandbox)
+    assert sandbox.draft(GOOD).planned
+    second = standing(sandbox, 1, but=first)
+    for pid in first | second:  # by whatever hand
+        with suppress(ProcessLookupError):  # the one that has answered
+            os.kill(pid, signal.SIGKILL)
+    assert sandbox.draft(GOOD).planned
+    last = standing(sandbox, but=first | second)
+    sandbox.close()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}/stat").exists() for pid in last):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_warm_compiler_has_them_before_its_first_spec() -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    assert compiler._sandbox is not None
+    assert compiler._sandbox._process is None
+    compiler.warm_up()
+    standing(compiler._sandbox)
+    assert compiler.compile(GOOD).shortest
+    compiler.close()
 
 
 def test_a_server_that_has_died_is_begun_again_and_who_waits_too_long_may_come_again() -> None:

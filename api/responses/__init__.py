@@ -1,0 +1,1 @@
+"""`POST /v1/responses`: OpenAI's newer form of a conversation, on chat's way through the engine."""

@@ -1,0 +1,178 @@
+"""The wire types of what goes into a response: the conversation's items, and the tools. As in schema.py, a
+field that is not here is refused by name.
+
+Fields that our own answers have are taken back, so that the items of an answer can be sent as they came.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from personae.api.conversation import FreeInput
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(msgspec.Struct, tag="input_text", tag_field="type", forbid_unknown_fields=True):
+    """A piece of text from the client."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, tag="output_text", tag_field="type", forbid_unknown_fields=True):
+    """A piece of text of an earlier answer."""
+
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Refusal(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+    """A refusal in an earlier answer."""
+
+    refusal: str
+
+
+class InputImage(msgspec.Struct, tag="input_image", tag_field="type"):
+    """An image; not served, here to be refused by name."""
+
+
+class InputFile(msgspec.Struct, tag="input_file", tag_field="type"):
+    """A file; not served, here to be refused by name."""
+
+
+Piece = InputText | OutputText | Refusal | InputImage | InputFile
+
+
+class MessageItem(msgspec.Struct, tag="message", tag_field="type", forbid_unknown_fields=True, kw_only=True):
+    """A message; `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Piece]
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class SummaryText(msgspec.Struct, tag="summary_text", tag_field="type", forbid_unknown_fields=True):
+    """A piece of a summary of reasoning."""
+
+    text: str
+
+
+class ReasoningText(msgspec.Struct, tag="reasoning_text", tag_field="type", forbid_unknown_fields=True):
+    """A piece of reasoning."""
+
+    text: str
+
+
+class ReasoningItem(
+    msgspec.Struct, tag="reasoning", tag_field="type", forbid_unknown_fields=True, kw_only=True
+):
+    """What the model thought before it answered."""
+
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What items of calls and of their results have in common; the nulls are fields of hosted tools."""
+
+    call_id: str
+    id: str | None = None
+    status: Status | None = None
+    caller: None = None
+    namespace: None = None
+
+
+class FunctionCallItem(_Call, tag="function_call", tag_field="type", kw_only=True):
+    """A call of a function that the model made earlier; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CustomCallItem(_Call, tag="custom_tool_call", tag_field="type", kw_only=True):
+    """A call of a custom tool that the model made earlier."""
+
+    name: str
+    input: str
+
+
+class FunctionResult(_Call, tag="function_call_output", tag_field="type", kw_only=True):
+    """What a function answered."""
+
+    output: str | list[Piece]
+
+
+class CustomResult(_Call, tag="custom_tool_call_output", tag_field="type", kw_only=True):
+    """What a custom tool answered."""
+
+    output: str | list[Piece]
+
+
+class ItemReference(msgspec.Struct, tag="item_reference", tag_field="type", forbid_unknown_fields=True):
+    """An item that the server has kept; not served, here to be refused by name."""
+
+    id: str
+
+
+Item = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | FunctionResult
+    | CustomResult
+    | ItemReference
+)
+
+
+class FlatFunction(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class FlatGrammar(msgspec.Struct, tag="grammar", tag_field="type", forbid_unknown_fields=True):
+    """A custom tool's input: text of a grammar, or of a regular expression that matches all of it."""
+
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class FlatCustom(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """A tool that takes text."""
+
+    name: str
+    description: str | None = None
+    format: FreeInput | FlatGrammar | None = None
+
+
+class ChosenFunction(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: this function has to be called."""
+
+    name: str
+
+
+class ChosenCustom(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: this custom tool has to be called."""
+
+    name: str
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
+    """As `tool_choice`: only these, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction | ChosenCustom]
+
+
+Tool = FlatFunction | FlatCustom
+ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | ChosenCustom | AllowedTools

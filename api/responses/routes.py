@@ -1,0 +1,45 @@
+"""`POST /v1/responses`."""
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from personae.api import chat
+from personae.api.deadline import TIMEOUT
+from personae.api.decode import read_json
+from personae.api.generation import Door, Job, door_of
+from personae.api.operation import events, operation
+from personae.api.respond import json_response
+from personae.api.responses.answers import Event, Response
+from personae.api.responses.form import Form
+from personae.api.responses.request import ResponsesRequest
+from personae.api.responses.translate import chat_request
+from personae.api.schema import refuse_unserved
+from personae.api.stream import EventStream
+
+
+@operation(
+    "POST",
+    "/v1/responses",
+    body=ResponsesRequest,
+    answers={200: (Response, events(Event))},
+    headers=(TIMEOUT,),
+    refuses=(404, 504),
+)
+async def create_response(request: Request) -> HttpResponse | EventStream:
+    """Answer a conversation, at once or as a stream, in OpenAI's newer form. Nothing is stored."""
+    door = door_of(request)
+    body = await read_json(request, ResponsesRequest, door.settings.max_json_depth)
+    job, form = await admit(door, body)
+    if body.stream:
+        return EventStream(request, job.run, form)
+    return json_response(form.whole(await job.gather(request.receive)))
+
+
+async def admit(door: Door, body: ResponsesRequest) -> tuple[Job, Form]:
+    """Check everything, render and encode; the job is ready to run."""
+    refuse_unserved(body)
+    asked, names = chat_request(body)
+    with names.applied():
+        job, _ = await chat.admit(door, asked, prefix="resp_")
+    job.rename = names.rename
+    return job, Form(job, body)

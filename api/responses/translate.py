@@ -1,0 +1,238 @@
+"""From a request for a response to the chat completion that it asks for, and from the errors of that back to
+the fields that the client knows."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from personae.api.conversation import (
+    AllowedTools,
+    AssistantMessage,
+    BoundInput,
+    ContentPart,
+    CustomCall,
+    CustomSpec,
+    CustomTool,
+    DeveloperMessage,
+    FilePart,
+    FunctionCall,
+    FunctionName,
+    FunctionTool,
+    GrammarSource,
+    ImagePart,
+    Message,
+    NamedCustomTool,
+    NamedTool,
+    RefusalPart,
+    SystemMessage,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMessage,
+    ToolSelection,
+    UserMessage,
+)
+from personae.api.responses import items as wire
+from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
+from personae.api.schema import (
+    ChatRequest,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    ResponseFormat,
+    Sampling,
+    TextFormat,
+)
+from personae.errors import RequestError, UnsupportedParameter
+
+_FIELDS = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^messages\b", "input"),
+        (r"^max_(?:completion_)?tokens$", "max_output_tokens"),
+        (r"^response_format(?:\.json_schema)?\b", "text.format"),
+        (r"^reasoning_effort$", "reasoning.effort"),
+        (r"^(tools\[\d+\])\.(?:function|custom)\b", r"\1"),
+        (r"^(tools\[\d+\]\.format)\.grammar\b", r"\1"),
+        (r"^tool_choice\.allowed_tools\b", "tool_choice"),
+        (r"^(tool_choice(?:\.tools\[\d+\])?)\.(?:function|custom)\b", r"\1"),
+    )
+]
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+class Names:
+    """What the fields of the chat completion are called in the request that it was made from."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+
+    def put(self, chat: str, response: str) -> None:
+        """The field `chat`, and what is in it, comes from `response`."""
+        self._places[chat] = response
+
+    def of(self, field: str) -> str:
+        """The client's name for a field."""
+        for end in sorted({len(field), *(at.start() for at in re.finditer(r"[.\[]", field))}, reverse=True):
+            if (place := self._places.get(field[:end])) is not None:
+                return place + field[end:]
+        for pattern, name in _FIELDS:
+            field = pattern.sub(name, field)
+        return field
+
+    def rename(self, error: RequestError) -> None:
+        """Have an error name the client's fields."""
+        error.message = _QUOTED.sub(lambda found: f"`{self.of(found[1])}`", error.message)
+        error.param = None if error.param is None else self.of(error.param)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Errors from within name the client's fields."""
+        try:
+            yield
+        except RequestError as error:
+            self.rename(error)
+            raise
+
+
+def chat_request(body: ResponsesRequest) -> tuple[ChatRequest, Names]:
+    """The same as a chat completion. Raises UnsupportedParameter for items that are not served."""
+    names = Names()
+    shared = {name: getattr(body, name) for name in Sampling.__struct_fields__}
+    reasoning, text = body.reasoning, body.text
+    logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+    chat = ChatRequest(
+        **shared,
+        messages=_messages(body, names),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=logprobs,
+        top_logprobs=body.top_logprobs,
+        response_format=None if text is None else _format(text.format),
+        reasoning_effort=None if reasoning is None else reasoning.effort,
+        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        chat_template_kwargs=body.chat_template_kwargs,
+        thinking_token_budget=body.thinking_token_budget,
+    )
+    return chat, names
+
+
+def _messages(body: ResponsesRequest, names: Names) -> list[Message]:
+    messages: list[Message] = []
+    if body.instructions is not None:
+        names.put("messages[0]", "instructions")
+        names.put("messages[0].content", "instructions")
+        messages.append(SystemMessage(body.instructions))
+    if isinstance(body.input, str):
+        names.put(f"messages[{len(messages)}]", "input")
+        names.put(f"messages[{len(messages)}].content", "input")
+        return [*messages, UserMessage(body.input)]
+    for index, item in enumerate(body.input):
+        _add(messages, item, f"input[{index}]", names)
+    return messages
+
+
+def _add(messages: list[Message], item: wire.Item, place: str, names: Names) -> None:
+    """Add one item to the conversation."""
+    match item:
+        case wire.ItemReference():
+            raise UnsupportedParameter(
+                f"`{place}`: nothing is stored here; send the item itself.", param=place
+            )
+        case wire.FunctionResult() | wire.CustomResult():
+            messages.append(ToolMessage(_content(item.output), item.call_id))
+            names.put(f"messages[{len(messages) - 1}].content", f"{place}.output")
+        case wire.MessageItem(role="user"):
+            messages.append(UserMessage(_content(item.content)))
+        case wire.MessageItem(role="system"):
+            messages.append(SystemMessage(_content(item.content)))
+        case wire.MessageItem(role="developer"):
+            messages.append(DeveloperMessage(_content(item.content)))
+        case _:
+            _say(_own(messages, item), item, place, f"messages[{len(messages) - 1}]", names)
+    names.put(f"messages[{len(messages) - 1}]", place)
+
+
+_Said = wire.MessageItem | wire.ReasoningItem | wire.FunctionCallItem | wire.CustomCallItem
+
+
+def _own(messages: list[Message], item: _Said) -> AssistantMessage:
+    """The assistant's message that the item is a part of: chat has reasoning, text and calls in one."""
+    last = messages[-1] if messages else None
+    if isinstance(last, AssistantMessage):
+        calls = isinstance(item, wire.FunctionCallItem | wire.CustomCallItem)
+        text = isinstance(item, wire.MessageItem) and last.content is None and not last.tool_calls
+        if calls or text:
+            return last
+    messages.append(own := AssistantMessage())
+    return own
+
+
+def _say(own: AssistantMessage, item: _Said, place: str, at: str, names: Names) -> None:
+    """Put an item of the assistant's into its message, which lies `at` a place."""
+    match item:
+        case wire.MessageItem():
+            own.content = _content(item.content)
+            names.put(f"{at}.content", f"{place}.content")
+        case wire.ReasoningItem():
+            if item.encrypted_content is not None:
+                where = f"{place}.encrypted_content"
+                raise UnsupportedParameter(f"`{where}` is not served here; it may only be null.", param=where)
+            own.reasoning_content = "".join(part.text for part in item.content or item.summary)
+        case wire.FunctionCallItem() | wire.CustomCallItem():
+            calls = own.tool_calls = [*(own.tool_calls or ()), _call(item)]
+            for part in ("", ".function", ".custom"):
+                names.put(f"{at}.tool_calls[{len(calls) - 1}]{part}", place)
+
+
+def _call(item: wire.FunctionCallItem | wire.CustomCallItem) -> ToolCall:
+    if isinstance(item, wire.CustomCallItem):
+        return ToolCall(custom=CustomCall(item.name, item.input), id=item.call_id, type="custom")
+    return ToolCall(function=FunctionCall(item.name, item.arguments), id=item.call_id)
+
+
+def _content(content: str | Sequence[wire.Piece]) -> str | list[ContentPart]:
+    return content if isinstance(content, str) else [_part(piece) for piece in content]
+
+
+def _part(piece: wire.Piece) -> ContentPart:
+    match piece:
+        case wire.InputText() | wire.OutputText():
+            return TextPart(piece.text)
+        case wire.Refusal():
+            return RefusalPart(piece.refusal)
+        case wire.InputImage():
+            return ImagePart()
+        case wire.InputFile():
+            return FilePart()
+
+
+def _format(format: TextFormat | JsonObjectFormat | SchemaFormat | None) -> ResponseFormat | None:
+    if isinstance(format, SchemaFormat):
+        return JsonSchemaFormat(JsonSchema(format.name, format.schema, format.description, format.strict))
+    return format
+
+
+def _tool(tool: wire.Tool) -> Tool | CustomTool:
+    if isinstance(tool, wire.FlatFunction):
+        return Tool(FunctionTool(tool.name, tool.description, tool.parameters, tool.strict))
+    format = tool.format
+    if isinstance(format, wire.FlatGrammar):
+        bound = BoundInput(GrammarSource(format.definition, format.syntax))
+        return CustomTool(CustomSpec(tool.name, tool.description, bound))
+    return CustomTool(CustomSpec(tool.name, tool.description, format))
+
+
+def _named(tool: wire.ChosenFunction | wire.ChosenCustom) -> NamedTool | NamedCustomTool:
+    name = FunctionName(tool.name)
+    return NamedTool(name) if isinstance(tool, wire.ChosenFunction) else NamedCustomTool(name)
+
+
+def _choice(choice: wire.ToolChoice | None) -> ToolChoice | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    if isinstance(choice, wire.AllowedTools):
+        return AllowedTools(ToolSelection(choice.mode, [_named(tool) for tool in choice.tools]))
+    return _named(choice)

@@ -1,0 +1,173 @@
+"""The items of a response as they are written; each tells of its beginning, its growth and its end."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from personae.api.answers import ContentLogprob
+from personae.api.reading import CallPart
+from personae.api.responses.answers import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Event,
+    InputDelta,
+    InputDone,
+    OutputCall,
+    OutputCustomCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    TextDelta,
+    TextDone,
+)
+from personae.api.responses.items import ReasoningText, Status
+
+
+class Numbered(Protocol):
+    """Makes the next event."""
+
+    def __call__(self, kind: type[Any], **fields: Any) -> Event:
+        """An event of a kind, with its number."""
+
+
+class Writing:
+    """An item at place `index` of the output, of which so far there is `text`."""
+
+    prefix = ""
+
+    def __init__(self, event: Numbered, index: int) -> None:
+        self.id = f"{self.prefix}_{uuid.uuid4().hex}"
+        self._number = event
+        self._index = index
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """What was written."""
+        return "".join(self._pieces)
+
+    def item(self, status: Status) -> OutputItem:
+        """The item as it is now."""
+        raise NotImplementedError
+
+    def begin(self) -> Iterator[Event]:
+        """The events after the item was announced."""
+        yield from ()
+
+    def write(self, text: str) -> Iterator[Event]:
+        """Add to it."""
+        self._pieces.append(text)
+        yield self._delta(text)
+
+    def end(self) -> Iterator[Event]:
+        """The events before the item is told to be whole."""
+        raise NotImplementedError
+
+    def _delta(self, text: str) -> Event:
+        raise NotImplementedError
+
+    def _event(self, kind: type[Any], **fields: Any) -> Event:
+        return self._number(kind, output_index=self._index, item_id=self.id, **fields)
+
+
+class Message(Writing):
+    """What the answer says; with `logprobs` of all its tokens, if they were asked for."""
+
+    prefix = "msg"
+
+    def __init__(self, event: Numbered, index: int, *, logprobs: bool) -> None:
+        super().__init__(event, index)
+        self._logprobs: list[ContentLogprob] | None = [] if logprobs else None
+        self._latest: list[ContentLogprob] = []
+
+    def add(self, logprobs: list[ContentLogprob]) -> None:
+        """Those of what is written next."""
+        self._latest = logprobs
+        if self._logprobs is not None:
+            self._logprobs += logprobs
+
+    def item(self, status: Status) -> OutputMessage:
+        """The item as it is now."""
+        return OutputMessage(self.id, status, [self._part()] if self._pieces else [])
+
+    def begin(self) -> Iterator[Event]:
+        """The events after the item was announced."""
+        yield self._event(PartAdded, part=OutputText(""))
+
+    def end(self) -> Iterator[Event]:
+        """The events before the item is told to be whole."""
+        yield self._event(TextDone, text=self.text, logprobs=list(self._logprobs or ()))
+        yield self._event(PartDone, part=self._part())
+
+    def _part(self) -> OutputText:
+        return OutputText(self.text, logprobs=None if self._logprobs is None else list(self._logprobs))
+
+    def _delta(self, text: str) -> Event:
+        latest, self._latest = self._latest, []
+        return self._event(TextDelta, delta=text, logprobs=latest)
+
+
+class Reasoning(Writing):
+    """What the model thinks."""
+
+    prefix = "rs"
+
+    def item(self, status: Status) -> OutputReasoning:
+        """The item as it is now."""
+        return OutputReasoning(self.id, status, [ReasoningText(self.text)] if self._pieces else [])
+
+    def begin(self) -> Iterator[Event]:
+        """The events after the item was announced."""
+        yield self._event(PartAdded, part=ReasoningText(""))
+
+    def end(self) -> Iterator[Event]:
+        """The events before the item is told to be whole."""
+        yield self._event(ReasoningDone, text=self.text)
+        yield self._event(PartDone, part=ReasoningText(self.text))
+
+    def _delta(self, text: str) -> Event:
+        return self._event(ReasoningDelta, delta=text)
+
+
+class Call(Writing):
+    """A call of a function."""
+
+    prefix = "fc"
+
+    def __init__(self, event: Numbered, index: int, call: CallPart) -> None:
+        super().__init__(event, index)
+        self._call_id = call.id or ""
+        self._name = call.name or ""
+
+    def item(self, status: Status) -> OutputItem:
+        """The item as it is now."""
+        return OutputCall(self.id, status, self._call_id, self._name, self.text)
+
+    def end(self) -> Iterator[Event]:
+        """The events before the item is told to be whole."""
+        yield self._event(ArgumentsDone, name=self._name, arguments=self.text)
+
+    def _delta(self, text: str) -> Event:
+        return self._event(ArgumentsDelta, delta=text)
+
+
+class CustomCall(Call):
+    """A call of a custom tool."""
+
+    prefix = "ctc"
+
+    def item(self, status: Status) -> OutputItem:
+        """The item as it is now."""
+        return OutputCustomCall(self.id, status, self._call_id, self._name, self.text)
+
+    def end(self) -> Iterator[Event]:
+        """The events before the item is told to be whole."""
+        yield self._event(InputDone, input=self.text)
+
+    def _delta(self, text: str) -> Event:
+        return self._event(InputDelta, delta=text)

@@ -1,0 +1,27 @@
+"""What a process has loaded is not looked at by its collector again; what comes later is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = Path(__file__).resolve().parents[3] / ".pkg"
+SCRIPT = """
+import gc, weakref
+from personae.actors.kit.collector import spare_what_is_here
+
+class Node:
+    def __init__(self): self.me = self
+
+old, garbage = [Node() for _ in range(1000)], weakref.ref(Node())
+spare_what_is_here()
+new = weakref.ref(Node())
+print(garbage() is None, any(type(thing) is Node and thing is not new() for thing in gc.get_objects()))
+gc.collect()
+print(new() is None, len(old))
+"""
+
+
+def test_what_is_here_is_spared_garbage_goes_before_and_later_cycles_are_found() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    told = subprocess.run(command, env={"PYTHONPATH": str(PACKAGES)}, capture_output=True, check=True)
+    assert told.stdout.split() == [b"True", b"False", b"True", b"1000"]
