@@ -38,17 +38,18 @@ void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_
                         std::min<int64_t>(32, w.k - d) * sizeof(bf16));
     Team::of(threads).run({items_of(w)}, [](void* context, int, int64_t item, int) {
         const Call& c = *(const Call*)context;
-        auto expect = [](int64_t, int64_t, int64_t) {};
+        alignas(64) float sums[PANEL * GROUP];
         Nothing more;
-        auto take = [&](int64_t row, int64_t count, int64_t g, const float* sums) {
+        auto place = [&](int64_t, int64_t, int64_t) { return Quarters(sums); };
+        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& sums) {
             for (int64_t half = 0; half < 2; half++)
                 for (int64_t i = 0; i < count; i++)
                     for (int64_t j = 0; j < c.w.width(g, half); j++) {
                         const int64_t column = c.w.column(g, half) + j;
-                        c.y[(row + i) * c.w.n + column] = narrow<bf16>(sums[i * GROUP + half * 16 + j]);
+                        c.y[(row + i) * c.w.n + column] = narrow<bf16>(sums.at(i, half)[j]);
                     }
         };
-        multiply_item(c.x, c.rows, c.w, item, c.bias, more, expect, take);
+        multiply_item(c.x, c.rows, c.w, item, c.bias, more, place, take);
     }, &call);
 }
 

@@ -8,55 +8,18 @@
 #include <vector>
 
 #include "attention_bf16.h"
+#include "decoder_shape.h"
 #include "expand.h"
 #include "shrink.h"
 #include "team.h"
 
 namespace {
 
-struct DecoderLayer {
-    const Packed *qkv, *o, *gate_up, *down;
-    const float *attention_norm, *mlp_norm;
-    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
-    const float *q_norm, *k_norm;                               // over a head; null: none
-    int64_t window;                                             // 0: none
-};
-
-struct DecoderShape {
-    int64_t layers, hidden, heads, kv_heads, dim, inner, vocab;
-    float eps, scale;
-    const bf16* embedding;
-    const float *cos, *sin, *norm;
-    const Packed* output;
-};
-
-struct DecoderBatch {
-    const int64_t *tokens, *positions, *write_index;
-    const int32_t *query_start, *kv_length, *page_table;
-    int64_t count, rows, max_pages, page_size, page_stride, layer_stride, value_offset;
-    bf16* cache;
-    float* hidden;  // [count][hidden], the result
-    const Lora* lora;
-};
-
-// x / sqrt(mean(x^2) + eps) * weight, n a multiple of 16.
-inline float inverse_rms(const float* x, int64_t n, float eps) {
-    Vec squares = {};
-    for (int64_t d = 0; d < n; d += LANES) squares += load(x + d) * load(x + d);
-    return 1.0f / __builtin_sqrtf(sum(squares) / n + eps);
-}
-
-inline __m512 silu_times(__m512 gate, __m512 up) {  // through exp(-|g|), which cannot overflow
-    const Vec g = (Vec)gate, e = exp_negative(select(g < 0.0f, g, -g));
-    return (__m512)(g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * (Vec)up);
-}
-
 class Decoder {
    public:
     Decoder(const DecoderShape& shape, const DecoderLayer* layers, int threads)
         : m_(shape),
           layers_(layers, layers + shape.layers),
-          qkv_width_((shape.heads + 2 * shape.kv_heads) * shape.dim),
           team_(Team::of(threads)) {
         for (int i = 0; i < threads; i++) scratch_.emplace_back(shape.dim);
     }
@@ -149,9 +112,9 @@ class Decoder {
         if (rows <= capacity_) return;
         capacity_ = rows;
         residual_.resize(rows * m_.hidden);
-        output_.resize(rows * m_.hidden);
-        qkv_.resize(rows * qkv_width_);
-        gate_up_.resize(rows * 2 * m_.inner);
+        output_ = sums(output_memory_, rows, m_.hidden);
+        qkv_ = sums(qkv_memory_, rows, (m_.heads + 2 * m_.kv_heads) * m_.dim);
+        gate_up_ = sums(gate_up_memory_, rows, 2 * m_.inner);
         normed_ = tiles(normed_memory_, rows, m_.hidden);
         mixed_ = tiles(mixed_memory_, rows, m_.heads * m_.dim);
         inner_ = tiles(inner_memory_, rows, m_.inner);
@@ -160,6 +123,11 @@ class Decoder {
         const int64_t blocks = (width + 31) / 32;
         memory.assign(rows * blocks * 32 + 32, bf16{0});  // zeros beyond the width, and room to align
         return {(bf16*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), blocks};
+    }
+
+    static Sums sums(std::vector<float>& memory, int64_t rows, int64_t width) {
+        memory.assign(rows * width + 16, 0.0f);
+        return {(float*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), width / 16};
     }
 
     void cut_queries() {
@@ -189,23 +157,20 @@ class Decoder {
             case NORM: return norm_rows(item, layer ? DOWN : INPUTS, l.attention_norm);
             case MLP_NORM: return norm_rows(item, O, l.mlp_norm);
             case LAST: return norm_rows(item, DOWN, nullptr);
-            case QKV_PRODUCT: return either(phase, item, thread, QKV, *l.qkv, normed_, l.qkv_bias, qkv_.data());
-            case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output_.data());
-            case DOWN_PRODUCT: return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output_.data());
+            case QKV_PRODUCT: return either(phase, item, thread, QKV, *l.qkv, normed_, l.qkv_bias, qkv_);
+            case O_PRODUCT: return either(phase, item, thread, O, *l.o, mixed_, l.o_bias, output_);
+            case DOWN_PRODUCT: return either(phase, item, thread, DOWN, *l.down, inner_, l.down_bias, output_);
             case GATE_UP_PRODUCT:
                 if (item >= phase.products) return shrink_item(phase, item, thread, GATE_UP, normed_);
                 return gated(item, l, layer, scratch_[thread].lora);
-            case QKV_EXPAND: return expand(QKV, item, layer, qkv_.data(), qkv_width_);
-            case O_EXPAND: return expand(O, item, layer, output_.data(), m_.hidden);
-            case DOWN_EXPAND: return expand(DOWN, item, layer, output_.data(), m_.hidden);
+            case QKV_EXPAND: return expand(QKV, item, layer, qkv_);
+            case O_EXPAND: return expand(O, item, layer, output_);
+            case DOWN_EXPAND: return expand(DOWN, item, layer, output_);
             case GATE_UP_EXPAND: return expand_gated(item, layer);
             case APPEND: return append(l, layer, item);
             case ATTEND: return attend(l, layer, item, scratch_[thread].attention);
             case HEAD_NORM: return head_norm(item);
-            case HEAD_PRODUCT: {
-                Nothing more;
-                return store_product(item, *m_.output, normed_, head_count_, nullptr, more, head_to_);
-            }
+            case HEAD_PRODUCT: return head(item);
         }
     }
 
@@ -218,8 +183,8 @@ class Decoder {
                 const bf16* from = m_.embedding + b_->tokens[row] * n;
                 for (int64_t d = 0; d < n; d += LANES) store(x + d, load(from + d));
             } else {
-                const float* y = output_.data() + row * n;
-                for (int64_t d = 0; d < n; d += LANES) store(x + d, load(x + d) + load(y + d));
+                const float* y = output_.at(row, 0);
+                for (int64_t d = 0; d < n; d += LANES, y += Sums::NEXT) store(x + d, load(x + d) + load(y));
             }
             if (weight)
                 normalise(x, weight, row);
@@ -243,32 +208,39 @@ class Decoder {
 
     // An item of a product, or of its adapters' shrink.
     void either(const Phase& phase, int64_t item, int thread, Input input, const Packed& w, const Rows& x,
-                const float* bias, float* y) {
+                const float* bias, const Sums& y) {
         if (item >= phase.products) return shrink_item(phase, item, thread, input, x);
         AtHand more(b_->lora, plan_.get(), input, phase.layer, shrunk_, scratch_[thread].lora);
-        store_product(item, w, x, b_->count, bias, more, y);
+        auto place = [&](int64_t row, int64_t count, int64_t g) {
+            const Quarters there(y, row, w, g);
+            there.expect(count);
+            return there;
+        };
+        multiply_item(x, b_->count, w, item, bias, more, place, [](int64_t, int64_t, int64_t, const Quarters&) {});
     }
     void shrink_item(const Phase& phase, int64_t item, int thread, Input input, const Rows& x) {
         shrink(*b_->lora, *plan_, input, item - phase.products, phase.layer, x, shrunk_, scratch_[thread].lora);
     }
 
-    template <typename More>
-    static void store_product(int64_t item, const Packed& w, const Rows& x, int64_t rows, const float* bias, More& more,
-                              float* y) {
-        const int64_t stride = w.n;
-        auto expect = [&](int64_t row, int64_t count, int64_t g) {
+    void head(int64_t item) {
+        const Packed& w = *m_.output;
+        alignas(64) float sums[PANEL * GROUP];
+        Nothing more;
+        auto place = [&](int64_t row, int64_t count, int64_t g) {
             for (int64_t i = 0; i < count; i++)
                 for (int64_t half = 0; half < 2; half++)
-                    __builtin_prefetch(y + (row + i) * stride + w.column(g, half), 1);
+                    __builtin_prefetch(head_to_ + (row + i) * m_.vocab + w.column(g, half), 1);
+            return Quarters(sums);
         };
-        multiply_item(x, rows, w, item, bias, more, expect, [&](int64_t row, int64_t count, int64_t g, const float* c) {
+        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             for (int64_t half = 0; half < 2; half++) {
                 const __mmask16 there = __mmask16((1u << w.width(g, half)) - 1);
                 for (int64_t i = 0; i < count; i++)
-                    _mm512_mask_storeu_ps(y + (row + i) * stride + w.column(g, half), there,
-                                          _mm512_load_ps(c + i * GROUP + half * 16));
+                    _mm512_mask_storeu_ps(head_to_ + (row + i) * m_.vocab + w.column(g, half), there,
+                                          _mm512_load_ps(c.at(i, half)));
             }
-        });
+        };
+        multiply_item(normed_, head_count_, w, item, nullptr, more, place, take);
     }
 
     // Calls visit(run, first, rows) for the parts of runs among `count` rows from `row` on.
@@ -280,76 +252,66 @@ class Decoder {
         }
     }
 
-    // SiLU before anything is stored, unless the row's adapter has still to be added.
+    // SiLU before anything is stored, unless a row's adapter has still to be added.
     void gated(int64_t item, const DecoderLayer& l, int64_t layer, LoraScratch& scratch) {
         const Packed& w = *l.gate_up;
+        alignas(64) float sums[PANEL * GROUP];
         AtHand more(b_->lora, plan_.get(), GATE_UP, layer, shrunk_, scratch);
-        auto expect = [&](int64_t row, int64_t count, int64_t g) {
+        auto place = [&](int64_t row, int64_t count, int64_t g) {
+            const Quarters there = few_.empty() ? Quarters(sums) : Quarters(gate_up_, row, w, g);
+            if (!few_.empty()) there.expect(count);
+            for (int64_t i = row; i < row + count; i++) __builtin_prefetch(inner_.at(i, g / 2), 1);
+            return there;
+        };
+        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
-                for (int64_t i = first; i < last; i++)
-                    if (run.few())
-                        for (int64_t half = 0; half < 2; half++)
-                            __builtin_prefetch(gate_up_.data() + i * w.n + w.column(g, half), 1);
-                    else
-                        __builtin_prefetch(inner_.at(i, g / 2), 1);
+                for (int64_t i = first; i < last && !run.few(); i++)
+                    put(inner_.at(i, g / 2) + g % 2 * 16,
+                        silu_times(_mm512_load_ps(c.at(i - row, 0)), _mm512_load_ps(c.at(i - row, 1))));
             });
         };
-        auto take = [&](int64_t row, int64_t count, int64_t g, const float* c) {
-            each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
-                for (int64_t i = first; i < last; i++) {
-                    const __m512 gate = _mm512_load_ps(c + (i - row) * GROUP);
-                    const __m512 up = _mm512_load_ps(c + (i - row) * GROUP + 16);
-                    if (run.few()) {
-                        _mm512_storeu_ps(gate_up_.data() + i * w.n + w.column(g, 0), gate);
-                        _mm512_storeu_ps(gate_up_.data() + i * w.n + w.column(g, 1), up);
-                    } else {
-                        put(inner_.at(i, g / 2) + g % 2 * 16, silu_times(gate, up));
-                    }
-                }
-            });
-        };
-        multiply_item(normed_, b_->count, w, item, l.gate_up_bias, more, expect, take);
+        multiply_item(normed_, b_->count, w, item, l.gate_up_bias, more, place, take);
     }
 
     const bf16* first_of(const Update& u, int64_t layer, int64_t output) const {  // of B
         return b_->lora->module[u.module].page_of_b(u.page[0], layer) + output;
     }
 
-    void expand(Input input, int64_t item, int64_t layer, float* y, int64_t stride) {
+    void expand(Input input, int64_t item, int64_t layer, const Sums& y) {
         const std::vector<Expand>& items = plan_->expand[input];
         const Expand &e = items[item], &then = items[std::min<size_t>(item + 1, items.size() - 1)];
         const Update& u = plan_->updates[e.update];
-        int64_t column = e.first;  // k and v lie beside q
-        for (int64_t module = 0; module < u.module && u.module < 3; module++) column += b_->lora->module[module].out;
+        int64_t output = e.first;  // k and v lie beside q
+        for (int64_t module = 0; module < u.module && u.module < 3; module++) output += b_->lora->module[module].out;
         expand_few(u, b_->lora->module[u.module], layer, u.row, u.rows, e.first, e.count, shrunk_,
-                   y + u.row * stride + column, stride, first_of(plan_->updates[then.update], layer, then.first));
+                   [&](int64_t row) { return y.at(row, output); },
+                   first_of(plan_->updates[then.update], layer, then.first));
     }
 
     void expand_gated(int64_t item, int64_t layer) {
         const Run& run = runs_[few_[item / gate_blocks()]];
         const int64_t first = item % gate_blocks() * gate_width(), count = std::min(gate_width(), m_.inner - first);
-        const int64_t both[] = {run.update[4], run.update[5]}, stride = 2 * m_.inner;
-        float* y = gate_up_.data() + run.row * stride + first;
+        const int64_t both[] = {run.update[4], run.update[5]};
         for (int half = 0; half < 2; half++)
             if (both[half] >= 0) {
                 const Update& u = plan_->updates[both[half]];
                 const bf16* after = half || both[1] < 0 ? nullptr : first_of(plan_->updates[both[1]], layer, first);
                 expand_few(u, b_->lora->module[u.module], layer, run.row, run.rows, first, count, shrunk_,
-                           y + half * m_.inner, stride, after);
+                           [&](int64_t row) { return gate_up_.at(row, half * m_.inner + first); }, after);
             }
-        for (int64_t i = 0; i < run.rows; i++)
-            for (int64_t c = 0; c < count; c += 16)
-                put(inner_.at(run.row + i, (first + c) / 32) + (first + c) % 32,
-                    silu_times(_mm512_loadu_ps(y + i * stride + c), _mm512_loadu_ps(y + i * stride + m_.inner + c)));
+        for (int64_t row = run.row; row < run.row + run.rows; row++)
+            for (int64_t c = first; c < first + count; c += 16)
+                put(inner_.at(row, c / 32) + c % 32, silu_times(_mm512_load_ps(gate_up_.at(row, c)),
+                                                                _mm512_load_ps(gate_up_.at(row, m_.inner + c))));
     }
 
     // A head of q or k: its norm, if it has one, the rotation, and rounding.
     void rotate(const float* x, const float* norm, int64_t position, bf16* to) const {
         const int64_t half = m_.dim / 2;
         const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
-        const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps) : 1.0f);
+        const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps, Sums::NEXT) : 1.0f);
         for (int64_t d = 0; d < half; d += LANES) {
-            Vec first = load(x + d), second = load(x + half + d);
+            Vec first = load(x + d / 16 * Sums::NEXT), second = load(x + (half + d) / 16 * Sums::NEXT);
             if (norm) {
                 first = first * scale * load(norm + d);
                 second = second * scale * load(norm + half + d);
@@ -365,11 +327,11 @@ class Decoder {
         const int64_t index = b_->write_index[token];
         bf16* key = keys(layer) + index / b_->page_size * b_->page_stride +
                     (head * b_->page_size + index % b_->page_size) * m_.dim;
-        const float* k = qkv_.data() + token * qkv_width_ + (m_.heads + head) * m_.dim;
+        const float* k = qkv_.at(token, (m_.heads + head) * m_.dim);
         rotate(k, l.k_norm, b_->positions[token], key);
-        for (int64_t d = 0; d < m_.dim; d += 32)
-            put(key + b_->value_offset + d, _mm512_loadu_ps(k + m_.kv_heads * m_.dim + d),
-                _mm512_loadu_ps(k + m_.kv_heads * m_.dim + d + 16));
+        const float* v = qkv_.at(token, (m_.heads + m_.kv_heads + head) * m_.dim);
+        for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT)
+            put(key + b_->value_offset + d, _mm512_load_ps(v), _mm512_load_ps(v + Sums::NEXT));
     }
 
     void append(const DecoderLayer& l, int64_t layer, int64_t token) {
@@ -393,7 +355,7 @@ class Decoder {
         const int64_t position = length - (b_->query_start[q.row + 1] - b_->query_start[q.row]) + q.first;
         if (!several_) append_head(l, layer, start, q.head);  // nobody else needs this key
         for (int64_t m = 0; m < vectors; m++)
-            rotate(qkv_.data() + (start + m / group) * qkv_width_ + (q.head * group + m % group) * m_.dim, l.q_norm,
+            rotate(qkv_.at(start + m / group, (q.head * group + m % group) * m_.dim), l.q_norm,
                    b_->positions[start + m / group], s.queries.data() + m * m_.dim);
         attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
         for (int64_t m = 0; m < vectors; m++)
@@ -406,7 +368,6 @@ class Decoder {
 
     const DecoderShape m_;
     const std::vector<DecoderLayer> layers_;
-    const int64_t qkv_width_;
     Team& team_;
     std::vector<Scratch> scratch_;  // by thread
     // Of the step in hand.
@@ -423,7 +384,8 @@ class Decoder {
     int64_t head_count_ = 0;
     // [rows][...], kept from step to step.
     int64_t capacity_ = 0;
-    std::vector<float> residual_, output_, qkv_, gate_up_;
+    std::vector<float> residual_, output_memory_, qkv_memory_, gate_up_memory_;
+    Sums output_{}, qkv_{}, gate_up_{};
     bf16* shrunk_ = nullptr;
     std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_, shrunk_memory_;
     Rows normed_{}, mixed_{}, inner_{};

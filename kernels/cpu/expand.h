@@ -5,10 +5,11 @@
 
 namespace {
 
-// y [R rows][outputs first to first + count] += t B. `after` is what will be read next (null: nothing known).
+// Outputs `first` to `first + count` of R rows += t B; y points at the first of each row, of Sums. `after` is what
+// will be read next (null: nothing known).
 template <int R>
 void expand_rows(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t first, int64_t count,
-                 const bf16* t, float* y, int64_t y_stride, const bf16* after) {
+                 const bf16* t, float* const* y, const bf16* after) {
     for (int64_t p = 0; p < u.pages; p++) {
         float ts[R][RANKS];
         for (int64_t i = 0; i < R; i++)
@@ -26,23 +27,26 @@ void expand_rows(const Update& u, const LoraModule& m, int64_t layer, int64_t ro
                     even = _mm512_fmadd_ps(_mm512_set1_ps(ts[i][k]), bs[k], even);
                     odd = _mm512_fmadd_ps(_mm512_set1_ps(ts[i][k + 1]), bs[k + 1], odd);
                 }
-                float* to = y + i * y_stride + c;
-                _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_add_ps(even, odd)));
+                float* to = y[i] + c / 16 * Sums::NEXT;
+                _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_add_ps(even, odd)));
             }
         }
     }
 }
 
-// Rows `row` to `row + rows` of an update's own. y points at output `first` of row `row`; outputs come in sixteens.
-inline void expand_few(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t rows, int64_t first,
-                       int64_t count, const bf16* t, float* y, int64_t y_stride, const bf16* after) {
+// Rows `row` to `row + rows` of an update's own; y(row) points at output `first` of a row. Outputs come in sixteens.
+template <typename Y>
+void expand_few(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t rows, int64_t first,
+                int64_t count, const bf16* t, Y y, const bf16* after) {
     while (rows) {
         const int64_t n = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+        float* of_rows[8];
+        for (int64_t i = 0; i < n; i++) of_rows[i] = y(row + i);
         (n == 8   ? expand_rows<8>
          : n == 4 ? expand_rows<4>
          : n == 2 ? expand_rows<2>
-                  : expand_rows<1>)(u, m, layer, row, first, count, t, y, y_stride, n == rows ? after : nullptr);
-        row += n, rows -= n, y += n * y_stride;
+                  : expand_rows<1>)(u, m, layer, row, first, count, t, of_rows, n == rows ? after : nullptr);
+        row += n, rows -= n;
     }
 }
 
@@ -99,15 +103,15 @@ class AtHand {
     }
 #endif
 
-    // The same without AMX: c [count][GROUP].
-    void add(int64_t row, int64_t count, float* c) const {
+    // The same without AMX.
+    void add(int64_t row, int64_t count, const Quarters& c) const {
         if (!plan_) return;
         for (const Part& part : parts_) {
             const Update& u = *part.update;
             const int64_t first = std::max(row, u.row), last = std::min(row + count, u.row + u.rows);
             if (first < last)
                 expand_few(u, lora_->module[u.module], layer_, first, last - first, part.first, 16, t_,
-                           c + (first - row) * GROUP + part.half * 16, GROUP, nullptr);
+                           [&](int64_t of) { return c.at(of - row, part.half); }, nullptr);
         }
     }
 

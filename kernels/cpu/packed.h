@@ -115,6 +115,35 @@ struct Rows {
     bf16* at(int64_t row, int64_t block) const { return tiles + (row / 16 * blocks + block) * TILE + row % 16 * 32; }
 };
 
+// Float32 sums as tiles of 16 rows x 16 outputs: a product's go where they belong in one piece. (Row after row they
+// would go to as many lines as there are rows, often of one set of the cache, and take a quarter of a small step.)
+struct Sums {
+    float* tiles;
+    int64_t wide;  // tiles side by side
+
+    // The 16 outputs from `output` on, a multiple of 16, of one row; the next 16 are NEXT floats further.
+    static constexpr int64_t NEXT = 16 * 16;
+    float* at(int64_t row, int64_t output) const {
+        return tiles + ((row / 16 * wide + output / 16) * 16 + row % 16) * 16;
+    }
+};
+
+// Of a panel's product with a group, the tiles: two for the first 16 rows, two for the rest.
+struct Quarters {
+    float* tile[4];
+
+    explicit Quarters(float* c) : tile{c, c + Sums::NEXT, c + 2 * Sums::NEXT, c + 3 * Sums::NEXT} {}
+    Quarters(const Sums& y, int64_t row, const Packed& w, int64_t g)
+        : tile{y.at(row, w.column(g, 0)), y.at(row, w.column(g, 1)), y.at(row + 16, w.column(g, 0)),
+               y.at(row + 16, w.column(g, 1))} {}
+    // 16 outputs of a row of the panel.
+    float* at(int64_t row, int64_t half) const { return tile[row / 16 * 2 + half] + row % 16 * 16; }
+    void expect(int64_t rows) const {
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t half = 0; half < 2; half++) __builtin_prefetch(at(i, half), 1);
+    }
+};
+
 inline bf16* put(bf16* to, __m512 low, __m512 high) {  // 32 floats, rounded
     const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
     std::memcpy(to, &both, 64);
@@ -133,7 +162,7 @@ inline __m512bh pair_of(const bf16* p) {  // one pair, in all lanes
 inline __m512bh pairs_at(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 
 template <int R>
-void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, const float* const* bias, float* c) {
+void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, const float* const* bias, float* const* c) {
     __m512 sum[R][2];
     for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) sum[r][half] = _mm512_loadu_ps(bias[half]);
@@ -149,20 +178,21 @@ void multiply_rows(const bf16* x, const bf16* w, int64_t blocks, const float* co
             }
         }
     for (int r = 0; r < R; r++) {
-        _mm512_store_ps(c + r * GROUP, sum[r][0]);
-        _mm512_store_ps(c + r * GROUP + 16, sum[r][1]);
+        _mm512_store_ps(c[0] + r * 16, sum[r][0]);
+        _mm512_store_ps(c[1] + r * 16, sum[r][1]);
     }
 }
 
-// c [rows][32] = x (from the row that starts a panel) times one group, plus its bias, with AVX-512.
+// c = x (from the row that starts a panel) times one group, plus its bias, with AVX-512.
 inline void multiply_avx512(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, const float* const* bias,
-                            float* c) {
-    static void (*const few[])(const bf16*, const bf16*, int64_t, const float* const*, float*) = {
+                            const Quarters& c) {
+    static void (*const few[])(const bf16*, const bf16*, int64_t, const float* const*, float* const*) = {
         multiply_rows<1>, multiply_rows<2>, multiply_rows<3>, multiply_rows<4>,
         multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>};
-    for (int64_t row = 0; row < rows; row += 8)
-        few[std::min<int64_t>(8, rows - row) - 1](x + row / 16 * blocks * TILE + row % 16 * 32, w, blocks,
-                                                  bias, c + row * GROUP);
+    for (int64_t row = 0; row < rows; row += 8) {
+        float* const to[] = {c.at(row, 0), c.at(row, 1)};
+        few[std::min<int64_t>(8, rows - row) - 1](x + row / 16 * blocks * TILE + row % 16 * 32, w, blocks, bias, to);
+    }
 }
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -198,8 +228,8 @@ inline void prefetch_group(const bf16* w) {
 
 // As multiply_avx512; extra() adds to the tiles of the sums before they are stored.
 template <typename Extra>
-void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, const float* const* bias, float* c,
-                  Extra extra) {
+void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, const float* const* bias,
+                  const Quarters& c, Extra extra) {
     _tile_loadd(0, bias[0], 0);  // its 16 floats in each row
     _tile_loadd(1, bias[1], 0);
     if (rows <= 16) {
@@ -228,11 +258,11 @@ void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, co
             _tile_dpbf16ps(3, 5, 7);
         }
         extra();
-        _tile_stored(2, c + 16 * GROUP, GROUP * 4);
-        _tile_stored(3, c + 16 * GROUP + 16, GROUP * 4);
+        _tile_stored(2, c.tile[2], 64);
+        _tile_stored(3, c.tile[3], 64);
     }
-    _tile_stored(0, c, GROUP * 4);
-    _tile_stored(1, c + 16, GROUP * 4);
+    _tile_stored(0, c.tile[0], 64);
+    _tile_stored(1, c.tile[1], 64);
 }
 #else
 constexpr bool AMX_BUILT = false;
@@ -240,7 +270,7 @@ inline bool amx_allowed() { return false; }
 inline void begin_tiles() {}
 inline void end_tiles() {}
 template <typename Extra>
-void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, const float* const*, float*, Extra) {}
+void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, const float* const*, const Quarters&, Extra) {}
 #endif
 
 inline bool& amx_on() {  // switched off by tests, which want to see both
@@ -251,18 +281,16 @@ inline bool& amx_on() {  // switched off by tests, which want to see both
 struct Nothing {  // what is added to a product before it is taken: see AtHand in expand.h
     void begin(const Packed&, int64_t) {}
     void add_tiles(int64_t, int64_t) const {}
-    void add(int64_t, int64_t, float*) const {}
+    void add(int64_t, int64_t, const Quarters&) const {}
 };
 
 // x [rows, k] times the groups `first` to `last` of a weight, plus the bias (null: none; else readable up to the
-// groups' end). take(row, count, group, c) gets each product: c [count][32], the outputs of the group for `count` rows
-// from `row` on. Before it comes expect(row, count, group): where a result goes has long left the caches for the
-// weights, and is called back while the product is made.
-template <typename More, typename Expect, typename Take>
+// groups' end). place(row, count, group) says where a product goes, of `count` rows from `row` on, as Quarters; all
+// rows of a tile are written. take(row, count, group, c) gets it.
+template <typename More, typename Place, typename Take>
 void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, const float* bias, More& more,
-              Expect expect, Take take) {
+              Place place, Take take) {
     alignas(64) static const float none[16] = {};
-    alignas(64) float c[PANEL * GROUP];
     const bool amx = amx_on();
     if (amx) begin_tiles();
     for (int64_t g = first; g < last; g++) {
@@ -271,7 +299,7 @@ void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64
         for (int64_t row = 0; row < rows; row += PANEL) {
             const int64_t count = std::min(PANEL, rows - row);
             const bf16* panel = x.tiles + row / 16 * x.blocks * TILE;
-            expect(row, count, g);
+            const Quarters c = place(row, count, g);
             if (amx) {
                 multiply_amx(panel, w.group(g), w.blocks, count, biases, c, [&] { more.add_tiles(row, count); });
             } else {
@@ -290,11 +318,11 @@ inline int64_t groups_per_item(const Packed& w) {
 }
 inline int64_t items_of(const Packed& w) { return (w.groups + groups_per_item(w) - 1) / groups_per_item(w); }
 
-template <typename More, typename Expect, typename Take>
+template <typename More, typename Place, typename Take>
 void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
-                   Expect expect, Take take) {
+                   Place place, Take take) {
     const int64_t each = groups_per_item(w), first = item * each;
-    multiply(x, rows, w, first, std::min(first + each, w.groups), bias, more, expect, take);
+    multiply(x, rows, w, first, std::min(first + each, w.groups), bias, more, place, take);
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+// What a decoder is made of and what a step gives it, as `fused.py` fills them in; and the functions between products.
+#pragma once
+#include "lowrank.h"
+
+namespace {
+
+struct DecoderLayer {
+    const Packed *qkv, *o, *gate_up, *down;
+    const float *attention_norm, *mlp_norm;
+    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
+    const float *q_norm, *k_norm;                               // over a head; null: none
+    int64_t window;                                             // 0: none
+};
+
+struct DecoderShape {
+    int64_t layers, hidden, heads, kv_heads, dim, inner, vocab;
+    float eps, scale;
+    const bf16* embedding;
+    const float *cos, *sin, *norm;
+    const Packed* output;
+};
+
+struct DecoderBatch {
+    const int64_t *tokens, *positions, *write_index;
+    const int32_t *query_start, *kv_length, *page_table;
+    int64_t count, rows, max_pages, page_size, page_stride, layer_stride, value_offset;
+    bf16* cache;
+    float* hidden;  // [count][hidden], the result
+    const Lora* lora;
+};
+
+// 1 / sqrt(mean(x^2) + eps), n a multiple of 16; each 16 are `next` floats after those before.
+inline float inverse_rms(const float* x, int64_t n, float eps, int64_t next = LANES) {
+    Vec squares = {};
+    for (int64_t d = 0; d < n; d += LANES, x += next) squares += load(x) * load(x);
+    return 1.0f / __builtin_sqrtf(sum(squares) / n + eps);
+}
+
+inline __m512 silu_times(__m512 gate, __m512 up) {  // through exp(-|g|), which cannot overflow
+    const Vec g = (Vec)gate, e = exp_negative(select(g < 0.0f, g, -g));
+    return (__m512)(g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f) * (Vec)up);
+}
+
+}  // namespace
