@@ -28,6 +28,11 @@ class NumberGuard:
         tail = text[_NUMERIC.search(text).start() :]  # type: ignore[union-attr]  # the empty tail matches
         self._run = (self._run + tail)[-_KEPT:] if len(tail) == len(text) else tail
 
+    @property
+    def begun(self) -> bool:
+        """Whether the answer so far ends with a character that numbers have."""
+        return bool(self._run)
+
     def narrow(self, words: Words) -> Words | None:
         """What `words` allows of that, None if there is nothing to take away."""
         run = self._run
