@@ -29,7 +29,9 @@ from personae.grammar.structure.elements import (
     Verbatim,
 )
 
-# Backends compile without the interpreter's lock. Idle threads cost nothing.
+# Backends compile without the interpreter's lock, so a second thread halves the time; but what takes a tenth
+# of a second or more must not have two cores at once, which the steps may need. Idle threads cost nothing.
+_LARGE = 100_000  # characters
 _BESIDE = ThreadPoolExecutor(32, "grammar")
 
 _TOKEN_ID = re.compile(r"<\[")
@@ -38,12 +40,15 @@ _TOKEN_ID = re.compile(r"<\[")
 def build(
     blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
 ) -> ClosingGrammar:
-    """Compile a blueprint twice, side by side: over the model's tokens and over bytes.
+    """Compile a blueprint twice: over the model's tokens and over bytes.
 
     Raises GrammarError when it cannot be compiled.
     """
     if blueprint.bytewise is None:
         return ClosingGrammar(blueprint, backend.compile(blueprint.inner), None, table)
+    if len(blueprint.bytewise.source) > _LARGE:
+        inner, other = backend.compile(blueprint.inner), bytewise.compile(blueprint.bytewise)
+        return ClosingGrammar(blueprint, inner, other, table)
     second = _BESIDE.submit(bytewise.compile, blueprint.bytewise)
     try:
         inner = backend.compile(blueprint.inner)

@@ -8,7 +8,7 @@ from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import children, subschemas
 
-_MOST_HINTS = 200_000  # bytes
+_MOST_HINTS = 50_000  # bytes
 
 
 def hints_of(schema: Any) -> list[bytes]:

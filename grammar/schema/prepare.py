@@ -70,3 +70,9 @@ def _without(dropped: set[Path], schema: Schema, path: Path) -> Schema:
         return schema
     kept = {keyword: value for keyword, value in schema.items() if (*path, keyword) not in dropped}
     return rebuild(kept, lambda step, child: _without(dropped, child, (*path, *step)))
+
+
+def loose(document: object) -> Schema:
+    """What any backend can bind of a document: its type."""
+    kind = document.get("type") if isinstance(document, dict) else None
+    return {"type": kind} if isinstance(kind, str | list) else True

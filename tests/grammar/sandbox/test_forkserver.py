@@ -15,9 +15,11 @@ import pytest
 
 from personae.errors import GrammarError, Overloaded
 from personae.evals.hostile import SCHEMAS, laughs
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Limits, Sandbox
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Exactly, Json, Sequence, structure_spec
 from personae.grammar.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b""), (256,), {"<tool>": 257})
@@ -196,3 +198,41 @@ def test_a_schema_whose_references_explode_is_refused_and_the_next_is_served(san
     with pytest.raises(GrammarError):
         sandbox.draft(spec_of(laughs(40)))
     assert sandbox.draft(REWRITTEN).planned
+
+
+def accepts(grammar: BoundGrammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return all(matcher.accept(token) for token in (*text.encode(), VOCABULARY.stop_ids[0]))
+
+
+def test_what_is_too_complex_and_not_strict_is_bound_as_far_as_can_be() -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
+    once_inlined = laughs(40) | {"type": "array", "maxItems": 1}
+    for strict in (True, False):
+        spec = GrammarSpec("json_schema", json.dumps(once_inlined), strict)
+        if strict:
+            with pytest.raises(GrammarError, match="limits"):
+                compiler.compile(spec)
+            continue
+        as_written = compiler.compile(spec)
+        assert accepts(as_written, "[[[1]]]")
+        assert not accepts(as_written, "[1,2]")
+    by_type = compiler.compile(GrammarSpec("json_schema", BOMB.source, strict=False))
+    assert accepts(by_type, '{"anything":1}')
+    assert not accepts(by_type, "[]")
+    compiler.close()
+
+
+def test_so_is_a_function_whose_parameters_are_too_complex_unless_it_is_strict() -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
+    bomb, good = json.loads(BOMB.source), {"type": "array", "items": {"const": 1}, "minItems": 1}
+    call = compiler.compile(
+        structure_spec(Sequence((Exactly("f"), Json(bomb, False, "tools[0]"), Json(good, True, "tools[1]"))))
+    )
+    assert accepts(call, 'f{"anything":1}[1]')
+    assert not accepts(call, "f{}[2]")
+    with pytest.raises(GrammarError, match="limits"):
+        compiler.compile(structure_spec(Sequence((Exactly("f"), Json(bomb, True, "tools[0]")))))
+    compiler.close()
