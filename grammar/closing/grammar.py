@@ -30,6 +30,7 @@ class ClosingGrammar:
         self.inner = inner
         self.table = table
         self._bytewise = bytewise
+        self.texts = table.texts
         self._hints = _hints(blueprint, table)
         self.shortest_plan = planned(blueprint, bytewise, table, self._hints).plan
         self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)

@@ -22,7 +22,8 @@ from personae.grammar.bitmask import Bitmask
 from personae.grammar.closing.numbers import NumberGuard
 from personae.grammar.closing.plan import Plan, Speller, open_brackets
 from personae.grammar.closing.planner import Planner
-from personae.grammar.closing.table import Piece, Words
+from personae.grammar.closing.table import Piece
+from personae.grammar.closing.texts import Text, Words
 
 if TYPE_CHECKING:
     from personae.grammar.closing.grammar import ClosingGrammar
@@ -74,15 +75,21 @@ class ClosingMatcher:
         self._objections = 0  # of this step
         self._is_text = False  # any plain text is allowed, and leads nowhere else
         self._harmless: Words | None = None  # what is sure to leave the plan as it is
+        self._text: Text | None = None
         if self._near:
             self._plan = grammar.shortest_plan
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next; once terminated, the stop tokens."""
-        self._inner.fill(bitmask, row)
-        if self.terminated:
-            return
         words = bitmask[row].view(np.uint32)
+        if self._text is not None:
+            words[:] = self._text.words
+        else:
+            self._inner.fill(bitmask, row)
+            if self.terminated:
+                return
+            if self._grammar.reach.texts:
+                self._text = self._grammar.texts.at(words)
         shorter = self._numbers.narrow(words)
         if shorter is not None:
             words[:] = shorter
@@ -105,7 +112,11 @@ class ClosingMatcher:
         grammar, piece = self._grammar, plan.piece
         if grammar.reach.texts and self._ends_a_text(piece) and grammar.table.is_free(words):
             self._harmless = grammar.table.plain(b"")
-        elif grammar.reach.blanks and self._bears_blanks(piece) and (words & grammar.table.breaks).any():
+        elif (
+            grammar.reach.blanks
+            and self._bears_blanks(piece)
+            and grammar.table.holds(words, grammar.table.line_break)
+        ):
             self._harmless = grammar.table.blank
         if self._left - len(plan.tokens) <= _OBJECTIONS:
             plain = grammar.plain
@@ -156,7 +167,9 @@ class ClosingMatcher:
         if not self._inner.accept(token):
             return False
         self._accepted.append(token)
-        if not self._inner.terminated:
+        if self._inner.terminated:
+            self._text = None
+        else:
             self._advance(token)
         return True
 
@@ -198,6 +211,8 @@ class ClosingMatcher:
         self._left -= 1
         self._objections = 0
         self._is_text, self._harmless = False, None
+        if self._text is not None:
+            self._text = grammar.texts.after(self._text, token)
         self._numbers.write(grammar.table.vocabulary.tokens[token])
         self._opened += grammar.table.opens[token]
         if self._plan is None and not self._near:

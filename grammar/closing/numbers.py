@@ -6,7 +6,8 @@ what it wrote would be infinite to whoever reads it, or an error.
 
 import re
 
-from personae.grammar.closing.table import TokenTable, Words
+from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.texts import Words
 
 MOST = 24  # characters: -2.2250738585072014e-308
 _NUMERIC = re.compile(rb"[0-9.eE+-]*$")

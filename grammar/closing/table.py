@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from personae.grammar.closing.texts import Texts, Words
 from personae.grammar.vocabulary import Vocabulary
 
 Piece = tuple[int, ...]
-Words = NDArray[np.uint32]
 # From a place in a text to its end: the fewest tokens, the first of them, its length.
 Step = tuple[int, int, int]
 END: Step = (0, 0, 0)
@@ -63,7 +63,8 @@ class TokenTable:
         self.numeric_longer = self._bits(np.array(longer, np.int64))
         self.letters = self._named(b"ghxz")
         self.ends_number = self._named(b",}]") | self.stops
-        self.breaks = self._named(b"\n")
+        self.line_break = self._ids.get(b"\n", 0)
+        self.quote, self.named = self._ids.get(b'"'), self._ids.get(b'":')
         # A state that allows all of these is within free text.
         self.characters = self._named(bytes(_PRINTABLE))
         self._where = np.flatnonzero(self.characters)
@@ -71,7 +72,7 @@ class TokenTable:
         blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip(b" \t\r\n")]
         self.blank = self._bits(np.array(blank, np.int64))
         self._plain: dict[bytes, Words] = {}
-        self.plain(b"")
+        self.texts = Texts(self)
 
     def bytewise(self) -> Vocabulary:
         """The vocabulary of pieces."""

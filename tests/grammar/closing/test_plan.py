@@ -144,3 +144,56 @@ def _filled(matcher: ClosingMatcher) -> Any:
     bitmask = np.zeros((1, TABLE.words), np.int32)
     matcher.fill(bitmask, 0)
     return bitmask[0].view(np.uint32)
+
+
+TEXTS: dict[str, Any] = SCHEMAS | {
+    "lengths": {"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 12}, "minItems": 2},
+    "names": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 5}},
+    "listed": {"type": "array", "items": {"anyOf": [{"enum": ["the", "name"]}, {"type": "string"}]}},
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@settings(max_examples=8, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_a_mask_that_is_made_from_the_one_before_is_the_backends_own(
+    name: str, random: random.Random
+) -> None:
+    grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(TEXTS[name])))
+    matcher, inner = grammar.matcher(5000), grammar.inner.matcher()
+    assert isinstance(matcher, ClosingMatcher)
+    for _ in range(60):
+        words = _filled(matcher)
+        bitmask = np.zeros((1, TABLE.words), np.int32)
+        inner.fill(bitmask, 0)
+        assert words.tolist() == bitmask[0].view(np.uint32).tolist()
+        allowed = [
+            t for t in range(VOCABULARY.size) if TABLE.holds(words, t) and t not in VOCABULARY.stop_ids
+        ]
+        if not allowed:
+            break
+        likely = [token for token in allowed if TABLE.holds(TABLE.plain(b""), token)]
+        quotes = [
+            token for token in allowed if VOCABULARY.tokens[token] in (b'"', b'{"', b'["', b',"', b'":"')
+        ]
+        token = random.choice(
+            [random.choice(allowed), random.choice(likely or allowed), random.choice(quotes or allowed)]
+        )
+        assert matcher.accept(token)
+        assert inner.accept(token)
+
+
+def test_within_a_bounded_string_the_backend_is_asked_for_one_mask() -> None:
+    grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps({"type": "string", "maxLength": 5})))
+    matcher = grammar.matcher(500)
+    matcher.feed([*b'"'])
+    filled = []
+    inner: Any = matcher._inner
+    fill, inner.fill = inner.fill, lambda *where: filled.append(where) or fill(*where)
+    for token in b"abc":
+        words = _filled(matcher)
+        assert TABLE.holds(words, token)
+        matcher.accept(token)
+    assert len(filled) == 1
+    assert not TABLE.holds(_filled(matcher), VOCABULARY.tokens.index(b"the"))
+    assert TABLE.holds(_filled(matcher), VOCABULARY.tokens.index(b"12"))
