@@ -82,7 +82,7 @@ CASES: dict[str, Any] = {
     "free formats": {
         "type": "object",
         "properties": {
-            "mail": {"type": "string", "format": "email"},
+            "mail": {"type": "string", "format": "email", "maxLength": 40},
             "at": {"type": "string", "format": "uri"},
         },
         "required": ["mail", "at"],
