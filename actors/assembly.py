@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -34,9 +35,11 @@ from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.base import fingerprint
+from personae.lora.copies import SideStream, pinned
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
 from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
+from personae.lora.writing import made_ready
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
@@ -108,9 +111,11 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     spare = lendable // pool_bytes(shapes, RANK_PAGE, model.dtype) * RANK_PAGE
     max_adapters = max((capacity + spare) // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
-    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES)
+    on_gpu = device.type == "cuda"
+    prepare = partial(made_ready, dtype=model.dtype, host=pinned) if on_gpu else None
+    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare)
     for adapter in named.values():
-        library.put(adapter)
+        library.put(adapter if prepare is None else prepare(adapter))
     vocabulary = Vocabulary.from_tokenizer_json(
         (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )
@@ -125,8 +130,9 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
             device=device,
             base=DecoderWeights(model),
             spare_rows=spare,
+            copies=SideStream() if on_gpu else None,
         )
-        captures = device.type == "cuda" and options.cuda_graphs
+        captures = on_gpu and options.cuda_graphs
         kv = KVCache(config, layout, model.dtype, device, spare=captures)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
         return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)

@@ -254,9 +254,11 @@ class Sampler:
             if not refused:
                 return
             open_rows = refused
-            at = _index(open_rows, tokens)
-            again = rows.again(np.array(open_rows, np.int64), attempt)
-            tokens[at], best[at] = choose(logits[at], again, bitmask[torch.tensor(open_rows)], self._scratch)
+            for row in refused:
+                one = slice(row, row + 1)
+                left = logits[one].clone() if overwrites(self._device) else logits[one]
+                again = rows.again(np.array([row]), attempt)
+                tokens[one], best[one] = choose(left, again, bitmask[one], self._scratch)
 
     def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
         """The parameters of steps 3 to 6."""

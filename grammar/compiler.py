@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,13 +24,20 @@ from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.small import is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
-from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
+from personae.grammar.schema.document import SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
-from personae.grammar.schema.shortest import shortest_instance
+from personae.grammar.schema.prepare import (
+    ANALYSIS_ERRORS,
+    check_answerable,
+    loose,
+    refusal,
+    weakened,
+    without_ignored,
+)
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import structure_blueprint
+from personae.grammar.structure.compile import Rewritings, structure_blueprint
+from personae.grammar.structure.loosened import loosened
 from personae.grammar.vocabulary import Vocabulary
 
 Made = TypeVar("Made")  # of a blueprint
@@ -117,24 +123,49 @@ class GrammarCompiler:
             with suppress(_Elsewhere):
                 if is_small(spec):
                     return self._compile(spec, self._build)
-            return self._build(self._sandbox.draft(spec))
+            return self._build(self._drafted(spec, self._sandbox))
         return self._compile(spec, self._build)
 
-    def draft(self, spec: GrammarSpec) -> Blueprint:
-        """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does."""
-        return self._compile(spec, self._draft)
+    def draft(self, spec: GrammarSpec, *, rewritten: bool = True) -> Blueprint:
+        """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does.
+
+        Unless `rewritten`, schemas that are not enforced as they are written are not brought into another
+        form.
+        """
+        rewritings = self._rewritings if rewritten else _as_written
+        return self._compile(spec, self._draft, rewritings)
 
     def close(self) -> None:
         """End the helper processes."""
         if self._sandbox is not None:
             self._sandbox.close()
 
-    def _compile(self, spec: GrammarSpec, finish: Callable[[Blueprint], Made]) -> Made:
+    def _drafted(self, spec: GrammarSpec, sandbox: Sandbox) -> Blueprint:
+        """Of what is too complex and not strict, what can be had: as it is written, or hardly bound."""
+        try:
+            return sandbox.draft(spec)
+        except GrammarError as error:
+            looser = loosened(spec) if error.code == TOO_COMPLEX else None
+            if looser is None:
+                raise
+            with suppress(GrammarError):
+                return sandbox.draft(spec, rewritten=False)
+            with suppress(GrammarError):
+                return sandbox.draft(looser)
+            raise
+
+    def _compile(
+        self,
+        spec: GrammarSpec,
+        finish: Callable[[Blueprint], Made],
+        rewritings: Rewritings | None = None,
+    ) -> Made:
         """What `finish` makes of the spec's blueprint. Raises _Elsewhere where there is a sandbox, and it is
         needed."""
+        rewritings = rewritings or self._rewritings
         if spec.kind == "json_schema":
             try:
-                return self._compile_schema(spec, finish)
+                return self._compile_schema(spec, finish, rewritings)
             except ANALYSIS_ERRORS as error:
                 raise GrammarError(
                     f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
@@ -142,7 +173,7 @@ class GrammarCompiler:
         name = BACKENDS_OF_KIND[spec.kind][0]
         if spec.kind == "structure":
             backend = self._backend(name)
-            return finish(structure_blueprint(spec, backend, self._table, self._rewritings))
+            return finish(structure_blueprint(spec, backend, self._table, rewritings))
         return finish(blueprint_of(name, spec, self._table))
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
@@ -157,12 +188,13 @@ class GrammarCompiler:
             tags = self._tags[format] = Tags(format, self._table)
         return LimitedGrammar(inner, limit, tags)
 
-    def _compile_schema(self, spec: GrammarSpec, finish: Callable[[Blueprint], Made]) -> Made:
+    def _compile_schema(
+        self, spec: GrammarSpec, finish: Callable[[Blueprint], Made], rewritings: Rewritings
+    ) -> Made:
         document = without_ignored(parse_schema(spec.source))
-        if math.isinf(shortest_instance(document)):
-            raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
+        check_answerable(document)
         reason: Unenforced | GrammarError | None = None
-        for schema in self._rewritings(document):
+        for schema in rewritings(document):
             for name in BACKENDS_OF_KIND["json_schema"]:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
@@ -178,7 +210,7 @@ class GrammarCompiler:
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one."""
-        yield spell_formats(strip(document))
+        yield from _as_written(document)
         if self._sandbox is not None:
             raise _Elsewhere
         with suppress(Exception):  # there is none, whatever the library says of it
@@ -188,9 +220,7 @@ class GrammarCompiler:
         self, spec: GrammarSpec, document: Schema, finish: Callable[[Blueprint], Made]
     ) -> Made:
         """As much of the schema as llguidance takes; any JSON at the least."""
-        kind = document.get("type") if isinstance(document, dict) else None
-        loose = {"type": kind} if isinstance(kind, str | list) else True
-        for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose):
+        for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose(document)):
             try:
                 return finish(self._blueprint("llguidance", spec, schema, strict=False))
             except GrammarError:
@@ -221,3 +251,7 @@ class GrammarCompiler:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.vocabulary)
             return self._backends[name]
+
+
+def _as_written(document: Schema) -> Iterator[Schema]:
+    yield spell_formats(strip(document))

@@ -49,12 +49,13 @@ class LoraPair:
 
     a: [rank, in], A. b: [rank, out], B^T, contiguous: both halves of one rank are rows. Both on the CPU, in
     the dtype of their file; the scaling is apart until the pool folds it into b in float32, so it costs one
-    rounding.
+    rounding. ready: that has been done, and both are as a device will have them (`lora/writing.py`).
     """
 
     a: Tensor
     b: Tensor
     scaling: float
+    ready: bool = False
 
     @property
     def rank(self) -> int:

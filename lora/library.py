@@ -8,11 +8,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.mix import mixed, parts_of
-from personae.lora.pace import Pace
+from personae.lora.pace import Pace, Rest
 from personae.lora.peft import read_adapter
 
 
@@ -47,20 +48,33 @@ class AdapterBounds:
             )
 
 
+class Prepare(Protocol):
+    """Gives adapters the form in which the host keeps them."""
+
+    def __call__(self, adapter: Adapter, *, rest: Rest) -> Adapter:
+        """`rest` is called every now and then."""
+
+
 class AdapterLibrary:
     """Reads adapters from `folder`/digest, or from where `known` says, and keeps the latest used.
 
     `read` may run on any thread; the others belong to one. At most `cache_bytes` are kept, but always the
-    latest.
+    latest, in the form that `prepare` gives them.
     """
 
     def __init__(
-        self, shapes: LoraShapes, known: Mapping[str, Path], folder: Path | None, cache_bytes: int
+        self,
+        shapes: LoraShapes,
+        known: Mapping[str, Path],
+        folder: Path | None,
+        cache_bytes: int,
+        prepare: Prepare | None = None,
     ) -> None:
         self._shapes = shapes
         self._known = known
         self._folder = folder
         self._cache_bytes = cache_bytes
+        self._prepare = prepare
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
 
@@ -78,18 +92,27 @@ class AdapterLibrary:
     def read(self, digest: str) -> Adapter:
         """The adapter from disk. Raises AdapterError when it is not there or not what it was.
 
-        A mix is made of its parts, of which those on the host are not read again.
+        A mix is made of its parts as their files have them.
         """
+        pace = Pace()
         parts = parts_of(digest)
-        if parts is not None:
-            return mixed(
-                digest, [(self._cache.get(part) or self.read(part), weight) for part, weight in parts]
-            )
+        if parts is None:
+            adapter = self._read(digest, pace)
+        else:
+            adapter = mixed(digest, [(self._part(part, pace), weight) for part, weight in parts])
+        return adapter if self._prepare is None else self._prepare(adapter, rest=pace.rest)
+
+    def _part(self, digest: str, pace: Pace) -> Adapter:
+        """From the host, if it is there as its file has it."""
+        kept = self._cache.get(digest) if self._prepare is None else None
+        return kept or self._read(digest, pace)
+
+    def _read(self, digest: str, pace: Pace) -> Adapter:
         folder = self._known.get(digest) or (self._folder and self._folder / digest)
         if folder is None or not folder.is_dir():
             raise AdapterError(f"adapter {digest}: it is not there any more")
         try:
-            adapter = read_adapter(folder, self._shapes, Pace().rest)
+            adapter = read_adapter(folder, self._shapes, pace.rest)
         except OSError as error:
             raise AdapterError(f"adapter {digest}: {error.strerror}") from None
         if adapter.digest != digest:

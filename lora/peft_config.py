@@ -59,6 +59,7 @@ REASONS = {
     "task_type": "only adapters for text generation (CAUSAL_LM) are served",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "use_qalora": "QALoRA is not supported",
+    "velora_config": "VeLoRA is not supported; save the adapter without its training state",
 }
 
 

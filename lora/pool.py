@@ -8,24 +8,26 @@ Elsewhere all of it is taken at once, and one group. The arenas of the layers ar
 share of a group after the other, and kernels know a page by its place in such a view (`_place`).
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
-needed. The pool is synchronous and has one owner; on a device its copies are ordered with the steps around
-them.
+needed. The pool is synchronous and has one owner; its copies to a device are beside the steps
+(`lora/copies.py`), layer by layer, so that a step of a cold adapter begins before the last has arrived.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
-from personae.kernels.memory import give_back, give_back_pages, zeros
+from personae.kernels.memory import zeros
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
+from personae.lora.copies import Copies, Mark
 from personae.lora.extras import Extras
-from personae.lora.single import scaled
+from personae.lora.groups import give_back_of, layers_of
+from personae.lora.writing import sending, writing
 
 GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
@@ -53,7 +55,8 @@ class LoraPool:
     `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have beside their
     ranks, taken when they come. spare_rows: there is a place for as many rows more, but no memory; that can
     be lent to the pool (`budget`, in bytes) and called in (`free_up`). `base` is asked by adapters that
-    depend on the base's weights.
+    depend on the base's weights. With `copies` a load returns before what it brings is there: who uses it
+    waits for `arriving`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LoraPool:
         device: torch.device,
         base: BaseWeights | None = None,
         spare_rows: int = 0,
+        copies: Copies | None = None,
     ) -> None:
         if capacity_rows < RANK_PAGE or capacity_rows % RANK_PAGE or max_adapters < 1:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
@@ -86,7 +90,7 @@ class LoraPool:
                 torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
             )
         self.stacks = {
-            module: LoraStack(_layers(self._a[module]), _layers(self._b[module]), self._tables[module])
+            module: LoraStack(layers_of(self._a[module]), layers_of(self._b[module]), self._tables[module])
             for module in self._a
         }
         self._arenas = {
@@ -106,6 +110,8 @@ class LoraPool:
         self.extras = Extras(shapes, base, dtype, device)
         self.budget = self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
         self._borrows = spare_rows > 0
+        self._copies = copies
+        self._arriving: dict[int, list[Mark]] = {}  # by slot, one for each layer
         self._used = 0
         self._stale: dict[str, set[int]] = {module: set() for module in shapes.modules}  # free, but in memory
         self.loads = self.evictions = 0
@@ -127,6 +133,11 @@ class LoraPool:
         """The slot of an adapter, None if it is not in the pool."""
         resident = self._residents.get(digest)
         return None if resident is None else resident.slot
+
+    def arriving(self, slots: Collection[int]) -> tuple[Sequence[Mark], ...]:
+        """For each adapter of these slots that may not all be there yet the marks of its layers."""
+        self._arriving = {slot: marks for slot, marks in self._arriving.items() if not marks[-1].reached}
+        return tuple(marks for slot, marks in self._arriving.items() if slot in slots)
 
     def pin(self, digest: str) -> int:
         """Hold an adapter that is in the pool until `unpin`, as often as this is called; its slot."""
@@ -176,7 +187,7 @@ class LoraPool:
                 own = {page for page in stale if page // self._group == group}
                 stale -= own
                 for half in (self._a[module], self._b[module]):
-                    _give_back(half[group], [page % self._group for page in own])
+                    give_back_of(half[group], [page % self._group for page in own])
                 yield
 
     def check_fits(self, adapter: Adapter) -> None:
@@ -221,8 +232,8 @@ class LoraPool:
         """As `load`, a page of a layer at a time, so that its caller can do other things between the
         pieces, which are short: a page's memory may have to be cleared by the system first, 2 MB of it.
 
-        What `load` raises is raised by the first piece. The iterator must then be run to its end before the
-        adapter is used; until then it is pinned.
+        What `load` raises the first piece raises. The iterator must then be run to its end before the adapter
+        is used; until then it is pinned.
         """
         if adapter.digest in self._residents:
             return
@@ -249,15 +260,23 @@ class LoraPool:
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
         )
+        modules = {**pages, **dict.fromkeys(module for _, module in adapter.affine)}
+        marks = []
+        if self._copies is not None:
+            self._copies.begin()
         try:
-            for module in {**pages, **dict.fromkeys(module for _, module in adapter.affine)}:
-                for layer in range(self.shapes.layers):
+            for layer in range(self.shapes.layers):
+                for module in modules:
                     yield from self._writing(adapter, layer, module, slot, pages.get(module, ()))
+                if self._copies is not None:
+                    marks.append(self._copies.mark())
             yield from self.extras.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
             self.unload(adapter.digest)
             raise
+        if marks:
+            self._arriving[slot] = marks
         resident.pins -= 1
 
     def unload(self, digest: str) -> None:
@@ -269,6 +288,7 @@ class LoraPool:
         self._free_slots.append(resident.slot)
         self._used -= resident.size
         self.extras.drop(resident.slot)
+        self._arriving.pop(resident.slot, None)
         for module, pages in resident.pages.items():
             self._free_pages[module].extend(reversed(pages))
             self._stale[module].update(pages)
@@ -312,7 +332,7 @@ class LoraPool:
         extra += sum(resident.extra for resident in self._residents.values())
         victims = []
         for digest, resident in self._residents.items():
-            if max(slots, size, extra) <= 0 and all(count <= 0 for count in missing.values()):
+            if max(slots, size, extra, *missing.values()) <= 0:
                 break
             helps = (
                 slots > 0
@@ -328,8 +348,7 @@ class LoraPool:
             extra -= resident.extra
             for module in missing:
                 missing[module] -= len(resident.pages.get(module, ()))
-        enough = max(slots, size, extra) <= 0 and all(count <= 0 for count in missing.values())
-        return victims if enough else None
+        return victims if max(slots, size, extra, *missing.values()) <= 0 else None
 
     def _bytes_of(self, adapter: Adapter) -> int:
         """What its pages take."""
@@ -345,31 +364,13 @@ class LoraPool:
         if not pages:
             yield
             return
+        write = writing if self._copies is None else partial(sending, self._copies)
         pair = adapter.pairs.get((layer, module))
-        count = len(pages) * RANK_PAGE
-        for groups, half in ((self._a[module][:, layer], "a"), (self._b[module][:, layer], "b")):
-            staged = torch.empty(count, groups.shape[3], dtype=self.dtype)
-            rank = 0
-            if pair is not None:
-                rank = pair.rank
-                scaling = 1.0 if half == "a" else pair.scaling
-                scaled(staged[:rank], getattr(pair, half), scaling, None if half == "a" else gain)
-            staged[rank:].zero_()
-            yield from self._putting(groups, pages, staged.view(len(pages), RANK_PAGE, -1))
-
-    def _putting(self, groups: Tensor, pages: tuple[int, ...], staged: Tensor) -> Iterator[None]:
-        """Copy staged pages to a layer's groups [groups, pages, RANK_PAGE, width]."""
-        if self.device.type == "cpu":
-            for page, part in zip(pages, staged, strict=True):
-                scaled(groups[divmod(page, self._group)], part)
-                yield
-        else:
-            ids = torch.tensor(pages, device=self.device)
-            groups[ids // self._group, ids % self._group] = staged.to(self.device)
-            yield
+        yield from write(self._a[module][:, layer], pages, pair, "a", None)
+        yield from write(self._b[module][:, layer], pages, pair, "b", gain)
 
     def _place(self, page: int) -> int:
-        """The number of a page in the view of each layer (`_layers`)."""
+        """The number of a page in the view of each layer (`layers_of`)."""
         return page // self._group * self._group * self.shapes.layers + page % self._group
 
 
@@ -377,24 +378,6 @@ def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> in
     """The bytes of a pool's arenas with this many rank rows a module."""
     widths = sum(inputs + outputs for inputs, outputs in shapes.modules.values())
     return shapes.layers * capacity_rows * widths * dtype.itemsize
-
-
-def _layers(groups: Tensor) -> Tensor:
-    """Groups [groups, L, pages, RANK_PAGE, width] as the rows of each layer [L, rows, width]: of layer 0 all
-    but the last layers', of layer 1 those from its share of the first group on, and so on."""
-    _, layers, pages, _, width = groups.shape
-    share = pages * RANK_PAGE
-    rows = groups.numel() // width - (layers - 1) * share
-    return groups.as_strided((layers, rows, width), (share * width, width, 1))
-
-
-def _give_back(group: Tensor, pages: Collection[int]) -> None:
-    """Let the system have the memory of these pages of a group [L, pages, RANK_PAGE, width] back."""
-    if len(pages) == group.shape[1]:
-        give_back(group)
-        return
-    for share in group:
-        give_back_pages(share, pages)
 
 
 def _pages(rank: int) -> int:

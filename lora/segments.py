@@ -8,6 +8,7 @@ from torch import Tensor
 
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import WorkList, sgmv
+from personae.lora.copies import Mark
 from personae.lora.extras import StepExtras
 from personae.lora.pool import LoraPool
 
@@ -62,19 +63,32 @@ def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int
     segments = segments_of(slots, counts)
     if not segments:
         return None
-    return LoraBatch(pool, _on_device(segments, pool.device), pool.extras.of_step(segments))
+    arriving = pool.arriving({slot for _, _, slot in segments})
+    return LoraBatch(pool, _on_device(segments, pool.device), pool.extras.of_step(segments), arriving)
 
 
 class LoraBatch:
-    """One step's LoraLayers: the pool's adapters applied to the rows of a work list."""
+    """One step's LoraLayers: the pool's adapters applied to the rows of a work list.
 
-    def __init__(self, pool: LoraPool, work: WorkList, extras: StepExtras | None = None) -> None:
+    arriving: for each adapter that may not all be there yet the marks of its layers.
+    """
+
+    def __init__(
+        self,
+        pool: LoraPool,
+        work: WorkList,
+        extras: StepExtras | None = None,
+        arriving: Sequence[Sequence[Mark]] = (),
+    ) -> None:
         self._pool = pool
         self._work = work
         self._extras = extras
+        self._arriving = arriving
 
     def apply(self, layer: int, group: str, x: Tensor, ys: tuple[Tensor, ...]) -> None:
         """See LoraLayers."""
+        for marks in self._arriving:
+            marks[layer].wait()
         if self._extras is not None:
             self._extras.apply(layer, group, ys)
         sgmv(x, ys, self._pool.arenas(layer, group), self._pool.tables(group), self._work)
@@ -86,9 +100,10 @@ class LoraBatch:
 
     @property
     def work(self) -> WorkList | None:
-        """The work list, if it is all that there is: None when an adapter of the step is more than ranks."""
-        return self._work if self._extras is None else None
+        """The work list, if it is all that there is: None when an adapter of the step is more than ranks, or
+        still on its way."""
+        return self._work if self._extras is None and not self._arriving else None
 
     def fused(self) -> LoraStep | None:
-        """See LoraLayers. None when an adapter of the step is more than ranks."""
-        return LoraStep(self._pool.stacks, self._work) if self._extras is None else None
+        """See LoraLayers. None where `work` is."""
+        return LoraStep(self._pool.stacks, self._work) if self.work is not None else None

@@ -81,7 +81,7 @@ def _lark(spec: GrammarSpec) -> str:
         case "json_object":
             return "start: " + json_rule({"type": "object"}, strict=True)
         case "json_schema":
-            return "start: " + json_rule(json.loads(spec.source), spec.strict)
+            return "start: " + _json_rule(spec.source, spec.strict)
         case "regex":
             return f"start: {regex_lexeme(spec.source)}"
         case "choice":
@@ -99,14 +99,22 @@ def regex_lexeme(pattern: str) -> str:
 
 def json_rule(schema: Schema, strict: bool) -> str:
     """The body of a Lark rule: JSON that satisfies `schema`, as far as the library knows its keywords."""
+    return _json_rule(json.dumps(schema), strict)
+
+
+def _json_rule(source: str, strict: bool) -> str:
+    """Written with what is text already: reading and writing a large schema would hold the interpreter."""
     options = {
         "whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}",
         # Without \u: a second spelling of a listed property's name would get it past that property's schema.
         "json_allowed_escapes": 'nrbtf\\"',
         "lenient": not strict,
     }
-    document = schema if isinstance(schema, dict) else {"allOf": [schema]}
-    return "%json " + json.dumps(document | {"x-guidance": options})
+    body = source.strip()
+    if not body.startswith("{"):
+        body = f'{{"allOf": [{body}]}}'
+    separator = "" if body[1:-1].isspace() or body == "{}" else ","
+    return f'%json {body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
 
 
 class LLGuidanceCompiled:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from personae.grammar.closing.matcher import Plan
+from personae.grammar.closing.plan import Plan
 from personae.grammar.closing.reach import Reach
 from personae.grammar.spec import GrammarSpec
 

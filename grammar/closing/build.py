@@ -1,5 +1,6 @@
 """From a spec, as a backend takes it, to a grammar whose answers close."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ from personae.grammar.structure.elements import (
     Verbatim,
 )
 
-# Backends compile without the interpreter's lock. Idle threads cost nothing.
+# Backends compile without the interpreter's lock, so a second thread halves the time; but what takes a tenth
+# of a second or more must not have two cores at once, which the steps may need. Idle threads cost nothing.
+_LARGE = 100_000  # characters
 _BESIDE = ThreadPoolExecutor(32, "grammar")
 
 _TOKEN_ID = re.compile(r"<\[")
@@ -37,12 +40,15 @@ _TOKEN_ID = re.compile(r"<\[")
 def build(
     blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
 ) -> ClosingGrammar:
-    """Compile a blueprint twice, side by side: over the model's tokens and over bytes.
+    """Compile a blueprint twice: over the model's tokens and over bytes.
 
     Raises GrammarError when it cannot be compiled.
     """
     if blueprint.bytewise is None:
         return ClosingGrammar(blueprint, backend.compile(blueprint.inner), None, table)
+    if len(blueprint.bytewise.source) > _LARGE:
+        inner, other = backend.compile(blueprint.inner), bytewise.compile(blueprint.bytewise)
+        return ClosingGrammar(blueprint, inner, other, table)
     second = _BESIDE.submit(bytewise.compile, blueprint.bytewise)
     try:
         inner = backend.compile(blueprint.inner)
@@ -116,6 +122,19 @@ def _exits(element: Element, after: str) -> Iterator[str]:
             yield from _exits(part, "")
 
 
+def _head(element: Element) -> str:
+    """The fixed text with which an element begins, "" if it begins otherwise."""
+    while isinstance(element, Sequence) and element.parts:
+        element = element.parts[0]
+    return _fixed(element) if isinstance(element, Exactly | Verbatim) else ""
+
+
+def _differ(heads: list[str]) -> bool:
+    """Whether none of them is the beginning of another."""
+    heads = sorted(heads)
+    return not any(after.startswith(before) for before, after in itertools.pairwise(heads))
+
+
 def _fixed(part: Exactly | Verbatim) -> str:
     """The text without the blanks and the number that may be left out or differ."""
     return part.text if isinstance(part, Verbatim) else part.text.replace(" ", "").split("#")[0]
@@ -135,17 +154,21 @@ def _reach(element: Element, measure: Measure) -> Reach:
             return guessed(1)
         case Json(schema=schema):
             reach = schema_reach(schema, measure)
-            return msgspec.structs.replace(reach, rest=reach.rest + reach.container + reach.lexeme)
+            return msgspec.structs.replace(reach, rest=reach.rest + reach.lexeme, roots=0, blanks=False)
         case Sequence(parts=parts):
-            total = Reach()
+            total = Reach(texts=True)
             for part in parts:
                 total = total.then(_reach(part, measure))
             return total
         case OneOf(parts=parts):
-            total = Reach()
+            total = Reach(texts=True)
             for part in parts:
                 total = total.beside(_reach(part, measure))
-            return total
+            return (
+                total
+                if _differ([_head(part) for part in parts])
+                else msgspec.structs.replace(total, texts=False)
+            )
         case Repeat(part=part, least=least):
             once = _reach(part, measure)
             return msgspec.structs.replace(once, rest=once.rest * max(least, 1))

@@ -4,12 +4,12 @@ import msgspec
 
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.closing.blueprint import Blueprint
-from personae.grammar.closing.matcher import ClosingMatcher, Plan
+from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.closing.plan import Plan
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
-
-_SEARCH = 32_768  # bytes of the shortest answer, at most
+from personae.grammar.schema.document import MAX_SHORTEST
 
 
 class ClosingGrammar:
@@ -17,7 +17,7 @@ class ClosingGrammar:
 
     `inner` and `bytewise` are what the blueprint's specs compile to.
     `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
-    closed.
+    closed. `plain` are the tokens of plain text, if that leads away from the end by no more than itself.
     """
 
     def __init__(
@@ -30,9 +30,12 @@ class ClosingGrammar:
         self.inner = inner
         self.table = table
         self._bytewise = bytewise
+        self.texts = table.texts
         self._hints = _hints(blueprint, table)
         self.shortest_plan = planned(blueprint, bytewise, table, self._hints).plan
-        self.reach = blueprint.reach or guessed(self.shortest)
+        self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
+        is_plain = self.reach.plain is not None and self.reach.plain <= 1
+        self.plain = table.plain(self.reach.barred) if is_plain else table.only()
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +77,7 @@ def planned(
     plan = None
     if bytewise is not None:
         planner = Planner(hints or _hints(blueprint, table), table.bytewise_size)
-        piece = planner.plan(bytewise.matcher(), b"", _SEARCH)
+        piece = planner.plan(bytewise.matcher(), b"", MAX_SHORTEST)
         tokens = None if piece is None else table.spell_shortest(piece)
         plan = None if piece is None or tokens is None else Plan(piece, tuple(tokens))
     return msgspec.structs.replace(blueprint, plan=plan, planned=True)
@@ -84,3 +87,8 @@ def _hints(blueprint: Blueprint, table: TokenTable) -> Hints:
     known = blueprint.reach or Reach()
     ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
     return Hints(known.hints, ends, exits, words_first=known.words_first)
+
+
+def _at_least(reach: Reach, shortest: int) -> Reach:
+    """The bounds, none of which is below what the search itself has found for the whole."""
+    return msgspec.structs.replace(reach, rest=max(reach.rest, shortest - reach.lexeme))

@@ -20,8 +20,10 @@ import numpy as np
 from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.closing.numbers import NumberGuard
-from personae.grammar.closing.planner import Planner, open_brackets
-from personae.grammar.closing.table import Piece, Words
+from personae.grammar.closing.plan import Plan, Speller, open_brackets
+from personae.grammar.closing.planner import Planner
+from personae.grammar.closing.table import Piece
+from personae.grammar.closing.texts import Text, Words
 
 if TYPE_CHECKING:
     from personae.grammar.closing.grammar import ClosingGrammar
@@ -29,20 +31,16 @@ if TYPE_CHECKING:
 _OBJECTIONS = 8  # before a step is left no choice: each costs a search
 _RECENT = 512
 _SEARCH = 16_384  # bytes of the longest plan
-
-
-class Plan(NamedTuple):
-    """A completion, as a piece and as the tokens that write it."""
-
-    piece: Piece
-    tokens: tuple[int, ...]
+_QUOTE, _COLON = ord('"'), ord(":")
+_NUMERIC = frozenset(b"0123456789+-.eE")
+_BLANKS = frozenset(b" \t\r\n")
 
 
 class Ahead(NamedTuple):
-    """Where a token leads that may be accepted next."""
+    """Where a token leads that may be accepted next; `bytewise` is None where nobody had to go there."""
 
     token: int
-    bytewise: Matcher
+    bytewise: Matcher | None
     recent: bytes
     plan: Plan
 
@@ -63,42 +61,75 @@ class ClosingMatcher:
 
     def _begin(self) -> None:
         grammar = self._grammar
-        reach = grammar.reach
         self._left = self._budget
         self._accepted: list[int] = []
         self._numbers = NumberGuard(grammar.table)
-        self._bound = reach.rest + reach.container + reach.lexeme
+        self._opened = 0
         self._bytewise: Matcher | None = None
         self._planner: Planner | None = None
+        self._speller: Speller | None = None
         self._synced = 0  # how many of the accepted tokens the bytewise matcher has seen
         self._recent = b""
         self._plan: Plan | None = None
         self._ahead: Ahead | None = None  # the token that was asked about last
         self._objections = 0  # of this step
         self._is_text = False  # any plain text is allowed, and leads nowhere else
+        self._harmless: Words | None = None  # what is sure to leave the plan as it is
+        self._text: Text | None = None
         if self._near:
             self._plan = grammar.shortest_plan
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next; once terminated, the stop tokens."""
-        self._inner.fill(bitmask, row)
-        if self.terminated:
-            return
         words = bitmask[row].view(np.uint32)
+        if self._text is not None:
+            words[:] = self._text.words
+        else:
+            self._inner.fill(bitmask, row)
+            if self.terminated:
+                return
+            if self._grammar.reach.texts:
+                self._text = self._grammar.texts.at(words)
         shorter = self._numbers.narrow(words)
         if shorter is not None:
             words[:] = shorter
+        table = self._grammar.table
         if self._plan is not None:
             if self._left < 1:
-                words &= self._grammar.table.stops
-            words |= self._first(self._plan)
-            plain = self._plain
-            self._is_text = bool(plain.any()) and not (plain & ~words).any()
+                words &= table.stops
+            for token in self._plan.tokens[:1]:
+                words[token // 32] |= np.uint32(1 << token % 32)
+            self._look_at(words, self._plan)
             return
-        if self._grammar.reach.container and not self._near:
-            opens = (self._left - 1 - self._bound) // self._grammar.reach.container
-            if opens < self._grammar.table.most_opens:
-                words &= self._grammar.table.at_most(opens)
+        container = self._grammar.reach.container
+        if container and not self._near:
+            opens = (self._left - 1 - self._bound) // container
+            if opens < table.most_opens:
+                words &= table.at_most(opens)
+
+    def _look_at(self, words: Words, plan: Plan) -> None:
+        """What the state that allows `words` says of tokens that may follow."""
+        grammar, piece = self._grammar, plan.piece
+        if grammar.reach.texts and self._ends_a_text(piece) and grammar.table.is_free(words):
+            self._harmless = grammar.table.plain(b"")
+        elif (
+            grammar.reach.blanks
+            and self._bears_blanks(piece)
+            and grammar.table.holds(words, grammar.table.line_break)
+        ):
+            self._harmless = grammar.table.blank
+        if self._left - len(plan.tokens) <= _OBJECTIONS:
+            plain = grammar.plain
+            self._is_text = bool(plain.any()) and not (plain & ~words).any()
+
+    @staticmethod
+    def _ends_a_text(piece: Piece) -> bool:
+        """Whether it goes on with the quote after a string that is no name."""
+        return piece[:1] == (_QUOTE,) and piece[1:2] != (_COLON,)
+
+    def _bears_blanks(self, piece: Piece) -> bool:
+        """Whether it may stand after a blank: what goes on with a number may not."""
+        return not piece or not (piece[0] in _BLANKS or (self._numbers.begun and piece[0] in _NUMERIC))
 
     @property
     def asks(self) -> bool:
@@ -114,13 +145,21 @@ class ClosingMatcher:
             return None
         if plan.tokens and token == plan.tokens[0]:
             return None
-        if self._look_ahead(token, plan):
+        harmless = self._harmless
+        if harmless is not None and not table.holds(harmless, token):
+            harmless = None
+        if harmless is not None and len(plan.tokens) < self._left:
+            self._ahead = Ahead(token, None, b"", plan)
+            return None
+        if harmless is None and self._look_ahead(token, plan):
             return None
         self._objections += 1
         if self._objections > _OBJECTIONS:
             return ~(table.stops | self._first(plan))
-        if self._is_text and table.holds(self._plain, token):
-            return self._plain & ~self._first(plan)  # other text leads no nearer to the end
+        if harmless is not None:
+            return harmless & ~self._first(plan)  # any of them would take as long
+        if self._is_text and table.holds(self._grammar.plain, token):
+            return self._grammar.plain & ~self._first(plan)  # other text leads no nearer to the end
         return table.only(token)
 
     def accept(self, token: int) -> bool:
@@ -128,7 +167,9 @@ class ClosingMatcher:
         if not self._inner.accept(token):
             return False
         self._accepted.append(token)
-        if not self._inner.terminated:
+        if self._inner.terminated:
+            self._text = None
+        else:
             self._advance(token)
         return True
 
@@ -151,7 +192,7 @@ class ClosingMatcher:
     def fork(self) -> "ClosingMatcher":
         """A second matcher in the same state."""
         other = ClosingMatcher(self._inner.fork(), self._grammar, self._budget)
-        other._left, other._bound, other._plan = self._left, self._bound, self._plan
+        other._left, other._opened, other._plan = self._left, self._opened, self._plan
         other._objections = self._objections
         other._accepted = self._accepted.copy()
         other._synced, other._recent = self._synced, self._recent
@@ -169,87 +210,101 @@ class ClosingMatcher:
         grammar = self._grammar
         self._left -= 1
         self._objections = 0
+        self._is_text, self._harmless = False, None
+        if self._text is not None:
+            self._text = grammar.texts.after(self._text, token)
         self._numbers.write(grammar.table.vocabulary.tokens[token])
-        self._bound += grammar.reach.container * grammar.table.opens[token]
+        self._opened += grammar.table.opens[token]
         if self._plan is None and not self._near:
             return
         plan, self._plan = self._plan, None
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.token == token:
-            self._bytewise, self._recent, self._plan = ahead.bytewise, ahead.recent, ahead.plan
-            self._synced = len(self._accepted)
-        else:
-            bytewise = self._sync()
-            if bytewise is not None:
-                self._plan = self._after(bytewise, grammar.table.piece(token), self._recent, plan, self._left)
-        if self._plan is not None:
-            self._relax(self._plan)
+        if ahead is None or ahead.token != token:
+            ahead = self._after(token, plan, self._left, len(self._accepted) - 1)
+        if ahead is not None:
+            self._plan = ahead.plan
+            if ahead.bytewise is not None:
+                self._bytewise, self._recent = ahead.bytewise, ahead.recent
+                self._synced = len(self._accepted)
+            self._relax(ahead.plan)
 
     def _relax(self, plan: Plan) -> None:
         """Stop watching if the answer is far from its end after all."""
         reach = self._grammar.reach
-        self._bound = reach.rest + reach.lexeme + reach.container * open_brackets(plan.piece)
+        if reach.rest + reach.lexeme + reach.container > self._left - 1:
+            return  # whatever is open
+        self._opened = open_brackets(plan.piece)
         if not self._near:
             self._plan = None
 
     @property
-    def _plain(self) -> Words:
-        """Plain text, if it does not lead away from the end by more than itself; else nothing."""
-        reach, table = self._grammar.reach, self._grammar.table
-        if reach.plain is None or reach.plain > 1:
-            return table.only()
-        return table.plain(reach.barred)
+    def _bound(self) -> int:
+        """How far from its end the answer is at most."""
+        reach = self._grammar.reach
+        return reach.rest + reach.lexeme + reach.container * max(self._opened - reach.roots, 0)
 
     @property
     def _near(self) -> bool:
         """Whether the end may come too soon after a token that opens one bracket."""
         return self._bound + self._grammar.reach.container > self._left - 1
 
-    def _sync(self) -> Matcher | None:
-        """The bytewise matcher where this one is; None if it cannot follow."""
+    def _sync(self, count: int) -> Matcher | None:
+        """The bytewise matcher after the first `count` tokens, no fewer than before; None if it cannot
+        follow."""
         if self._bytewise is None:
             self._bytewise = self._grammar.bytewise()
         piece = [
-            byte for token in self._accepted[self._synced :] for byte in self._grammar.table.piece(token)
+            byte
+            for token in self._accepted[self._synced : count]
+            for byte in self._grammar.table.piece(token)
         ]
-        self._synced = len(self._accepted)
-        self._recent = (self._recent + bytes(byte for byte in piece if byte < 256))[-_RECENT:]
+        self._synced = count
+        self._recent = _with(self._recent, piece)
         return self._bytewise if self._bytewise.feed(piece) == len(piece) else None
 
-    def _after(
-        self, bytewise: Matcher, piece: Piece, recent: bytes, before: Plan | None, left: int
-    ) -> Plan | None:
+    def _after(self, token: int, before: Plan | None, left: int, count: int) -> Ahead | None:
+        """Where `token` leads after the first `count`, `before` being the plan there: with a plan of at most
+        `left` tokens, or None."""
+        table = self._grammar.table
+        piece = table.piece(token)
+        old: Piece = () if before is None else before.piece
+        if before is not None and old[: len(piece)] == piece:
+            found = self._spell(old[len(piece) :])
+            if found is not None and len(found.tokens) <= left:
+                return Ahead(token, None, b"", found)
+        bytewise = self._sync(count)
+        if bytewise is None:
+            return None
+        fork = bytewise.fork()
+        if fork.feed(piece) < len(piece):
+            return None
+        plan = self._found(fork, piece, before, left)
+        return None if plan is None else Ahead(token, fork, _with(self._recent, piece), plan)
+
+    def _found(self, bytewise: Matcher, piece: Piece, before: Plan | None, left: int) -> Plan | None:
         """A plan of at most `left` tokens where `piece` has led to, away from where `before` was the plan."""
-        planner, table = self._search(), self._grammar.table
-        old: Piece = ()
-        if before is not None:
-            old = before.piece
-            if old[: len(piece)] == piece:
-                rest = old[len(piece) :]
-                spelled = tuple(table.piece(before.tokens[0])) == piece if before.tokens else False
-                tokens = before.tokens[1:] if spelled else self._spell(rest, left)
-                if tokens is not None and len(tokens) <= left:
-                    return Plan(rest, tokens)
-            elif (
-                len(before.tokens) <= left
-                and not _are_digits(old, piece)  # it would write the digit that the number needed before
-                and planner.completes(bytewise, old)
-            ):
-                return before
+        planner = self._search()
+        old: Piece = () if before is None else before.piece
+        kept = before if before is not None and len(before.tokens) <= left else None
+        if (
+            kept is not None
+            and not _are_digits(old, piece)  # it would write the digit that the number needed before
+            and planner.completes(bytewise, old)
+        ):
+            return kept
+        recent = _with(self._recent, piece)
         found = planner.plan(bytewise, recent, min(_SEARCH, 8 * left + 64), old)
-        tokens = None if found is None else self._spell(found, left)
-        if found is not None and tokens is not None and len(tokens) <= left:
-            return Plan(found, tokens)
-        if before is not None and len(before.tokens) <= left and planner.completes(bytewise, old):
-            return before
+        plan = None if found is None else self._spell(found)
+        if plan is not None and len(plan.tokens) <= left:
+            return plan
+        if kept is not None and _are_digits(old, piece) and planner.completes(bytewise, old):
+            return kept
         return None
 
-    def _spell(self, piece: Piece, left: int) -> tuple[int, ...] | None:
-        """Tokens that write `piece`, quickly, or the fewest if there are not enough left for that."""
-        tokens = self._grammar.table.spell(piece)
-        if tokens is not None and len(tokens) > left:
-            tokens = self._grammar.table.spell_shortest(piece)
-        return None if tokens is None else tuple(tokens)
+    def _spell(self, piece: Piece) -> Plan | None:
+        if self._speller is None:
+            self._speller = Speller(self._grammar.table)
+        return self._speller.plan(piece)
 
     def _search(self) -> Planner:
         if self._planner is None:
@@ -262,18 +317,12 @@ class ClosingMatcher:
 
     def _look_ahead(self, token: int, plan: Plan) -> bool:
         """Whether there is a plan after `token`; it is kept for when the token is accepted."""
-        bytewise = self._sync()
-        if bytewise is None:
-            return False
-        piece = self._grammar.table.piece(token)
-        fork = bytewise.fork()
-        recent = (self._recent + bytes(byte for byte in piece if byte < 256))[-_RECENT:]
-        if fork.feed(piece) < len(piece):
-            return False
-        found = self._after(fork, piece, recent, plan, self._left - 1)
-        if found is not None:
-            self._ahead = Ahead(token, fork, recent, found)
-        return found is not None
+        self._ahead = self._after(token, plan, self._left - 1, len(self._accepted))
+        return self._ahead is not None
+
+
+def _with(recent: bytes, piece: Sequence[int]) -> bytes:
+    return (recent + bytes(byte for byte in piece if byte < 256))[-_RECENT:]
 
 
 def _are_digits(old: Piece, piece: Piece) -> bool:

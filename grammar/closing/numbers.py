@@ -6,7 +6,8 @@ what it wrote would be infinite to whoever reads it, or an error.
 
 import re
 
-from personae.grammar.closing.table import TokenTable, Words
+from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.texts import Words
 
 MOST = 24  # characters: -2.2250738585072014e-308
 _NUMERIC = re.compile(rb"[0-9.eE+-]*$")
@@ -27,6 +28,11 @@ class NumberGuard:
         """Text was added."""
         tail = text[_NUMERIC.search(text).start() :]  # type: ignore[union-attr]  # the empty tail matches
         self._run = (self._run + tail)[-_KEPT:] if len(tail) == len(text) else tail
+
+    @property
+    def begun(self) -> bool:
+        """Whether the answer so far ends with a character that numbers have."""
+        return bool(self._run)
 
     def narrow(self, words: Words) -> Words | None:
         """What `words` allows of that, None if there is nothing to take away."""

@@ -247,22 +247,3 @@ class _Value:
 
 def _is_free(mask: int) -> bool:
     return (mask & _PRINTABLE).bit_count() > _FREE
-
-
-def open_brackets(piece: Sequence[int]) -> int:
-    """How many brackets a completion closes that it does not open."""
-    depth = most = 0
-    quoted = escaped = False
-    for byte in piece:
-        if escaped:
-            escaped = False
-        elif quoted and byte == 0x5C:
-            escaped = True
-        elif byte == _QUOTE:
-            quoted = not quoted
-        elif byte < STOP and byte in b"{[":
-            depth -= 1
-        elif byte < STOP and byte in b"}]":
-            depth += 1
-            most = max(most, depth)
-    return most

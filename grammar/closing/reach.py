@@ -5,8 +5,9 @@ The bounds are in tokens, one for each byte of what is not known. They hold wher
     distance <= rest + container * (open brackets) + lexeme
 
 `container` is the most that one open object or array still needs, its begun member included; `lexeme` the
-most that a begun string, number or name needs; `rest` what follows JSON in a structure. So an answer that has
-more tokens left than that need not be watched.
+most that a begun string, number or name needs; `rest` what follows JSON in a structure. The outermost object
+or array is mostly the largest by far, and there is one of it: it counts to `rest`, and `roots` says how many
+brackets are not to be counted for that. So an answer that has more tokens left than that need not be watched.
 """
 
 import json
@@ -17,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from personae.grammar.closing.hints import hints_of
 from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import children, subschemas
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
@@ -27,8 +28,12 @@ _LEXEME = 64  # any number, any string of a known format
 # How many tokens are enough for what is left of a text, wherever in it an answer is.
 Measure = Callable[[bytes], int]
 
-_MOST_HINTS = 200_000  # bytes
 _FAR = 10**9
+# Their texts are never any plain text: they have no blanks.
+_FIXED_FORMATS = frozenset(
+    ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "email", "hostname")
+)
+_IN_PLACE = frozenset(("anyOf", "oneOf", "allOf", "$defs", "definitions"))
 _NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
 
@@ -51,6 +56,9 @@ class Reach(msgspec.Struct, frozen=True):
     exits: tuple[str, ...] = ()
     words_first: bool = False
     proven: bool = True
+    roots: int = 0
+    texts: bool = False
+    blanks: bool = False
 
     def then(self, other: "Reach") -> "Reach":
         """The reach of an answer of one kind and then the other."""
@@ -71,6 +79,7 @@ class Reach(msgspec.Struct, frozen=True):
             tuple(dict.fromkeys(self.ends + other.ends)),
             tuple(dict.fromkeys(self.exits + other.exits)),
             proven=self.proven and other.proven,
+            texts=self.texts and other.texts,
         )
 
 
@@ -87,7 +96,7 @@ def text_reach(
     ends, texts = tuple(ends), tuple(texts)
     length = sum(measure(text.encode()) for text in (*texts, *ends))
     firsts = {text.encode()[0] for text in (*ends, *barred) if text}
-    return Reach(length, barred=bytes(sorted(firsts)), ends=ends)
+    return Reach(length, barred=bytes(sorted(firsts)), ends=ends, texts=bool(texts) and not firsts)
 
 
 def pattern_bound(pattern: str) -> Reach:
@@ -114,23 +123,68 @@ class _SchemaReach:
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
-            return Reach(0, 8, _BEGUN)
+            return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True)
         nodes = list(self._nodes(self.document))
         self._settle(nodes)
-        container = max((self._rest(node) for node in nodes), default=0.0) + 8
+        container = min(max(map(self._rest, self._nested(nodes)), default=0.0) + 8, _FAR)
+        root = min(self._rest(self.document) + 8, _FAR)
         lexeme, plain, wide = 0, 0, False
         for node in nodes:
             length, is_wide, narrow = self._lexeme(node)
             lexeme, wide = max(lexeme, length), wide or is_wide
             plain |= narrow
         lexeme += _BEGUN
-        container = min(container, _FAR)
         grown: int | None = 1 + (lexeme if plain else 0)
         if any("patternProperties" in node or "propertyNames" in node for node in nodes):
-            grown = 1 + lexeme + int(container)
+            grown = 1 + lexeme + int(max(container, root))
         examples = {pattern_reach(node["pattern"]).example for node in nodes if "pattern" in node}
         ends = tuple(json.dumps(text, ensure_ascii=False)[1:-1] for text in sorted(examples) if text)
-        return Reach(0, int(container), lexeme, None if wide else grown, b"", tuple(_hints(nodes[0])), ends)
+        return Reach(
+            int(root),
+            int(container),
+            lexeme,
+            None if wide else grown,
+            hints=tuple(hints_of(nodes[0])),
+            ends=ends,
+            roots=1,
+            texts=all(map(self._leaves_text_alone, nodes)),
+            blanks=True,
+        )
+
+    def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The schemas of values within others: all but those that only the whole answer is held to."""
+        seen: dict[int, dict[str, Any]] = {}
+        unseen = [child for node in nodes for step, child in children(node) if step[0] not in _IN_PLACE]
+        while unseen:
+            node = unseen.pop()
+            if isinstance(node, dict) and id(node) not in seen:
+                seen[id(node)] = node
+                unseen += [child for step, child in children(node) if step[0] in ("anyOf", "oneOf", "allOf")]
+                if "$ref" in node:
+                    unseen.append(self._target(node["$ref"]))
+        return list(seen.values())
+
+    def _leaves_text_alone(self, node: dict[str, Any]) -> bool:
+        """Whether plain text in a string, where any is allowed, leaves it as near to its end as it was."""
+        if "patternProperties" in node or "propertyNames" in node:
+            return False
+        if "format" in node and node["format"] not in _FIXED_FORMATS:
+            return False
+        for keyword in ("anyOf", "oneOf"):
+            kinds = [kind for one in node.get(keyword, ()) for kind in self._kinds(one)]
+            # By a text, an answer might change from one alternative to another.
+            if any(kinds.count(kind) > 1 for kind in ("any", "string", "object", "array")):
+                return False
+            if "any" in kinds and len(kinds) > 1:
+                return False
+        return "pattern" not in node or pattern_reach(str(node["pattern"])).fixed
+
+    def _kinds(self, schema: Any) -> list[str]:
+        """The types that a schema may have; "any" where they are not simply listed."""
+        if isinstance(schema, dict) and {*schema} == {"$ref"}:
+            schema = self._target(schema["$ref"])
+        kinds = schema.get("type", "any") if isinstance(schema, dict) else "any"
+        return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
 
     def _nodes(self, document: Schema) -> Iterator[dict[str, Any]]:
         """Every schema, those that only a reference leads to among them."""
@@ -193,25 +247,29 @@ class _SchemaReach:
 
     def _value_of_type(self, kind: str, schema: dict[str, Any]) -> float:
         if kind == "string":
-            return 2.0 + self._lexeme(schema)[0]
+            return 2.0 + _new_string(schema)
         if kind in ("object", "array"):
             return 2.0 + self._members(schema, pending=False)
-        return 5.0 if kind in ("null", "boolean") else 1.0 + self._lexeme(schema)[0]
+        return 5.0 if kind in ("null", "boolean") else 1.0 + _number(schema)[0]
 
     def _members(self, schema: dict[str, Any], *, pending: bool) -> float:
         """What the members of an object or an array need; with `pending` also the longest that has begun."""
         listed = schema.get("properties", {})
         others = schema.get("additionalProperties", True)
         named = [
-            self._written(name) + 6 + self._value(listed.get(name, others))
+            self._written(name) + 4 + self._value(listed.get(name, others))
             for name in schema.get("required", ())
         ]
         count = max(schema.get("minProperties", 0) - len(named), 0)
+        patterned = schema.get("patternProperties", {}).values()
         longest = 0.0
-        if count or pending:
-            patterned = schema.get("patternProperties", {})
-            longest = max(map(self._value, (*listed.values(), *patterned.values(), others)))
-        more = count * (_LEXEME + longest) if count else 0.0
+        if count:
+            longest = max(map(self._value, (*listed.values(), *patterned, others)))
+        more = count * (_LEXEME + longest)
+        if pending:  # what has begun and is required is counted already
+            required = frozenset(schema.get("required", ()))
+            optional = [one for name, one in listed.items() if name not in required]
+            longest = max(map(self._value, (*optional, *patterned, others)))
         items = schema.get("items", True)
         first = items if isinstance(items, list) else schema.get("prefixItems", [])
         rest = schema.get("additionalItems", True) if isinstance(items, list) else items
@@ -220,7 +278,7 @@ class _SchemaReach:
         if least > len(first):
             elements += (least - len(first)) * (self._value(rest) + 2)
         begun = max([longest, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
-        return sum(named) + more + elements + begun
+        return float(sum(named) + more + elements + begun)
 
     def _rest(self, schema: Any) -> float:
         """The most that a container still needs which has turned out to be of this schema."""
@@ -248,15 +306,14 @@ class _SchemaReach:
         return self._lexemes[id(schema)]
 
     def _lexeme_of(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
-        bounded = not _NUMERIC.isdisjoint(schema) or "format" in schema
-        length, wide, narrow = _LEXEME if bounded else 0, False, False
+        length, wide, narrow = _LEXEME if "format" in schema else _number(schema)[1], False, False
         patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]
         if isinstance(schema.get("pattern"), str):
             patterns.append(schema["pattern"])
         product = 1
         for pattern in patterns:
             reach = pattern_reach(pattern)
-            length, wide, narrow = max(length, 4 * reach.longest), wide or reach.wide, True
+            length, wide, narrow = max(length, reach.bytes), wide or reach.wide, True
         together = [
             one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one
         ]
@@ -276,48 +333,36 @@ class _SchemaReach:
         return float(self.measure(_json(value)))
 
 
-def _hints(schema: Any) -> list[bytes]:
-    """Names that are required and values that are listed, those of short alternatives first."""
-    found: dict[bytes, float] = {}
-
-    def visit(node: Any, weight: float) -> None:
-        if not isinstance(node, dict):
-            return
-        values = [node["const"]] if "const" in node else node.get("enum", ())
-        for text in (*node.get("required", ()), *values):
-            if isinstance(text, str):
-                written = _text(text)
-                found[written] = min(found.get(written, math.inf), weight + len(written))
-        if isinstance(node.get("pattern"), str):
-            written = _text(pattern_reach(node["pattern"]).example)
-            found.setdefault(written, weight + len(written))
-        for keyword in ("anyOf", "oneOf"):
-            for one in node.get(keyword, ()):
-                visit(one, min(shortest_instance(one) if _is_closed(one) else 0.0, 1e6))
-        for step, child in children(node):
-            if step[0] not in ("anyOf", "oneOf"):
-                visit(child, weight)
-
-    visit(schema, 0.0)
-    ordered = sorted(found, key=lambda text: (found[text], text))
-    total = 0
-    kept = []
-    for text in ordered:
-        total += len(text)
-        if total > _MOST_HINTS:
-            break
-        kept.append(text)
-    return kept
+def _new_string(schema: dict[str, Any]) -> float:
+    """What a string needs that has not begun, without its quotes: what the search writes, and a margin."""
+    least = schema.get("minLength", 0)
+    least = least if isinstance(least, int) else 0
+    if "format" in schema:
+        return float(_LEXEME + 4 * least)
+    if "pattern" not in schema:
+        return float(least)
+    reach = pattern_reach(str(schema["pattern"]))
+    if not reach.example or reach.wide or least:
+        return float((reach.bytes + 1) * (least + 1))
+    return min(2.0 * len(reach.example.encode()) + 4, max(float(reach.bytes), 4.0))
 
 
-def _is_closed(schema: Any) -> bool:
-    """Whether it can be measured alone: no reference leads out of it."""
-    return not any("$ref" in node for node, _ in subschemas(schema))
-
-
-def _text(text: str) -> bytes:
-    """The string as it stands between quotes, the closing one included."""
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
+def _number(schema: dict[str, Any]) -> tuple[int, int]:
+    """The most characters that a new number needs, and one that has begun."""
+    if _NUMERIC.isdisjoint(schema):
+        return 0, 0
+    kinds = schema.get("type")
+    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    whole = all(type(bound) is int for bound in (*low, *high))
+    is_integer = (
+        "integer" in kinds and "number" not in kinds if isinstance(kinds, list) else kinds == "integer"
+    )
+    if "multipleOf" in schema or not is_integer or not whole:
+        return _LEXEME, _LEXEME
+    # A bound that is excluded may have a neighbour that is a digit longer.
+    longest = max(len(str(bound)) for bound in (*low, *high)) + 1
+    return (0 if max(low, default=0) <= 0 <= min(high, default=0) else longest), longest
 
 
 def _json(value: Any) -> bytes:

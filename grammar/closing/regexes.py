@@ -26,12 +26,20 @@ class PatternReach:
     """`longest`: however a matching text has begun, so many characters more can end it.
 
     `example` is a short text that matches, "" where none is known. `wide`: its classes together hold every
-    printable character, so that plain text may matter to it.
+    printable character, so that plain text may matter to it. `ascii`: it names all of its characters, and
+    they are of one byte. `fixed`: it is about the whole text, so that nowhere is any plain text allowed.
     """
 
     longest: int
     example: str
     wide: bool
+    ascii: bool = False
+    fixed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """`longest` in bytes, a character that is half written included."""
+        return self.longest if self.ascii else 4 * self.longest
 
 
 @lru_cache(maxsize=1024)  # a schema has the same ones over and over, formats above all
@@ -44,7 +52,33 @@ def pattern_reach(pattern: str) -> PatternReach:
     covered: set[int] = set()
     for members in _classes(tree):
         covered |= members
-    return PatternReach(min(_longest(tree), _MOST), _example(tree), covered >= _PRINTABLE)
+    wide = covered >= _PRINTABLE
+    whole = len(tree) > 1 and tree[0] == (sre.AT, sre.AT_BEGINNING) and tree[-1] == (sre.AT, sre.AT_END)
+    return PatternReach(min(_longest(tree), _MOST), _example(tree), wide, _is_ascii(tree), whole and not wide)
+
+
+def _is_ascii(tree: Any) -> bool:
+    for op, value in tree:
+        if op is sre.LITERAL:
+            plain = value < 128
+        elif op is sre.IN:
+            plain = all(
+                (kind is sre.LITERAL and one < 128)
+                or (kind is sre.RANGE and one[1] < 128)
+                or (kind is sre.CATEGORY and one is sre.CATEGORY_DIGIT)
+                for kind, one in value
+            )
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            plain = _is_ascii(value[2])
+        elif op is sre.SUBPATTERN:
+            plain = _is_ascii(value[3])
+        elif op is sre.BRANCH:
+            plain = all(map(_is_ascii, value[1]))
+        else:
+            plain = op is sre.AT
+        if not plain:
+            return False
+    return True
 
 
 def _longest(tree: Any) -> int:

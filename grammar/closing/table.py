@@ -11,17 +11,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from personae.grammar.closing.texts import Texts, Words
 from personae.grammar.vocabulary import Vocabulary
 
 Piece = tuple[int, ...]
-Words = NDArray[np.uint32]
+# From a place in a text to its end: the fewest tokens, the first of them, its length.
+Step = tuple[int, int, int]
+END: Step = (0, 0, 0)
 
 STOP = 256
-_LONG = 4096
+LONG = 4096
 _REMEMBERED = 10_000
 _LONGEST = 16  # bytes of the tokens with which completions are written
 
 _NUMERIC = re.compile(rb"[0-9.eE+-]+")
+_PRINTABLE = sorted({*range(0x20, 0x7F)} - {*b'"\\'})
 
 # What is text and nothing else in a JSON string: whole characters, no quote, backslash or control character.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')
@@ -59,8 +63,16 @@ class TokenTable:
         self.numeric_longer = self._bits(np.array(longer, np.int64))
         self.letters = self._named(b"ghxz")
         self.ends_number = self._named(b",}]") | self.stops
+        self.line_break = self._ids.get(b"\n", 0)
+        self.quote, self.named = self._ids.get(b'"'), self._ids.get(b'":')
+        # A state that allows all of these is within free text.
+        self.characters = self._named(bytes(_PRINTABLE))
+        self._where = np.flatnonzero(self.characters)
+        self._has_characters = all(bytes((byte,)) in self._ids for byte in _PRINTABLE)
+        blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip(b" \t\r\n")]
+        self.blank = self._bits(np.array(blank, np.int64))
         self._plain: dict[bytes, Words] = {}
-        self.plain(b"")
+        self.texts = Texts(self)
 
     def bytewise(self) -> Vocabulary:
         """The vocabulary of pieces."""
@@ -103,7 +115,7 @@ class TokenTable:
 
     def measure(self, text: bytes) -> int:
         """How many tokens are enough to write what is left of `text`, wherever in it one stands."""
-        if len(text) > _LONG:
+        if len(text) > LONG:
             return len(text)
         if text not in self._measured:
             if len(self._measured) > _REMEMBERED:
@@ -125,27 +137,23 @@ class TokenTable:
 
     def spell_shortest(self, piece: Sequence[int]) -> list[int] | None:
         """The fewest tokens that write `piece`; None if there are none. A very long one may get more."""
-        if len(piece) > _LONG:
+        if len(piece) > LONG:
             return self.spell(piece)
-        best = self._best(piece)
-        tokens = []
-        at = 0
-        while at < len(piece):
-            step = best[at]
-            if step is None:
-                return None
-            tokens.append(step[1])
-            at += step[2]
-        return tokens
+        return follow(self._best(piece))
 
-    def _best(self, piece: Sequence[int]) -> list[tuple[int, int, int] | None]:
-        """From each place in `piece` to its end: the fewest tokens, the first of them, its length."""
-        best: list[tuple[int, int, int] | None] = [None] * len(piece) + [(0, 0, 0)]
-        for at in range(len(piece) - 1, -1, -1):
+    def _best(self, piece: Sequence[int]) -> list[Step | None]:
+        return self.steps(piece, piece, [END])
+
+    def steps(self, head: Sequence[int], piece: Sequence[int], known: list[Step | None]) -> list[Step | None]:
+        """The steps from each place in `piece`, `known` being those from where its beginning `head` ends."""
+        best: list[Step | None] = [*[None] * len(head), *known]
+        for at in range(len(head) - 1, -1, -1):
+            fewest: Step | None = None
             for token, length in self._from(piece, at):
                 rest = best[at + length]
-                if rest is not None and (best[at] is None or rest[0] + 1 < best[at][0]):  # type: ignore[index]  # mypy forgets `is None`
-                    best[at] = (rest[0] + 1, token, length)
+                if rest is not None and (fewest is None or rest[0] + 1 < fewest[0]):
+                    fewest = (rest[0] + 1, token, length)
+            best[at] = fewest
         return best
 
     def _from(self, piece: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
@@ -189,6 +197,11 @@ class TokenTable:
             words[token // 32] |= np.uint32(1 << token % 32)
         return words
 
+    def is_free(self, words: Words) -> bool:
+        """Whether a row of a bitmask is that of a state within free text."""
+        at = self._where
+        return self._has_characters and not (self.characters[at] & ~words[at]).any()
+
     @staticmethod
     def holds(words: Words, token: int) -> bool:
         """Whether a row of a bitmask has the bit of `token`."""
@@ -203,3 +216,13 @@ class TokenTable:
         bits = np.zeros(self.words * 32, np.uint8)
         bits[ids] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def follow(steps: list[Step | None]) -> list[int] | None:
+    """The tokens from the first place to the end; None if there are none."""
+    tokens = []
+    at = 0
+    while (step := steps[at]) is not None and step is not END:
+        tokens.append(step[1])
+        at += step[2]
+    return None if step is None else tokens

@@ -14,7 +14,8 @@ import numpy as np
 from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.table import Piece, TokenTable, Words
+from personae.grammar.closing.table import Piece, TokenTable
+from personae.grammar.closing.texts import Words
 from personae.grammar.spec import ReasoningLimit
 
 _BLANKS = frozenset(b" \t\r\n")

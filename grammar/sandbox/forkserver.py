@@ -29,7 +29,7 @@ import msgspec
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.closing.blueprint import Blueprint
 from personae.grammar.sandbox.tour import TOUR, tour
-from personae.grammar.schema.document import PARAMS
+from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -75,14 +75,15 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def draft(self, spec: GrammarSpec) -> Blueprint:
-        """What compiling `spec` comes to.
+    def draft(self, spec: GrammarSpec, *, rewritten: bool = True) -> Blueprint:
+        """What compiling `spec` comes to, its schemas `rewritten` where that is needed.
 
         Raises the GrammarError that compiling it raises, one of its own (`grammar_too_complex`) when it does
         not end within the limits, and Overloaded when it is not known in time whether it does.
         """
         try:
-            answer = self._ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, msgspec.msgpack.encode(spec))
+            request = msgspec.msgpack.encode((spec, rewritten))
+            answer = self._ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request)
         except OSError:  # the time-out among them
             answer = b""
         if not answer.startswith(_BEGUN):
@@ -91,7 +92,7 @@ class Sandbox:
             raise GrammarError(
                 "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
                 param=PARAMS.get(spec.kind),
-                code="grammar_too_complex",
+                code=TOO_COMPLEX,
             )
         outcome = _OUTCOMES.decode(answer[len(_BEGUN) :])
         if isinstance(outcome, Refusal):
@@ -228,10 +229,10 @@ def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     """A child's life."""
-    spec = msgspec.msgpack.decode(_all(connection), type=GrammarSpec)
+    spec, rewritten = msgspec.msgpack.decode(_all(connection), type=tuple[GrammarSpec, bool])
     connection.sendall(_BEGUN)
     try:
-        outcome: Blueprint | Refusal = compiler.draft(spec)
+        outcome: Blueprint | Refusal = compiler.draft(spec, rewritten=rewritten)
     except GrammarError as error:
         outcome = Refusal(error.message, error.param, error.code)
     connection.sendall(msgspec.msgpack.encode(outcome))

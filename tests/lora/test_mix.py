@@ -1,6 +1,7 @@
 """Weighted adapters together are what PEFT's `add_weighted_adapter` makes of them."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from personae.lora.affine import Affine
 from personae.lora.library import AdapterLibrary
 from personae.lora.mix import mix_id, mixed, parts_of
 from personae.lora.peft import PROJECTIONS, read_adapter
+from personae.lora.writing import made_ready
 
 BASE = tiny_config()
 SHAPES = lora_shapes(BASE)
@@ -51,6 +53,30 @@ def test_the_update_is_the_weighted_sum_that_peft_makes(tmp_path: Path) -> None:
         linear = model.get_submodule(f"base_model.model.model.layers.{layer}.{PROJECTIONS[module]}")
         delta = linear.get_delta_weight("mix")
         torch.testing.assert_close((pair.a.T @ pair.b).T * pair.scaling, delta, atol=1e-5, rtol=1e-5)
+
+
+def test_where_the_host_keeps_adapters_in_another_form_mixes_are_made_of_their_files(tmp_path: Path) -> None:
+    folders = {name: make_adapter_folder(tmp_path / name, BASE, **spec) for name, spec in SPECS.items()}
+    adapters = {name: read_adapter(folder, SHAPES) for name, folder in folders.items()}
+    known = {a.digest: folders[name] for name, a in adapters.items()}
+    digest = mix_id((adapters[name].digest, weight) for name, weight in (("one", 0.75), ("two", -1.5)))
+    truth = AdapterLibrary(SHAPES, known, None, 2**20).read(digest)
+
+    def host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    prepare = partial(made_ready, dtype=torch.bfloat16, host=host)
+    library = AdapterLibrary(SHAPES, known, None, 2**20, prepare)
+    for part in known:
+        library.put(library.read(part))
+        kept = library.get(part)
+        assert kept is not None
+        assert all(pair.ready for pair in kept.pairs.values())
+    found = library.read(digest)
+    assert all(pair.ready for pair in found.pairs.values())
+    for site, pair in truth.pairs.items():
+        assert torch.equal(found.pairs[site].a, pair.a.bfloat16())
+        assert torch.equal(found.pairs[site].b, pair.b.bfloat16()), "rounded once"
 
 
 def test_an_adapter_that_is_more_than_low_rank_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """An adapter folder as PEFT writes it is applied exactly as PEFT applies it, or refused by name."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, tiny_config
 
 from personae.errors import AdapterError
+from personae.lora import peft_config
 from personae.lora.adapter import LoraShapes
 from personae.lora.base import fingerprint
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
@@ -174,7 +176,7 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"arrow_config": {"top_k": 2}}, "Arrow"),
     ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
     ({"monteclora_config": {"num_samples": 8}}, "MonteCLoRA"),
-    ({"velora_config": {"scale": 1.0}}, "not known here"),
+    ({"velora_config": {"scale": 1.0}}, "VeLoRA"),
     ({"use_mystery_lora": True}, "not known here"),
     ({"task_type": "SEQ_CLS"}, "text generation"),
     ({"init_lora_weights": "pissa"}, "base weights"),
@@ -207,6 +209,15 @@ def test_a_field_that_would_have_to_be_ignored_is_refused_by_name(
 ) -> None:
     set_config(folder, **fields)
     assert_refused(folder, next(iter(fields)), reason)
+
+
+def test_every_field_of_peft_s_config_is_read_of_no_effect_or_refused_with_its_own_reason() -> None:
+    fields = {field.name for field in dataclasses.fields(LoraConfig)}
+    known = {*peft_config.READ, *peft_config.HARMLESS, *peft_config.NEUTRAL, *peft_config.REASONS}
+    assert fields <= known
+    listed = (Path(__file__).resolve().parents[2] / "docs/adapters.md").read_text(encoding="utf-8")
+    listed = listed.partition("### Not served")[2]
+    assert [field for field in peft_config.REASONS if f"`{field}`" not in listed] == []
 
 
 @pytest.mark.parametrize(

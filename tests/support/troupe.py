@@ -30,6 +30,7 @@ from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
+from personae.lora.copies import Copies
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 
@@ -63,6 +64,7 @@ class Troupe:
         dtype: str = "float32",
         capture: Capture | None = None,
         device: str = "cpu",
+        copies: Copies | None = None,
     ) -> None:
         at = torch.device(device)
         model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len)
@@ -75,6 +77,7 @@ class Troupe:
             dtype=getattr(torch, dtype),
             device=at,
             base=DecoderWeights(model),
+            copies=copies,
         )
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}

@@ -8,7 +8,8 @@ from grammar_walks import allowed_tokens
 from personae.evals.adversarial.engine import TASTES
 from personae.grammar.backend import Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.table import TokenTable, Words
+from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.texts import Words
 from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.vocabulary import Vocabulary
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from personae.engine.graphs import CudaCapture
+from personae.evals.bench.gpu.arriving import DelayedStream, arriving_checks, arriving_table
 from personae.evals.bench.gpu.checks import (
     LIMITS,
     Check,
@@ -40,6 +41,7 @@ from personae.evals.bench.gpu.tables import (
 )
 from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
 from personae.kernels import registry
+from personae.lora.copies import SideStream, pinned
 
 EXPECTED = {
     "append_kv",
@@ -75,11 +77,16 @@ def measure(seconds: float, seed: int) -> dict[str, Any]:
     checks += step_graph_checks(generator)
     rig = Rig(SHAPE, CudaCapture(), generator)
     checks += engine_checks(rig)
+    checks += arriving_checks(Rig(SHAPE, CudaCapture(), generator, copies=DelayedStream()), pinned)
     for check in checks:
         if not check.passed:
             print(f"FAILED {check.name}: error {check.error:.3g}, at most {check.limit:.3g}", flush=True)
     bandwidth = copy_bandwidth()
     tables: dict[str, list[dict[str, Any]]] = {"The engine's decode step": list(engine_table(rig))}
+    del rig
+    torch.cuda.empty_cache()
+    rig = Rig(SHAPE, CudaCapture(), generator, copies=SideStream())
+    tables["A decode step while an adapter of rank 64 comes"] = list(arriving_table(rig, pinned))
     del rig
     torch.cuda.empty_cache()
     for title, rows in {

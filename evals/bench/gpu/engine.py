@@ -16,7 +16,8 @@ from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
 from personae.evals.bench.gpu.timing import event_time
 from personae.kernels.attention import AttentionBatch
-from personae.lora.adapter import LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.copies import Copies
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch
 
@@ -50,6 +51,7 @@ class Rig:
         capture: Capture,
         generator: torch.Generator,
         dtype: torch.dtype = torch.bfloat16,
+        copies: Copies | None = None,
     ) -> None:
         device = generator.device
         self.config, self.device, self._generator = config, device, generator
@@ -63,7 +65,9 @@ class Rig:
             max_adapters=len(RANKS),
             dtype=dtype,
             device=device,
+            copies=copies,
         )
+        self.adapters: list[Adapter] = []
         for index, rank in enumerate(RANKS):
             pairs = {
                 (layer, module): LoraPair(
@@ -72,7 +76,8 @@ class Rig:
                 for layer in range(config.layers)
                 for module, (inputs, out) in config.linear_shapes.items()
             }
-            assert self.pool.load(make_adapter(f"{index}", pairs, digest=f"{index}")) == index
+            self.adapters.append(make_adapter(f"{index}", pairs, digest=f"{index}"))
+            assert self.pool.load(self.adapters[-1]) == index
         layout = MemoryLayout(
             ROWS * -(-config.max_position // PAGE) + 1, PAGE, ROWS, config.max_position, 512
         )
@@ -95,8 +100,8 @@ class RigStep:
     def __init__(
         self, rig: Rig, tokens: Tensor, positions: Tensor, batch: AttentionBatch, lora: LoraBatch | None
     ) -> None:
-        self._rig, self._batch, self._lora = rig, batch, lora
-        self._tokens, self._positions = tokens, positions
+        self._rig, self.batch, self._lora = rig, batch, lora
+        self.tokens, self.positions = tokens, positions
 
     def eager(self) -> Tensor:
         """Kernel by kernel."""
@@ -104,12 +109,12 @@ class RigStep:
         lora = None
         if self._lora is not None and self._lora.work is not None:  # plans its adapters, as each step does
             lora = LoraBatch(rig.pool, replace(self._lora.work, plans={}))
-        return rig.model.forward(self._tokens, self._positions, rig.kv, self._batch, lora)
+        return rig.model.forward(self.tokens, self.positions, rig.kv, self.batch, lora)
 
     def replayed(self) -> Tensor | None:
         """As a graph; None where there is none."""
         work = None if self._lora is None else self._lora.work
-        return self._rig.graphs.run(self._tokens, self._positions, self._batch, work)
+        return self._rig.graphs.run(self.tokens, self.positions, self.batch, work)
 
 
 def cases(config: ModelConfig) -> Iterator[tuple[str, Mix, list[int]]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from late_copies import LateCopies, LateMark
 from recorded_graphs import RecordedGraphs
 
-from personae.evals.bench.gpu import checks, engine, layer, shapes
+from personae.evals.bench.gpu import arriving, checks, engine, layer, shapes
 from personae.evals.bench.gpu.report import markdown
 from personae.evals.bench.gpu.tables import slower
 from personae.evals.bench.gpu.timing import Deadline
@@ -45,24 +46,26 @@ def run(operators: dict, dtype: torch.dtype = torch.float32) -> list[checks.Chec
     )
 
 
+TINY = replace(
+    engine.SHAPE,
+    vocab_size=64,
+    hidden_size=32,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate_size=48,
+    max_position=256,
+    windows=(None, None),
+)
+
+
 def test_graphs_of_the_engines_step_are_checked_and_one_that_is_not_there_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = RecordedGraphs()
     monkeypatch.setattr(registry, "operators", recorded.operators)
-    tiny = replace(
-        engine.SHAPE,
-        vocab_size=64,
-        hidden_size=32,
-        layers=2,
-        heads=2,
-        kv_heads=1,
-        head_dim=16,
-        intermediate_size=48,
-        max_position=256,
-        windows=(None, None),
-    )
-    rig = engine.Rig(tiny, recorded, torch.Generator().manual_seed(1), torch.float32)
+    rig = engine.Rig(TINY, recorded, torch.Generator().manual_seed(1), torch.float32)
     found = list(engine.engine_checks(rig))
     assert len(found) == 8
     assert [check for check in found if not check.passed] == []
@@ -71,8 +74,24 @@ def test_graphs_of_the_engines_step_are_checked_and_one_that_is_not_there_fails(
     def refuse(_work: object) -> object:
         raise RuntimeError("no graphs here")
 
-    broken = engine.Rig(tiny, refuse, torch.Generator().manual_seed(1), torch.float32)
+    broken = engine.Rig(TINY, refuse, torch.Generator().manual_seed(1), torch.float32)
     assert not any(check.passed for check in engine.engine_checks(broken))
+
+
+def test_steps_of_cold_adapters_are_checked_and_one_that_does_not_wait_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found() -> list[checks.Check]:
+        copies = LateCopies()
+        rig = engine.Rig(TINY, RecordedGraphs(), torch.Generator().manual_seed(1), torch.float32, copies)
+        copies.arrive(len(copies))
+        return list(arriving.arriving_checks(rig, copies.host))
+
+    whole = found()
+    assert len(whole) == 8
+    assert [check for check in whole if not check.passed] == []
+    monkeypatch.setattr(LateMark, "wait", lambda mark: None)
+    assert not any(check.passed for check in found() if "before it was there" not in check.name)
 
 
 @pytest.mark.parametrize("dtype", checks.LIMITS, ids=str)

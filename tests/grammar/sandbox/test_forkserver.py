@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from personae.errors import GrammarError, Overloaded
-from personae.evals.hostile import SCHEMAS, laughs
+from personae.evals.hostile import alternatives, laughs, wide
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Limits, Sandbox
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Exactly, Json, Sequence, structure_spec
 from personae.grammar.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b""), (256,), {"<tool>": 257})
@@ -27,7 +29,7 @@ def spec_of(schema: Any) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps(schema))
 
 
-BOMB = spec_of(SCHEMAS["wide"])
+BOMB = spec_of({"type": "object"} | alternatives(50, 400))
 GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x|y)*$"}}})
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 PATIENT = Limits(processor=1.0, memory=2**28, patience=300.0)
@@ -196,3 +198,54 @@ def test_a_schema_whose_references_explode_is_refused_and_the_next_is_served(san
     with pytest.raises(GrammarError):
         sandbox.draft(spec_of(laughs(40)))
     assert sandbox.draft(REWRITTEN).planned
+
+
+def accepts(grammar: BoundGrammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return all(matcher.accept(token) for token in (*text.encode(), VOCABULARY.stop_ids[0]))
+
+
+def test_what_is_too_complex_and_not_strict_is_bound_as_far_as_can_be() -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
+    once_inlined = laughs(40) | {"type": "array", "maxItems": 1}
+    for strict in (True, False):
+        spec = GrammarSpec("json_schema", json.dumps(once_inlined), strict)
+        if strict:
+            with pytest.raises(GrammarError, match="limits"):
+                compiler.compile(spec)
+            continue
+        as_written = compiler.compile(spec)
+        assert accepts(as_written, "[[[1]]]")
+        assert not accepts(as_written, "[1,2]")
+    by_type = compiler.compile(GrammarSpec("json_schema", BOMB.source, strict=False))
+    assert accepts(by_type, '{"anything":1}')
+    assert not accepts(by_type, "[]")
+    compiler.close()
+
+
+def test_so_is_a_function_whose_parameters_are_too_complex_unless_it_is_strict() -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
+    bomb, good = json.loads(BOMB.source), {"type": "array", "items": {"const": 1}, "minItems": 1}
+    call = compiler.compile(
+        structure_spec(Sequence((Exactly("f"), Json(bomb, False, "tools[0]"), Json(good, True, "tools[1]"))))
+    )
+    assert accepts(call, 'f{"anything":1}[1]')
+    assert not accepts(call, "f{}[2]")
+    with pytest.raises(GrammarError, match="limits"):
+        compiler.compile(structure_spec(Sequence((Exactly("f"), Json(bomb, True, "tools[0]")))))
+    compiler.close()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_no_answer_is_begun_that_is_too_long_for_a_complete_one_to_be_found(strict: bool) -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    spec = GrammarSpec("json_schema", json.dumps(wide(4000)), strict)
+    if strict:
+        with pytest.raises(GrammarError, match="at least 74891 characters") as refused:
+            compiler.compile(spec)
+        assert refused.value.code == "grammar_too_complex"
+    else:
+        assert compiler.compile(spec).shortest == len("{}")
+    compiler.close()

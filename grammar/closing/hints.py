@@ -1,0 +1,55 @@
+"""What an answer by a schema may have to write: the strings in it, for the search to try."""
+
+import json
+import math
+from typing import Any
+
+from personae.grammar.closing.regexes import pattern_reach
+from personae.grammar.schema.shortest import shortest_instance
+from personae.grammar.schema.walk import children, subschemas
+
+_MOST_HINTS = 50_000  # bytes
+
+
+def hints_of(schema: Any) -> list[bytes]:
+    """Names that are required and values that are listed, those of short alternatives first."""
+    found: dict[bytes, float] = {}
+
+    def visit(node: Any, weight: float) -> None:
+        if not isinstance(node, dict):
+            return
+        values = [node["const"]] if "const" in node else node.get("enum", ())
+        for text in (*node.get("required", ()), *values):
+            if isinstance(text, str):
+                written = _text(text)
+                found[written] = min(found.get(written, math.inf), weight + len(written))
+        if isinstance(node.get("pattern"), str):
+            written = _text(pattern_reach(node["pattern"]).example)
+            found.setdefault(written, weight + len(written))
+        for keyword in ("anyOf", "oneOf"):
+            for one in node.get(keyword, ()):
+                visit(one, min(shortest_instance(one) if _is_closed(one) else 0.0, 1e6))
+        for step, child in children(node):
+            if step[0] not in ("anyOf", "oneOf"):
+                visit(child, weight)
+
+    visit(schema, 0.0)
+    ordered = sorted(found, key=lambda text: (found[text], text))
+    total = 0
+    kept = []
+    for text in ordered:
+        total += len(text)
+        if total > _MOST_HINTS:
+            break
+        kept.append(text)
+    return kept
+
+
+def _is_closed(schema: Any) -> bool:
+    """Whether it can be measured alone: no reference leads out of it."""
+    return not any("$ref" in node for node, _ in subschemas(schema))
+
+
+def _text(text: str) -> bytes:
+    """The string as it stands between quotes, the closing one included."""
+    return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]

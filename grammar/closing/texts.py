@@ -1,0 +1,89 @@
+"""Masks within a string, each from the one before.
+
+Where a string may be any text of at most so many characters, a backend tries most of its vocabulary for
+every mask, which takes it longer than anything else that JSON has. But what is allowed there is what was
+allowed before, without the tokens that have too many characters now: what they have up to the string's end
+counts, and what may stand behind it does not change.
+"""
+
+import re
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from personae.grammar.closing.table import TokenTable
+
+Words = NDArray[np.uint32]
+
+_CHARACTER = re.compile(rb"\\.?|[\x00-\x7f]|[\x80-\xff][\x80-\xbf]*", re.DOTALL)
+_ENDLESS = 1 << 30
+
+
+class Text(NamedTuple):
+    """A state within a string: the mask, and the least and the most characters that are left of it."""
+
+    words: Words
+    least: int
+    most: int
+
+
+class Texts:
+    """What is known of such states in one vocabulary. Thread-safe."""
+
+    def __init__(self, table: "TokenTable") -> None:
+        self._table = table
+        self._plain = table.plain(b"")
+        self._lengths = np.array([_length(text) for text in table.vocabulary.tokens], np.int32)
+        self._within: dict[int, Words] = {}
+        # One token of plain text of each length that there is.
+        plain = np.flatnonzero(np.unpackbits(self._plain.view(np.uint8), bitorder="little"))
+        found, first = np.unique(self._lengths[plain], return_index=True)
+        self._classes: list[int] = found.tolist()
+        self._examples: list[int] = plain[first].tolist()
+
+    def at(self, words: Words) -> Text | None:
+        """The state that allows `words`; None if it is not in a value that may be any text, and may end."""
+        table = self._table
+        if table.quote is None or table.named is None or not self._classes:
+            return None
+        if not table.holds(words, table.quote) or table.holds(words, table.named) or not table.is_free(words):
+            return None
+        # Whatever is as long is as welcome.
+        count = bisect_right(self._examples, 0, key=lambda token: not table.holds(words, token))
+        if not count:
+            return None
+        most = self._classes[count] - 1 if count < len(self._classes) else _ENDLESS
+        return Text(words.copy(), self._classes[count - 1], most)
+
+    def after(self, text: Text, token: int) -> Text | None:
+        """The state after `token`; None if it cannot be told."""
+        if not self._table.holds(self._plain, token):
+            return None
+        length = int(self._lengths[token])
+        least, most = text.least - length, text.most - length
+        if least < 0 or bisect_right(self._classes, least) != bisect_right(self._classes, most):
+            return None
+        return Text(text.words & self._of(least), least, most)
+
+    def _of(self, most: int) -> Words:
+        """The tokens with at most so many characters before a string's end."""
+        if most not in self._within:
+            bits = np.zeros(self._table.words * 32, np.uint8)
+            bits[np.flatnonzero(self._lengths <= most)] = 1
+            self._within[most] = np.packbits(bits, bitorder="little").view(np.uint32)
+        return self._within[most]
+
+
+def _length(token: bytes) -> int:
+    """How many characters of a string a token has, up to the quote that ends it; one that is begun counts."""
+    if token.isascii() and b'"' not in token and b"\\" not in token:
+        return len(token)
+    count = 0
+    for character in _CHARACTER.findall(token):
+        if character == b'"':
+            break
+        count += 1
+    return count

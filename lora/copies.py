@@ -1,0 +1,91 @@
+"""Copies from the host to a device, beside the steps that it runs.
+
+They are in an order of their own, on a stream beside the steps' own: a step goes on while an adapter arrives,
+and one that needs it waits, on the device, for as much of it as it is about to read. Memory of the host that
+the device reads by itself is pinned: copies from elsewhere would hold up the thread that asks for them.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A place in the order of the copies."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether all before it has arrived."""
+
+    def wait(self) -> None:
+        """Have what the device is told to run from now on wait for all before it. The caller does not."""
+
+
+class Copies(Protocol):
+    """One order of copies."""
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory on the host to copy from, its values undefined. It may be let go as soon as `copy` returns,
+        and not be written again before the copy has arrived."""
+
+    def begin(self) -> None:
+        """Have what follows wait for what the device was told to run so far, which may read what will be
+        written."""
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy from the host, soon."""
+
+    def clear(self, target: Tensor) -> None:
+        """Fill with zeros, in the same order."""
+
+    def mark(self) -> Mark:
+        """The place behind all of them so far."""
+
+
+class SideStream:
+    """Copies on a CUDA stream. Made and used on the thread that runs the steps."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types here
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Copies; torch keeps pinned memory until the copies from it have arrived."""
+        return pinned(shape, dtype)
+
+    def begin(self) -> None:
+        """See Copies."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """See Copies."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def clear(self, target: Tensor) -> None:
+        """See Copies."""
+        with torch.cuda.stream(self._stream):
+            target.zero_()
+
+    def mark(self) -> Mark:
+        """See Copies."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
+        event.record(self._stream)
+        return _EventMark(event)
+
+
+class _EventMark:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    @property
+    def reached(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # as above
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of the host that a GPU reads by itself; for any thread."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)

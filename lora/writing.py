@@ -1,0 +1,104 @@
+"""How an adapter's halves get into their pages.
+
+On the host a page is copied at a time. For a device they are made ready in memory that it can read by itself,
+when the adapter is read (`made_ready`) or else now, and sent a module of a layer at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import Adapter, LoraPair
+from personae.lora.copies import Copies
+from personae.lora.pace import Rest, no_rest
+from personae.lora.single import scaled
+
+Half = Literal["a", "b"]
+Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Gives memory that a device can read by itself."""
+
+
+def writing(
+    groups: Tensor, pages: Sequence[int], pair: LoraPair | None, half: Half, gain: Tensor | None
+) -> Iterator[None]:
+    """Copy a half to its pages on the host, a page at a time; rows past the rank are zeroed.
+
+    groups: [groups, pages, RANK_PAGE, width], of a layer. gain: [width] float32, a factor of B.
+    """
+    staged = torch.empty(len(pages) * RANK_PAGE, groups.shape[3], dtype=groups.dtype)
+    rank = 0 if pair is None else pair.rank
+    if pair is not None:
+        fold(staged[:rank], pair, half, gain)
+    staged[rank:].zero_()
+    for page, part in zip(pages, staged.view(len(pages), RANK_PAGE, -1), strict=True):
+        scaled(groups[divmod(page, groups.shape[1])], part)
+        yield
+
+
+def sending(
+    copies: Copies,
+    groups: Tensor,
+    pages: Sequence[int],
+    pair: LoraPair | None,
+    half: Half,
+    gain: Tensor | None,
+) -> Iterator[None]:
+    """As `writing`, to a device, in one piece."""
+    rank, ready = 0, None
+    if pair is not None:
+        rank, ready = pair.rank, getattr(pair, half)
+        if not pair.ready or gain is not None:
+            ready = copies.host((rank, groups.shape[3]), groups.dtype)
+            fold(ready, pair, half, gain)
+    first = 0
+    for group, begin, end in _runs(pages, groups.shape[1]):
+        target = groups[group, begin:end].view(-1, groups.shape[3])
+        given = min(max(rank - first, 0), len(target))
+        if ready is not None and given:
+            copies.copy(target[:given], ready[first : first + given])
+        if given < len(target):
+            copies.clear(target[given:])
+        first += len(target)
+    yield
+
+
+def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) -> None:
+    """Fill [rank, width] with a half as the device has it: in its dtype, in B the scaling and the gain."""
+    if half == "a":
+        scaled(out, pair.a)
+    else:
+        scaled(out, pair.b, pair.scaling, gain)
+
+
+def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no_rest) -> Adapter:
+    """The adapter as a device will have it, in memory from `host`; as it is, if its B depends on the base
+    (DoRA). `rest` is called every now and then."""
+    if adapter.affine:
+        return adapter
+    # All in one: asking a driver for such memory takes long, and holds up whoever launches work meanwhile.
+    memory = host((sum(pair.a.numel() + pair.b.numel() for pair in adapter.pairs.values()),), dtype)
+    pairs, first = {}, 0
+    for site, pair in adapter.pairs.items():
+        rest()
+        middle = first + pair.a.numel()
+        last = middle + pair.b.numel()
+        a, b = memory[first:middle].view_as(pair.a), memory[middle:last].view_as(pair.b)
+        ready = LoraPair(a, b, 1.0, ready=True)
+        fold(ready.a, pair, "a")
+        fold(ready.b, pair, "b")
+        pairs[site], first = ready, last
+    held = sum(pair.a.nbytes + pair.b.nbytes for pair in adapter.pairs.values())
+    return replace(adapter, pairs=pairs, nbytes=adapter.nbytes - held + memory.nbytes)
+
+
+def _runs(pages: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
+    """(group, first place, place past the last) of neighbours, in their order."""
+    places = [(*divmod(page, size), number) for number, page in enumerate(pages)]
+    for _, run in groupby(places, key=lambda at: (at[0], at[1] - at[2])):
+        found = list(run)
+        yield found[0][0], found[0][1], found[-1][1] + 1

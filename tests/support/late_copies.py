@@ -1,0 +1,63 @@
+"""Copies that arrive as late as they may: when something waits for them, and no sooner."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class LateCopies:
+    """`lora.copies.Copies` on the CPU. `log` has what was asked for; `arrived` how many of the copies are
+    there."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.arrived = 0
+        self._copies: list[Callable[[], object]] = []
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype)
+
+    def begin(self) -> None:
+        self.log.append("begin")
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        assert target.dtype == source.dtype, "a device's own copies convert nothing"
+        assert target.is_contiguous()
+        assert source.is_contiguous()
+        self._later("copy", lambda: target.copy_(source))
+
+    def clear(self, target: Tensor) -> None:
+        self._later("clear", target.zero_)
+
+    def mark(self) -> "LateMark":
+        self.log.append("mark")
+        return LateMark(self, len(self._copies))
+
+    def arrive(self, count: int) -> None:
+        """Let the first so many arrive."""
+        while self.arrived < count:
+            self._copies[self.arrived]()
+            self.arrived += 1
+
+    def _later(self, what: str, copy: Callable[[], object]) -> None:
+        self.log.append(what)
+        self._copies.append(copy)
+
+
+class LateMark:
+    """A place behind so many copies."""
+
+    def __init__(self, copies: LateCopies, count: int) -> None:
+        self._copies = copies
+        self._count = count
+
+    @property
+    def reached(self) -> bool:
+        return self._copies.arrived >= self._count
+
+    def wait(self) -> None:
+        self._copies.arrive(self._count)
