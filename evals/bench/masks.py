@@ -5,9 +5,9 @@
 The engine alone, in rounds that are bound and free in turn, so that a machine that is busy now and then is
 busy with both. Half of the bound rows write one text after the other, half fill in a form, all of them far
 from the end of their budgets. Of every round the median step; then the medians of the rounds, and where the
-difference goes: advancing grammars and filling masks, which goes on while the forward pass runs ("masks"),
-and sampling, with what is asked about tokens near an answer's end ("asking"). `--busy` takes processor time
-on one thread instead of wall time: what the work costs, whoever else is there.
+difference goes: advancing grammars and filling masks ("masks"), and sampling, with what is asked about
+tokens near an answer's end ("asking"). `--busy` takes processor time on one thread instead of wall time:
+what the work costs, whoever else is there.
 
     python -m personae.evals.bench.masks --model models/smol135 --schema schema.json --budget 256
 
@@ -85,9 +85,14 @@ def play(
 @contextmanager
 def _timed(engine: StepEngine, parts: Parts) -> Iterator[None]:
     """What is done about masks by itself."""
-    whose: list[tuple[Any, str, str]] = [(engine, "_fill", "masks"), (engine.sampler, "_ask", "asking")]
-    for owner, name, part in whose:
-        setattr(owner, name, _watched(getattr(owner, name), part, parts))
+    own = Parts(time.thread_time)  # beside the forward pass the process's time would be both's
+    own.samples = parts.samples
+    whose: list[tuple[Any, str, Callable[..., Any]]] = [
+        (engine, "_fill", _watched(engine._fill, "masks", own)),
+        (engine.sampler, "_ask", _watched(engine.sampler._ask, "asking", parts)),
+    ]
+    for owner, name, watched in whose:
+        setattr(owner, name, watched)
     yield
     for owner, name, _ in whose:
         delattr(owner, name)
