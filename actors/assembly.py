@@ -115,7 +115,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     prepare = partial(made_ready, dtype=model.dtype, host=pinned) if on_gpu else None
     library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare)
     for adapter in named.values():
-        library.put(adapter)
+        library.put(adapter if prepare is None else prepare(adapter))
     vocabulary = Vocabulary.from_tokenizer_json(
         (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )

@@ -57,7 +57,7 @@ def sending(
             fold(ready, pair, half, gain)
     first = 0
     for group, begin, end in _runs(pages, groups.shape[1]):
-        target = groups[group, begin:end].flatten(0, 1)
+        target = groups[group, begin:end].view(-1, groups.shape[3])
         given = min(max(rank - first, 0), len(target))
         if ready is not None and given:
             copies.copy(target[:given], ready[first : first + given])
@@ -75,25 +75,25 @@ def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) ->
         scaled(out, pair.b, pair.scaling, gain)
 
 
-def made_ready(
-    adapter: Adapter,
-    dtype: torch.dtype,
-    host: Host,
-    rest: Rest = no_rest,
-) -> Adapter:
+def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no_rest) -> Adapter:
     """The adapter as a device will have it, in memory from `host`; as it is, if its B depends on the base
     (DoRA). `rest` is called every now and then."""
     if adapter.affine:
         return adapter
-    pairs, nbytes = {}, adapter.nbytes
+    # All in one: asking a driver for such memory takes long, and holds up whoever launches work meanwhile.
+    memory = host((sum(pair.a.numel() + pair.b.numel() for pair in adapter.pairs.values()),), dtype)
+    pairs, first = {}, 0
     for site, pair in adapter.pairs.items():
         rest()
-        a, b = host(tuple(pair.a.shape), dtype), host(tuple(pair.b.shape), dtype)
-        fold(a, pair, "a")
-        fold(b, pair, "b")
-        nbytes += a.nbytes + b.nbytes - pair.a.nbytes - pair.b.nbytes
-        pairs[site] = LoraPair(a, b, 1.0, ready=True)
-    return replace(adapter, pairs=pairs, nbytes=nbytes)
+        middle = first + pair.a.numel()
+        last = middle + pair.b.numel()
+        a, b = memory[first:middle].view_as(pair.a), memory[middle:last].view_as(pair.b)
+        ready = LoraPair(a, b, 1.0, ready=True)
+        fold(ready.a, pair, "a")
+        fold(ready.b, pair, "b")
+        pairs[site], first = ready, last
+    held = sum(pair.a.nbytes + pair.b.nbytes for pair in adapter.pairs.values())
+    return replace(adapter, pairs=pairs, nbytes=adapter.nbytes - held + memory.nbytes)
 
 
 def _runs(pages: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
