@@ -63,12 +63,27 @@ def wide(properties: int) -> dict[str, Any]:
     }
 
 
+def alternatives(objects: int, properties: int) -> dict[str, Any]:
+    """So many objects, each with so many properties of its own, none of them wanted."""
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {f"property_{n}_{m}": {"type": "string"} for m in range(properties)},
+                "additionalProperties": False,
+            }
+            for n in range(objects)
+        ]
+    }
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "references that double": laughs(40),
     "instances that double": doubling(24),
     "deep": deep(31),
     "too deep": deep(200),
     "wide": wide(10_000),
+    "wide, all of it wanted by nobody": alternatives(50, 400),
     "a long enum": {"enum": [f"value {n}" for n in range(40_000)]},
     "a huge maxLength": {"type": "string", "maxLength": 10**6},
     "a huge minLength": {"type": "string", "minLength": 10**5},

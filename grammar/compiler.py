@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,15 +20,21 @@ from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
-from personae.grammar.sandbox.forkserver import TOO_COMPLEX, Sandbox
+from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.small import is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
-from personae.grammar.schema.document import SCHEMA_PARAM, Schema, parse_schema
+from personae.grammar.schema.document import SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import ANALYSIS_ERRORS, loose, refusal, weakened, without_ignored
-from personae.grammar.schema.shortest import shortest_instance
+from personae.grammar.schema.prepare import (
+    ANALYSIS_ERRORS,
+    check_answerable,
+    loose,
+    refusal,
+    weakened,
+    without_ignored,
+)
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import Rewritings, structure_blueprint
 from personae.grammar.structure.loosened import loosened
@@ -187,8 +192,7 @@ class GrammarCompiler:
         self, spec: GrammarSpec, finish: Callable[[Blueprint], Made], rewritings: Rewritings
     ) -> Made:
         document = without_ignored(parse_schema(spec.source))
-        if math.isinf(shortest_instance(document)):
-            raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
+        check_answerable(document)
         reason: Unenforced | GrammarError | None = None
         for schema in rewritings(document):
             for name in BACKENDS_OF_KIND["json_schema"]:

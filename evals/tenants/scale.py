@@ -23,7 +23,7 @@ import torch
 import typer
 
 from personae.api.local import DEMO
-from personae.evals.served import Served
+from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, push
 
 RANKS = (4, 8, 16, 32, 64)
@@ -136,7 +136,7 @@ def main(
     """Measure."""
     maker = AdapterMaker(model, tuple(targets.split(",")))
     traffic = Traffic(adapters, requests, tokens, prompt)
-    with tempfile.TemporaryDirectory() as folder:
+    with exit_on_sigterm(), tempfile.TemporaryDirectory() as folder:
         arguments = [str(model), "--dtype", "float32", "--data-dir", f"{folder}/data"]
         arguments += ["--adapter-memory", str(memory * 2**20), "--max-seqs", str(concurrency)]
         with Served(arguments, Path(folder) / "log") as served:

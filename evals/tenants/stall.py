@@ -24,7 +24,7 @@ import torch
 import typer
 
 from personae.api.local import DEMO
-from personae.evals.served import Served
+from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, upload_of
 
 STREAMS = 16
@@ -160,7 +160,7 @@ def main(
     maker = AdapterMaker(model)
     rank = min(megabytes * 10**6 // maker.bytes_per_rank(), MOST_RANKS)
     print(f"an adapter of {rank * maker.bytes_per_rank() / 1e6:.0f} MB")
-    with tempfile.TemporaryDirectory() as folder:
+    with exit_on_sigterm(), tempfile.TemporaryDirectory() as folder:
         memory = 2 * maker.bytes_per_rank(torch.float32) * (rank + 8)
         arguments = [str(model), "--data-dir", f"{folder}/data", "--adapter-memory", str(memory)]
         with Served(arguments, Path(folder) / "log") as served:

@@ -21,7 +21,7 @@ import typer
 
 from personae.api.local import DEMO
 from personae.engine.config import read_config
-from personae.evals.served import Served
+from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.spoiling import SPOILERS, Upload, is_whole, whole
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -112,7 +112,7 @@ def main(
     first: Annotated[int, typer.Option(help="The number of the first, to repeat some.")] = 0,
 ) -> None:
     """Besiege a server."""
-    with tempfile.TemporaryDirectory() as folder:
+    with exit_on_sigterm(), tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         with (
             Served(["--data-dir", str(data)], Path(folder) / "log") as served,

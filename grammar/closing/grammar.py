@@ -9,8 +9,7 @@ from personae.grammar.closing.plan import Plan
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
-
-_SEARCH = 32_768  # bytes of the shortest answer, at most
+from personae.grammar.schema.document import MAX_SHORTEST
 
 
 class ClosingGrammar:
@@ -78,7 +77,7 @@ def planned(
     plan = None
     if bytewise is not None:
         planner = Planner(hints or _hints(blueprint, table), table.bytewise_size)
-        piece = planner.plan(bytewise.matcher(), b"", _SEARCH)
+        piece = planner.plan(bytewise.matcher(), b"", MAX_SHORTEST)
         tokens = None if piece is None else table.spell_shortest(piece)
         plan = None if piece is None or tokens is None else Plan(piece, tuple(tokens))
     return msgspec.structs.replace(blueprint, plan=plan, planned=True)

@@ -12,6 +12,7 @@ from personae.grammar.closing.texts import Words
 MOST = 24  # characters: -2.2250738585072014e-308
 _NUMERIC = re.compile(rb"[0-9.eE+-]*$")
 _EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]*)$")
+_CHARACTERS = frozenset(b"0123456789.eE+-")
 _KEPT = 4 * MOST
 
 
@@ -26,6 +27,9 @@ class NumberGuard:
 
     def write(self, text: bytes) -> None:
         """Text was added."""
+        if text and text[-1] not in _CHARACTERS:
+            self._run = b""
+            return
         tail = text[_NUMERIC.search(text).start() :]  # type: ignore[union-attr]  # the empty tail matches
         self._run = (self._run + tail)[-_KEPT:] if len(tail) == len(text) else tail
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Words = NDArray[np.uint32]
 
 _CHARACTER = re.compile(rb"\\.?|[\x00-\x7f]|[\x80-\xff][\x80-\xbf]*", re.DOTALL)
-_ENDLESS = 1 << 30
 
 
 class Text(NamedTuple):
@@ -49,14 +48,13 @@ class Texts:
         table = self._table
         if table.quote is None or table.named is None or not self._classes:
             return None
+        if table.holds(words, self._examples[-1]):
+            return None  # there may be no bound at all, and the backend is quick
         if not table.holds(words, table.quote) or table.holds(words, table.named) or not table.is_free(words):
             return None
         # Whatever is as long is as welcome.
         count = bisect_right(self._examples, 0, key=lambda token: not table.holds(words, token))
-        if not count:
-            return None
-        most = self._classes[count] - 1 if count < len(self._classes) else _ENDLESS
-        return Text(words.copy(), self._classes[count - 1], most)
+        return Text(words.copy(), self._classes[count - 1], self._classes[count] - 1) if count else None
 
     def after(self, text: Text, token: int) -> Text | None:
         """The state after `token`; None if it cannot be told."""

@@ -29,7 +29,7 @@ import msgspec
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.closing.blueprint import Blueprint
 from personae.grammar.sandbox.tour import TOUR, tour
-from personae.grammar.schema.document import PARAMS
+from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
 
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
-TOO_COMPLEX = "grammar_too_complex"
 _STANDING = 2  # children that wait for a spec
 _BEGUN = b"!"
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.

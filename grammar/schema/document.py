@@ -25,6 +25,10 @@ MAX_WHITESPACE = 16
 # The longest schema of the public collections has less than half of this.
 MAX_LENGTH = 1_000_000
 
+# Of the shortest answer: one is looked for that is complete, and not further than that.
+MAX_SHORTEST = 32_768
+TOO_COMPLEX = "grammar_too_complex"
+
 # Deeper documents are not written by people, and every walk below is recursive.
 MAX_DEPTH = 64
 

@@ -5,11 +5,21 @@ Where neither is wholly enforced a strict schema is refused; for one that is not
 left of it.
 """
 
+import math
+
 import jsonschema_rs
 
 from personae.errors import GrammarError
-from personae.grammar.schema.document import SCHEMA_PARAM, Schema, dialect, pointer
+from personae.grammar.schema.document import (
+    MAX_SHORTEST,
+    SCHEMA_PARAM,
+    TOO_COMPLEX,
+    Schema,
+    dialect,
+    pointer,
+)
 from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
+from personae.grammar.schema.shortest import shortest_instance
 from personae.grammar.schema.walk import Path, rebuild, subschemas
 
 # What the walks below raise where references lead into parts of a document that no meta-schema has checked.
@@ -34,6 +44,19 @@ def _without_siblings(schema: Schema, *, root: bool = False) -> Schema:
         ignored = ASSERTIONS - {"$ref"} if root else (ASSERTIONS | {"$id", "id"}) - {"$ref"}
         kept = {keyword: value for keyword, value in schema.items() if keyword not in ignored}
     return rebuild(kept, lambda _, child: _without_siblings(child))
+
+
+def check_answerable(document: Schema) -> None:
+    """Raises GrammarError if no answer satisfies the document, or none that is short enough to be found."""
+    shortest = shortest_instance(document)
+    if math.isinf(shortest):
+        raise GrammarError("No finite answer satisfies the schema.", param=SCHEMA_PARAM)
+    if shortest > MAX_SHORTEST:
+        raise GrammarError(
+            f"Every answer by the schema has at least {shortest:.0f} characters, more than {MAX_SHORTEST}.",
+            param=SCHEMA_PARAM,
+            code=TOO_COMPLEX,
+        )
 
 
 def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> GrammarError:

@@ -3,7 +3,6 @@ every regular expression and grammar is first compiled alone, so that an error i
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 from personae.errors import GrammarError
@@ -15,8 +14,13 @@ from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
-from personae.grammar.schema.prepare import ANALYSIS_ERRORS, refusal, weakened, without_ignored
-from personae.grammar.schema.shortest import shortest_instance
+from personae.grammar.schema.prepare import (
+    ANALYSIS_ERRORS,
+    check_answerable,
+    refusal,
+    weakened,
+    without_ignored,
+)
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
@@ -76,8 +80,7 @@ def _written(element: Bound) -> str:
 def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:
     """The element with the schema that is enforced."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
-    if math.isinf(shortest_instance(document)):
-        raise GrammarError("No finite answer satisfies the schema.")
+    check_answerable(document)
     reason: Unenforced | GrammarError | None = None
     for schema in rewritings(document):
         missing: Unenforced | GrammarError | None = next(unenforced(schema, _BACKEND), None)

@@ -41,3 +41,19 @@ async def test_each_mebibyte_of_an_upload_is_followed_by_a_rest_of_three_times_i
     await upload.read_form(form(4 * 2**20), kind, tmp_path, texts=(), files={"file": 2**23})
     assert rests == pytest.approx([0.006] * 4)
     assert (tmp_path / "file").stat().st_size == 4 * 2**20
+
+
+@pytest.mark.anyio
+async def test_what_the_loop_does_beside_a_slow_upload_does_not_slow_it_further(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rests = []
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(pace, "thread_time", iter(range(100)).__next__)  # a second of others' work each time
+    monkeypatch.setattr(upload, "sleep", sleep)
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    await upload.read_form(form(2 * 2**20), kind, tmp_path, texts=(), files={"file": 2**23})
+    assert max(rests) <= 0.05

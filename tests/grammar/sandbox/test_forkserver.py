@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from personae.errors import GrammarError, Overloaded
-from personae.evals.hostile import SCHEMAS, laughs
+from personae.evals.hostile import alternatives, laughs, wide
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Limits, Sandbox
@@ -29,7 +29,7 @@ def spec_of(schema: Any) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps(schema))
 
 
-BOMB = spec_of(SCHEMAS["wide"])
+BOMB = spec_of({"type": "object"} | alternatives(50, 400))
 GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x|y)*$"}}})
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 PATIENT = Limits(processor=1.0, memory=2**28, patience=300.0)
@@ -235,4 +235,17 @@ def test_so_is_a_function_whose_parameters_are_too_complex_unless_it_is_strict()
     assert not accepts(call, "f{}[2]")
     with pytest.raises(GrammarError, match="limits"):
         compiler.compile(structure_spec(Sequence((Exactly("f"), Json(bomb, True, "tools[0]")))))
+    compiler.close()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_no_answer_is_begun_that_is_too_long_for_a_complete_one_to_be_found(strict: bool) -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    spec = GrammarSpec("json_schema", json.dumps(wide(4000)), strict)
+    if strict:
+        with pytest.raises(GrammarError, match="at least 74891 characters") as refused:
+            compiler.compile(spec)
+        assert refused.value.code == "grammar_too_complex"
+    else:
+        assert compiler.compile(spec).shortest == len("{}")
     compiler.close()
