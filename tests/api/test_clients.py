@@ -40,7 +40,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
     loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)  # pydantic-ai's `run_sync` takes the current one, or makes one that it leaves
+    asyncio.set_event_loop(loop)  # or pydantic-ai's `run_sync` makes one that it leaves
     yield
     asyncio.set_event_loop(None)
     loop.close()
