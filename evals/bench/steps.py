@@ -36,6 +36,7 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 
 WARM_UP = 8  # steps
+PROMPTS = 8  # tokens a row, from which on a step mostly reads prompts
 OPERATORS = 15  # shown
 
 
@@ -45,6 +46,7 @@ class Parts:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.samples: dict[str, list[float]] = defaultdict(list)
+        self.prompts: list[float] = []  # seconds a token of forward passes that mostly read prompts
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -82,7 +84,8 @@ def engine_parts(
     steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Parts:
-    """The engine alone: plan, prepare, forward, sample, finish, commit of pure decode steps."""
+    """The engine alone: plan, prepare, forward, sample, finish, commit of pure decode steps; of steps before
+    them that mostly read prompts, the forward pass."""
     engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts(clock)
     assert isinstance(engine, StepEngine)
     for digest in digests(script):
@@ -105,6 +108,9 @@ def engine_parts(
             result = engine.finish(launched)
         with parts.part("commit"):
             scheduler.commit(result)
+        tokens = sum(row.count for row in plan.rows)
+        if tokens >= PROMPTS * len(plan.rows) > 0:
+            parts.prompts.append(parts.samples["forward"][-1] / tokens)
         if len(plan.rows) != rows or any(row.count != 1 for row in plan.rows):  # not a pure decode step
             for name, samples in parts.samples.items():
                 del samples[before.get(name, 0) :]
@@ -208,11 +214,18 @@ def report(
             parts = engine_parts(script, rows, mixed, prompt, steps, time.process_time)
             for name, samples in parts.samples.items():
                 table.add_row(name, f"{1e6 * min(samples[WARM_UP:]):.0f}", _quantiles(samples[WARM_UP:])[0])
+            if parts.prompts:
+                table.add_row(
+                    "prompts, a token", f"{1e6 * min(parts.prompts):.0f}", _quantiles(parts.prompts)[0]
+                )
             console.print(table)
             continue
         table = Table("part", "p50 us", "p95 us", title=f"{title}: the engine alone")
-        for name, samples in engine_parts(script, rows, mixed, prompt, steps).samples.items():
+        parts = engine_parts(script, rows, mixed, prompt, steps)
+        for name, samples in parts.samples.items():
             table.add_row(name, *_quantiles(samples[WARM_UP:]))
+        if parts.prompts:
+            table.add_row("prompts, a token", *_quantiles(parts.prompts))
         console.print(table)
         if profile:
             console.print(_profile(operators(script, rows, mixed, prompt, steps), title))
@@ -239,4 +252,6 @@ def _profile(found: list[tuple[str, int, float]], title: str) -> Table:
 
 def _quantiles(samples: list[float]) -> tuple[str, str]:
     ordered = sorted(samples)
+    if not ordered:  # no step carried all rows past the warm-up
+        return "-", "-"
     return f"{1e6 * statistics.median(ordered):.0f}", f"{1e6 * ordered[int(len(ordered) * 0.95)]:.0f}"

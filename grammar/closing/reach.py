@@ -33,6 +33,8 @@ _FAR = 10**9
 _FIXED_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "email", "hostname")
 )
+# How texts of formats end that begin like any other, wherever in them one stands.
+_WAYS_OUT = {"email": ("a@b.co", "@b.co", "b.co"), "uri": ("a:", ":")}
 _IN_PLACE = frozenset(("anyOf", "oneOf", "allOf", "$defs", "definitions"))
 _NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
@@ -138,6 +140,8 @@ class _SchemaReach:
         if any("patternProperties" in node or "propertyNames" in node for node in nodes):
             grown = 1 + lexeme + int(max(container, root))
         examples = {pattern_reach(node["pattern"]).example for node in nodes if "pattern" in node}
+        formats = {node["format"] for node in nodes if isinstance(node.get("format"), str)}
+        examples.update(*(_WAYS_OUT[name] for name in formats & _WAYS_OUT.keys()))
         ends = tuple(json.dumps(text, ensure_ascii=False)[1:-1] for text in sorted(examples) if text)
         return Reach(
             int(root),

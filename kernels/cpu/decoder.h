@@ -103,7 +103,7 @@ class Decoder {
     }
     int64_t row_blocks() const { return (b_->count + BLOCK_ROWS - 1) / BLOCK_ROWS; }
     int64_t gate_width() const {  // wide enough to stream, narrow enough to share
-        return several_ ? 256 : LoraPlan::many(*b_->lora, team_.size()) ? m_.inner : 768;
+        return LoraPlan::many(*b_->lora, team_.size()) ? m_.inner : 768;
     }
     int64_t gate_blocks() const { return (m_.inner + gate_width() - 1) / gate_width(); }
 
@@ -146,8 +146,12 @@ class Decoder {
     void find_runs() {
         runs_ = plan_ ? plan_->runs : std::vector<Run>{LoraPlan::plain(0, b_->count)};
         few_.clear();
+        stored_.assign((b_->count + PANEL - 1) / PANEL, false);
         for (size_t i = 0; i < runs_.size(); i++)
-            if (runs_[i].few()) few_.push_back(int64_t(i));
+            if (runs_[i].few()) {
+                few_.push_back(int64_t(i));
+                stored_[runs_[i].row / PANEL] = stored_[(runs_[i].row + runs_[i].rows - 1) / PANEL] = true;
+            }
     }
 
     void work(const Phase& phase, int64_t item, int thread) {
@@ -258,8 +262,8 @@ class Decoder {
         alignas(64) float sums[PANEL * GROUP];
         AtHand more(b_->lora, plan_.get(), GATE_UP, layer, shrunk_, scratch);
         auto place = [&](int64_t row, int64_t count, int64_t g) {
-            const Quarters there = few_.empty() ? Quarters(sums) : Quarters(gate_up_, row, w, g);
-            if (!few_.empty()) there.expect(count);
+            const Quarters there = stored_[row / PANEL] ? Quarters(gate_up_, row, w, g) : Quarters(sums);
+            if (stored_[row / PANEL]) there.expect(count);
             for (int64_t i = row; i < row + count; i++) __builtin_prefetch(inner_.at(i, g / 2), 1);
             return there;
         };
@@ -375,6 +379,7 @@ class Decoder {
     std::unique_ptr<LoraPlan> plan_;
     std::vector<Run> runs_;
     std::vector<int64_t> few_;  // which of them have few rows of an adapter
+    std::vector<bool> stored_;  // panels with rows of such runs, whose gate and up are stored
     std::vector<Queries> queries_;
     bool several_ = false;  // a row has more than one token: all keys are written before anyone attends
     std::vector<Phase> phases_;

@@ -101,6 +101,8 @@ class AtHand {
             }
         }
     }
+#else
+    void add_tiles(int64_t, int64_t) const {}
 #endif
 
     // The same without AMX.

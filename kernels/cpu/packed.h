@@ -226,15 +226,16 @@ inline void prefetch_group(const bf16* w) {
     for (int64_t at = 0; at < 4 * TILE; at += 64) _mm_prefetch((const char*)w + AHEAD + at, _MM_HINT_T0);
 }
 
-// As multiply_avx512; extra() adds to the tiles of the sums before they are stored.
+// As multiply_avx512; extra() adds to the tiles of the sums before they are stored. fresh: the weights come from memory,
+// and are asked for ahead; for a prompt's next rows that would only take time.
 template <typename Extra>
-void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, const float* const* bias,
+void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, bool fresh, const float* const* bias,
                   const Quarters& c, Extra extra) {
     _tile_loadd(0, bias[0], 0);  // its 16 floats in each row
     _tile_loadd(1, bias[1], 0);
     if (rows <= 16) {
         for (int64_t block = 0; block < blocks; block++, x += TILE, w += 2 * TILE) {
-            prefetch_group(w);
+            if (fresh) prefetch_group(w);
             _tile_loadd(4, x, 64);
             _tile_loadd(6, w, 64);
             _tile_loadd(7, w + TILE, 64);
@@ -247,7 +248,7 @@ void multiply_amx(const bf16* x, const bf16* w, int64_t blocks, int64_t rows, co
         _tile_loadd(2, bias[0], 0);
         _tile_loadd(3, bias[1], 0);
         for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE, w += 2 * TILE) {
-            prefetch_group(w);
+            if (fresh) prefetch_group(w);
             _tile_loadd(4, x, 64);
             _tile_loadd(5, below, 64);
             _tile_loadd(6, w, 64);
@@ -270,7 +271,7 @@ inline bool amx_allowed() { return false; }
 inline void begin_tiles() {}
 inline void end_tiles() {}
 template <typename Extra>
-void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, const float* const*, const Quarters&, Extra) {}
+void multiply_amx(const bf16*, const bf16*, int64_t, int64_t, bool, const float* const*, const Quarters&, Extra) {}
 #endif
 
 inline bool& amx_on() {  // switched off by tests, which want to see both
@@ -301,7 +302,8 @@ void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64
             const bf16* panel = x.tiles + row / 16 * x.blocks * TILE;
             const Quarters c = place(row, count, g);
             if (amx) {
-                multiply_amx(panel, w.group(g), w.blocks, count, biases, c, [&] { more.add_tiles(row, count); });
+                multiply_amx(panel, w.group(g), w.blocks, count, row == 0, biases, c,
+                             [&] { more.add_tiles(row, count); });
             } else {
                 multiply_avx512(panel, w.group(g), w.blocks, count, biases, c);
                 more.add(row, count, c);

@@ -9,6 +9,7 @@ from grammar_walks import accepts, walk
 
 from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec
 
@@ -269,3 +270,10 @@ def test_the_widest_object_that_is_let_in_can_be_written(compiler):
     answer = json.dumps(dict.fromkeys(names, "x"))
     assert accepts(grammar.matcher(), VOCABULARY, answer.encode())
     assert accepts(grammar.matcher(), VOCABULARY, b"{}")
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS - {"idn-email", "idn-hostname", "uri-template", "regex"}))
+def test_an_answer_of_every_format_that_is_enforced_closes(format: str) -> None:
+    compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
+    source = json.dumps({"type": "string", "format": format})
+    assert compiler.compile(GrammarSpec("json_schema", source)).shortest > 1

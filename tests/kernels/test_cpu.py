@@ -1,6 +1,9 @@
 """The C++ operators against the torch reference, over shapes, dtypes, page layouts and popularity."""
 
+import platform
 import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
+from personae.kernels.cpu.build import FLAGS, SOURCES
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
@@ -235,3 +239,27 @@ def test_tokens_are_those_that_the_reference_chooses(cpu, vocab, filters) -> Non
         assert not torch.isfinite(best[~found]).any()
         assert torch.equal(best.isneginf(), most.isneginf()), "nothing allowed is not the same as not finite"
         assert ((tokens >= 0) & (tokens < vocab)).all()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86 ones")
+@pytest.mark.parametrize("processor", ["cooperlake", "x86-64-v3"])  # bfloat16 without AMX; neither
+def test_the_sources_compile_for_processors_with_less(processor: str, tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    assert compiler
+    flags = [flag for flag in FLAGS if not flag.startswith(("-O", "-march"))]
+    built = subprocess.run(
+        [
+            compiler,
+            *flags,
+            "-O0",
+            f"-march={processor}",
+            "-o",
+            str(tmp_path / "kernels.so"),
+            *map(str, SOURCES),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stderr

@@ -79,6 +79,14 @@ CASES: dict[str, Any] = {
         },
         "required": ["id", "day", "key", "free"],
     },
+    "free formats": {
+        "type": "object",
+        "properties": {
+            "mail": {"type": "string", "format": "email", "maxLength": 40},
+            "at": {"type": "string", "format": "uri"},
+        },
+        "required": ["mail", "at"],
+    },
     "choices": {"enum": ["a", "a much longer one", 12345678, None, {"deep": [1, 2, {"deeper": True}]}]},
     "numbers": {
         "type": "array",
