@@ -123,8 +123,12 @@ class DataDir:
     def _connect(self) -> sqlite3.Connection:
         # The reader is made by whoever opens the directory and then used by the event loop's thread alone.
         db = sqlite3.connect(self.path / DATABASE, timeout=_BUSY_SECONDS, check_same_thread=False)
-        db.row_factory = sqlite3.Row
-        db.execute("pragma foreign_keys = on")
+        try:
+            db.row_factory = sqlite3.Row
+            db.execute("pragma foreign_keys = on")  # the first that reads the file
+        except BaseException:
+            db.close()
+            raise
         return db
 
 

@@ -52,7 +52,7 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
     )
     if draws:
         draw_kernel[(count,)](
-            logits, table, weights, sums, tokens, stride, count, width, chunks, num_warps=8, **wide
+            logits, table, weights, sums, tokens, stride, count, width, chunks, num_warps=4, **wide
         )
     return tokens, best
 

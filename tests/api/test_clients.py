@@ -3,6 +3,7 @@ weights, of which nothing but the grammar makes sense; and against an engine tha
 matters what is said. instructor has a file of its own, test_instructor.py.
 """
 
+import asyncio
 import gc
 import json
 from collections.abc import Iterator
@@ -38,7 +39,11 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # or pydantic-ai's `run_sync` makes one that it leaves
     yield
+    asyncio.set_event_loop(None)
+    loop.close()
     gc.collect()
 
 

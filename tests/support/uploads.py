@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,16 +94,12 @@ def open_house(
 ) -> Iterator[House]:
     """An app on a data directory; FakeEngine unless another is given."""
     engine = engine or FakeEngine()
-    data = DataDir(path)
-    tenants = TenantStore(data)
     models = engine.models("default")
-    registry = Registry(data, next(iter(models)), set(models), bounds)
-    try:
-        app = create_app(engine, settings, tenants=tenants, registry=registry)
-        yield House(data, tenants, registry, app, engine)
-    finally:
-        registry.close()
-        data.close()
+    with closing(DataDir(path)) as data:
+        tenants = TenantStore(data)
+        with closing(Registry(data, next(iter(models)), set(models), bounds)) as registry:
+            app = create_app(engine, settings, tenants=tenants, registry=registry)
+            yield House(data, tenants, registry, app, engine)
 
 
 async def upload(
