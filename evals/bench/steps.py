@@ -252,4 +252,6 @@ def _profile(found: list[tuple[str, int, float]], title: str) -> Table:
 
 def _quantiles(samples: list[float]) -> tuple[str, str]:
     ordered = sorted(samples)
+    if not ordered:  # no step carried all rows past the warm-up
+        return "-", "-"
     return f"{1e6 * statistics.median(ordered):.0f}", f"{1e6 * ordered[int(len(ordered) * 0.95)]:.0f}"

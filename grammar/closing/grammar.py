@@ -86,7 +86,7 @@ def planned(
 def _hints(blueprint: Blueprint, table: TokenTable) -> Hints:
     known = blueprint.reach or Reach()
     ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
-    return Hints(known.hints, ends, exits, words_first=known.words_first)
+    return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps)
 
 
 def _at_least(reach: Reach, shortest: int) -> Reach:

@@ -21,6 +21,8 @@ _RECENT = 512
 _MOST_TAILS = 4
 _FUEL = 2000  # bytes that are tried and not kept, in one search
 
+_DIGITS_OF_NUMBERS = 24
+
 _QUOTE = ord('"')
 _CLOSERS = tuple(b"}]")
 _VALUES = tuple(b'0123456789"ntf[{-')
@@ -39,7 +41,7 @@ _CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS
 class Hints:
     """What an answer may have to write: `words` as JSON strings without the first quote, how a begun one goes
     on; `ends`, which lead out of free text; `exits`, which end a repetition. With `words_first` the answer is
-    a word, and no JSON."""
+    a word, and no JSON. `steps` are what its integers may have to be multiples of, each with one of them."""
 
     def __init__(
         self,
@@ -48,7 +50,9 @@ class Hints:
         exits: Iterable[Piece] = (),
         *,
         words_first: bool = False,
+        steps: Iterable[tuple[int, int]] = (),
     ) -> None:
+        self.steps = tuple(steps)
         self.ends = tuple(ends)
         self.exits = tuple(exits)
         self.words_first = words_first
@@ -143,6 +147,10 @@ class Planner:
             return (mask.bit_length() - 1,) if mask else ()
         if self._hints.words_first and not free:
             return self._letter(mask, text)
+        if self._hints.steps and mask & _DIGITS and not free and not mask & _ENDS:
+            multiple = self._multiple(matcher, text)
+            if multiple:
+                return multiple
         if free:
             return self._leave(matcher, mask, text)
         # A line break is never within a string; but for the last blank it may be anywhere between two tokens.
@@ -163,6 +171,23 @@ class Planner:
             if mask >> byte & 1:
                 return (byte,)
         return self._letter(mask, text)
+
+    def _multiple(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
+        """Digits that make a multiple of the number that has begun, or a number where none has."""
+        begun = len(text)
+        while begun and text[begun - 1] in b"0123456789" and len(text) - begun < _DIGITS_OF_NUMBERS:
+            begun -= 1
+        digits = bytes(text[begun:])
+        for step, first in self._hints.steps:
+            pieces = [str(first).encode()]
+            if digits:
+                tails = ((width, -int(digits) * 10**width % step) for width in range(1, len(str(step)) + 1))
+                pieces = [str(tail).zfill(width).encode() for width, tail in tails if tail < 10**width]
+            for piece in pieces:
+                fork = matcher.fork()
+                if fork.feed(piece) == len(piece) and self.mask(fork) & (_ENDS | 1 << STOP):
+                    return piece
+        return ()
 
     def _leave(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
         """Out of free text: by a quote, if it is a JSON string, or by a text that ends it."""

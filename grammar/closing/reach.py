@@ -59,6 +59,7 @@ class Reach(msgspec.Struct, frozen=True):
     words_first: bool = False
     proven: bool = True
     roots: int = 0
+    steps: tuple[tuple[int, int], ...] = ()
     texts: bool = False
     blanks: bool = False
 
@@ -82,6 +83,7 @@ class Reach(msgspec.Struct, frozen=True):
             tuple(dict.fromkeys(self.exits + other.exits)),
             proven=self.proven and other.proven,
             texts=self.texts and other.texts,
+            steps=tuple(dict.fromkeys(self.steps + other.steps)),
         )
 
 
@@ -151,6 +153,7 @@ class _SchemaReach:
             hints=tuple(hints_of(nodes[0])),
             ends=ends,
             roots=1,
+            steps=_steps(nodes),
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
         )
@@ -367,6 +370,21 @@ def _number(schema: dict[str, Any]) -> tuple[int, int]:
     # A bound that is excluded may have a neighbour that is a digit longer.
     longest = max(len(str(bound)) for bound in (*low, *high)) + 1
     return (0 if max(low, default=0) <= 0 <= min(high, default=0) else longest), longest
+
+
+def _steps(nodes: list[dict[str, Any]]) -> tuple[tuple[int, int], ...]:
+    """What integers may have to be multiples of, each with the first that the bounds beside it allow."""
+    found: dict[tuple[int, int], None] = {}
+    for node in nodes:
+        step = node.get("multipleOf")
+        if isinstance(step, int | float) and float(step).is_integer() and 1 < step < _FAR:
+            least = max(node.get("minimum", 0), node.get("exclusiveMinimum", 0), 0)
+            found[int(step), math.ceil(least / step) * int(step)] = None
+            found[int(step), (math.floor(least / step) + 1) * int(step)] = None
+    together = math.lcm(*(step for step, _ in found))
+    if len(found) > 1 and together < _FAR:
+        found[together, together] = None
+    return tuple(found)
 
 
 def _json(value: Any) -> bytes:

@@ -185,6 +185,7 @@ def main() -> None:
     poll = select.poll()
     poll.register(control, 0)  # tells when the other end is closed
     standing: set[int] = set()
+    learning: dict[int, bytes] = {}  # pipes of children that have taken a kind that is not known here
     while True:
         while len(standing) < _STANDING:
             pipe = _stand(compiler, control, limits, known)
@@ -194,14 +195,22 @@ def main() -> None:
             if pipe == control.fileno():
                 os._exit(0)  # nothing is left to be put in order
             taken = os.read(pipe, 1)
+            if (
+                taken and taken not in known
+            ):  # it reads what it needs, and we do when it has ended: one at a time
+                standing.remove(pipe)
+                learning[pipe] = taken
+                continue
             poll.unregister(pipe)
-            standing.remove(pipe)
             os.close(pipe)
+            if pipe in learning:
+                kind = learning.pop(pipe)
+                known.add(kind)
+                tour(compiler, _FIRST[kind])
+                continue
+            standing.remove(pipe)
             if not taken:
                 time.sleep(0.1)  # it has died by itself, and the next may do so, too
-            elif taken not in known:
-                known.add(taken)
-                tour(compiler, _FIRST[taken])
 
 
 def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, known: set[bytes]) -> int:
@@ -217,8 +226,9 @@ def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, 
         control.close()
         if kind:
             os.write(write, kind)
-            os.close(write)
-            if kind not in known:
+            if kind in known:
+                os.close(write)
+            else:
                 tour(compiler, _FIRST[kind])
             _bound(limits)
             with socket.socket(fileno=descriptors[0]) as connection:

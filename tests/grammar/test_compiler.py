@@ -277,3 +277,11 @@ def test_an_answer_of_every_format_that_is_enforced_closes(format: str) -> None:
     compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
     source = json.dumps({"type": "string", "format": format})
     assert compiler.compile(GrammarSpec("json_schema", source)).shortest > 1
+
+
+@pytest.mark.parametrize("step", [50, 256, 385, 1000, 3600])
+def test_an_answer_that_is_a_multiple_closes(step: int) -> None:
+    compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
+    schema = {"type": "integer", "exclusiveMinimum": step, "multipleOf": step}
+    grammar = compiler.compile(GrammarSpec("json_schema", json.dumps(schema)))
+    assert 1 < grammar.shortest <= len(str(2 * step))

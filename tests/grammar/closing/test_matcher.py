@@ -87,6 +87,11 @@ CASES: dict[str, Any] = {
         },
         "required": ["mail", "at"],
     },
+    "multiples": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 1001, "multipleOf": 50},
+        "minItems": 2,
+    },
     "choices": {"enum": ["a", "a much longer one", 12345678, None, {"deep": [1, 2, {"deeper": True}]}]},
     "numbers": {
         "type": "array",
