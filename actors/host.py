@@ -141,18 +141,18 @@ class Host(Actor[Never]):
             await _kill(self._process)
 
     async def _read(self) -> None:
-        front = self._front
+        front = self._front  # when this process was held up, more is read at once than a mailbox holds: send
         async for message in self._messages:
             match message:
                 case StepDone(load=load):
                     if load.steps != self._load_figures.steps or not self._load_figures.in_flight:
                         self._stepped = current_time()
                     self._load_figures = load
-                    front.streamer.tell(message)
+                    await front.streamer.send(message)
                 case Refused() | Holdings():
-                    front.streamer.tell(message)
+                    await front.streamer.send(message)
                 case Pinned(adapter=adapter) | Yield(adapter=adapter):
-                    front.queue_of(adapter).tell(message)
+                    await front.queue_of(adapter).send(message)
                 case Pulse():
                     if message.handled != self._pulse.handled or not message.busy:
                         self._moved = current_time()

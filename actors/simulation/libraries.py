@@ -2,7 +2,9 @@
 
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
+from personae.errors import Overloaded
 from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.sandbox.forkserver import Limits
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -68,8 +70,11 @@ class Grammars:
         return self._cache.get(spec)
 
     def compile(self, spec: GrammarSpec) -> BoundGrammar:
-        """Takes its time."""
-        self._threads.sleep(self._trouble.slowed(self._costs.compile))
+        """Takes its time, but no more than a sandbox has patience."""
+        seconds = self._trouble.slowed(self._costs.compile)
+        self._threads.sleep(min(seconds, Limits().patience))
+        if seconds > Limits().patience:
+            raise Overloaded("The grammar could not be compiled in time.")
         self._trouble.compiles(spec)
         return Grammar(spec)
 

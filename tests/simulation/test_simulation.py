@@ -231,3 +231,21 @@ def test_a_planted_bug_is_caught(
     scenario = replace(CALM, workload=load, pages=20, slots=4, longest_wait=30.0, lull=200)
     with pytest.raises(Violation, match=found):
         simulate(scenario)
+
+
+def test_steps_that_were_made_while_the_front_was_held_up_are_more_than_a_mailbox_holds() -> None:
+    load = replace(CALM.workload, requests=60, rate=20.0, answer=(200, 400))
+    costs = Costs(step=0.002)
+    report = simulate(
+        replace(CALM, workload=load, costs=costs, faults_every=1.0, kinds=("stall",), max_live=4)
+    )
+    assert report.faults["stall"]
+    assert report.restarts == 0
+    assert report.outcomes.keys() <= {"stop", "length", "refused"}
+
+
+def test_a_grammar_that_takes_too_long_on_a_busy_machine_is_refused_for_now() -> None:
+    load = replace(CALM.workload, schemas=0.5, grammars=5)
+    report = simulate(replace(CALM, workload=load, costs=Costs(compile=40.0)))
+    assert report.outcomes["refused"]
+    assert report.outcomes.keys() <= {"stop", "length", "refused"}
