@@ -195,9 +195,8 @@ def main() -> None:
             if pipe == control.fileno():
                 os._exit(0)  # nothing is left to be put in order
             taken = os.read(pipe, 1)
-            if (
-                taken and taken not in known
-            ):  # it reads what it needs, and we do when it has ended: one at a time
+            if taken and taken not in known:
+                # It loads a library, and we do when it has ended: one at a time.
                 standing.remove(pipe)
                 learning[pipe] = taken
                 continue
