@@ -45,12 +45,28 @@ _ABSOLUTE = f"(?:(?:https?|ftp|wss?):{_AUTHORITY}|(?:urn|mailto|tel|data|tag):{_
 _RELATIVE = f"(?:{_AUTHORITY}|/(?:{_CHARACTER}+(?:/{_PATH})?)?|{_CHARACTER}+(?:/{_PATH})?)?{_TAIL}"
 _REFERENCE = f"(?:{_ABSOLUTE}|{_RELATIVE})"
 
+# RFC 1123, at most 253 characters and ten labels; two hyphens in a row would be for names that IDNA encodes.
+_WORD = "[A-Za-z0-9]"
+_LABEL = f"(?:{_WORD}{{1,61}}|{_WORD}{{1,20}}(?:-{_WORD}{{1,20}}){{1,2}})"
+_SHORT = f"{_WORD}{{1,10}}(?:-{_WORD}{{1,10}})?"
+_HOSTNAME = rf"(?:{_LABEL}(?:\.{_LABEL}){{0,3}}|{_SHORT}(?:\.{_SHORT}){{4,9}})"
+
+# RFC 5321 without quotes and addresses in numbers: 64 characters before the sign.
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+_LOCAL = (
+    rf"(?:{_ATOM}{{1,64}}|{_ATOM}{{1,31}}\.{_ATOM}{{1,32}}|{_ATOM}{{1,20}}(?:\.{_ATOM}{{1,20}}){{2}}"
+    rf"|{_ATOM}{{1,12}}(?:\.{_ATOM}{{1,12}}){{3,4}})"
+)
+_EMAIL = f"{_LOCAL}@{_HOSTNAME}"
+
 _POINTER = "(?:/(?:[^/~]|~[01])*)*"
 
 PATTERNS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
+    "email": _EMAIL,
+    "hostname": _HOSTNAME,
     "uri-reference": _REFERENCE,
     "iri": _ABSOLUTE,
     "iri-reference": _REFERENCE,

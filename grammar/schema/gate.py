@@ -90,8 +90,8 @@ _LLGUIDANCE = frozenset(
     }
     | {"maxItems", "minLength", "maxLength", "pattern"}
 )
-# Of date and time it lets invalid ones through: formats.py spells them.
-_LLGUIDANCE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+# Of the others it lets invalid ones through: formats.py spells them.
+_LLGUIDANCE_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uuid", "uri"})
 
 
 # It holds four states for each optional property of an object, and stops the answer at 2,000. Masks are slow

@@ -5,6 +5,8 @@ import re
 import pytest
 from byte_bpe import byte_level_vocabulary
 from grammar_walks import walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.document import validator
@@ -45,11 +47,27 @@ def test_random_strings_of_a_format_are_valid(name):
         ("uri-reference", "a b", False),
         ("iri", "https://example.com/a?b#c", True),
         ("iri", "example.com", False),
+        ("hostname", "a-b.example.com", True),
+        ("hostname", "one.two.three.four.five.example", True),
+        ("hostname", "ab--c", False),
+        ("hostname", ".".join(["a" * 63] * 4), False),
+        ("email", "first.middle.last@mail.example.co.uk", True),
+        ("email", "a" * 64 + "@b.co", True),
+        ("email", "a" * 65 + "@b.co", False),
+        ("email", "a..b@c.co", False),
     ],
 )
 def test_patterns_know_the_edges_of_their_formats(name, text, matches):
     assert (re.fullmatch(PATTERNS[name], text) is not None) == matches
     assert validator({"format": name}).is_valid(text) or not matches
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_what_a_pattern_matches_is_of_its_format(name, data):
+    text = data.draw(st.from_regex(PATTERNS[name], fullmatch=True, alphabet=st.characters(codec="ascii")))
+    assert validator({"format": name}).is_valid(text)
 
 
 def test_a_spelled_format_leaves_other_conditions_standing():
