@@ -1,6 +1,7 @@
 """The items of a response as they are written; each tells of its beginning, its growth and its end."""
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ class Numbered(Protocol):
         """An event of a kind, with its number."""
 
 
-class Writing:
+class Writing(ABC):
     """An item at place `index` of the output, of which so far there is `text`."""
 
     prefix = ""
@@ -51,9 +52,9 @@ class Writing:
         """What was written."""
         return "".join(self._pieces)
 
+    @abstractmethod
     def item(self, status: Status) -> OutputItem:
         """The item as it is now."""
-        raise NotImplementedError
 
     def begin(self) -> Iterator[Event]:
         """The events after the item was announced."""
@@ -64,12 +65,13 @@ class Writing:
         self._pieces.append(text)
         yield self._delta(text)
 
+    @abstractmethod
     def end(self) -> Iterator[Event]:
         """The events before the item is told to be whole."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _delta(self, text: str) -> Event:
-        raise NotImplementedError
+        """The event of what was added."""
 
     def _event(self, kind: type[Any], **fields: Any) -> Event:
         return self._number(kind, output_index=self._index, item_id=self.id, **fields)

@@ -228,6 +228,8 @@ def main(
     masks: bool = False,
 ) -> None:
     """Run MaskBench, strict and not, and the JSON-Schema-Test-Suite, and print their reports."""
+    if not folder.is_dir() and not suite.is_dir():
+        raise typer.BadParameter(f"Neither {folder} nor {suite} is there; --folder and --suite name others.")
     vocabulary, encode = byte_vocabulary(), lambda text: list(text.encode())
     if tokenizer is not None:
         loaded = Tokenizer.from_file(str(tokenizer))
