@@ -5,6 +5,7 @@
     │   ├── UnsupportedParameter  a field that we know of and do not serve, or do not know   400
     │   ├── ContextLengthExceeded the prompt and the answer do not fit the context           400
     │   ├── BudgetTooSmall        no answer that is bound so fits in `max_tokens`            400
+    │   ├── TemplateTooSlow       the chat template has used up its time                     400
     │   ├── GrammarError          a schema, regex or grammar that cannot be enforced         400
     │   ├── Unauthorized          no API key, or none that is valid                          401
     │   ├── Forbidden             a valid key that may not do this                           403
@@ -15,14 +16,17 @@
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
-    │   └── EngineLost            the engine failed too often and is not started again       503
+    │   ├── EngineLost            the engine failed too often and is not started again       503
+    │   └── ActorStopped          what would do it is going down                             503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
     │   ├── Quarantined           it made the engine fail each time it ran                   500
     │   ├── DeadlineExceeded      its deadline passed                                        504
-    │   └── Cancelled             the client went away (never sent on the wire)              499
-    └── LoadError                 a model or adapter folder cannot be served
-        ├── ModelLoadError        start-up: the message names the file and the tensor
-        └── AdapterError          an adapter is refused; the message names the tensor or field
+    │   ├── Cancelled             the client went away (never sent on the wire)              499
+    │   └── ActorCrashed          what did it died; whether it was done is not known         500
+    ├── LoadError                 a model or adapter folder cannot be served
+    │   ├── ModelLoadError        start-up: the message names the file and the tensor
+    │   └── AdapterError          an adapter is refused; the message names the tensor or field
+    └── of supervision, never on the wire: RestartsExhausted, StartFailed, BackDied, BackHangs
 
 `status`, `type` and `code` are what the wire shows, in OpenAI's error shape
 (https://platform.openai.com/docs/guides/error-codes).
@@ -77,6 +81,10 @@ class BudgetTooSmall(RequestError):
     """`max_tokens` is below the shortest answer that the schema or grammar allows."""
 
     code = "max_tokens_too_small"
+
+
+class TemplateTooSlow(RequestError):
+    """The chat template has used up its time."""
 
 
 class GrammarError(RequestError):
@@ -159,6 +167,12 @@ class EngineLost(Overloaded):
     retry_after = 30.0
 
 
+class ActorStopped(Overloaded):
+    """The actor has stopped for good, or its tree is going down."""
+
+    code = "actor_stopped"
+
+
 class RequestFailed(PersonaeError):
     """An accepted request that could not be finished. Never the caller's fault."""
 
@@ -188,6 +202,12 @@ class Cancelled(RequestFailed):
     code = "cancelled"
 
 
+class ActorCrashed(RequestFailed):
+    """The actor died or was restarted before it answered; whether the message took effect is not known."""
+
+    code = "actor_crashed"
+
+
 class LoadError(PersonaeError):
     """A folder on disk cannot be served."""
 
@@ -202,3 +222,19 @@ class AdapterError(LoadError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_adapter"
+
+
+class RestartsExhausted(PersonaeError):
+    """A supervisor gave up: its children died too often. The last death is the `__cause__`."""
+
+
+class StartFailed(PersonaeError):
+    """A child could not be started the first time. Why is the `__cause__`."""
+
+
+class BackDied(PersonaeError):
+    """Back's process has ended; the message has its exit code, its last step and its last words."""
+
+
+class BackHangs(PersonaeError):
+    """Back's process lives and does not go on."""

@@ -25,13 +25,13 @@ from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front, LocalClient, Prospectus, watching
 from personae.actors.host import Host, Progress
 from personae.actors.kit.child import Incident, Report, log_incident
-from personae.actors.kit.supervisor import StartFailed, Supervisor
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.process import ChildProcess, Launch
 from personae.actors.stage import MAX_RESTARTS, WITHIN
 from personae.actors.wire import Describe, Facts, Port
 from personae.engine.config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
-from personae.errors import LoadError
+from personae.errors import LoadError, StartFailed
 from personae.lora.library import AdapterBounds
 
 COMMAND = (sys.executable, "-m", "personae.actors.back")

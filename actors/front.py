@@ -19,13 +19,13 @@ from personae.actors.inbox import Inbox
 from personae.actors.ingress import Ingress
 from personae.actors.kit import gauges
 from personae.actors.kit.child import Incident, Report
-from personae.actors.kit.mailbox import ActorStopped, Ref
-from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import Fallen, Message, Shut, Submission, Withdraw
 from personae.actors.streamer import Latest, Streamer
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.tokens import Tokenizer
-from personae.errors import EngineLost, PersonaeError
+from personae.errors import ActorStopped, EngineLost, PersonaeError, RestartsExhausted
 
 IDLE_QUEUES = 64
 

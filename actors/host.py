@@ -19,15 +19,7 @@ from personae import errors
 from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front
 from personae.actors.kit.actor import Actor
-from personae.actors.messages import (
-    BackStarted,
-    Holdings,
-    Load,
-    Pinned,
-    Refused,
-    StepDone,
-    Yield,
-)
+from personae.actors.messages import BackStarted, Holdings, Load, Pinned, Refused, StepDone, Yield
 from personae.actors.process import BackProcess, Launch
 from personae.actors.wire import (
     Facts,
@@ -41,7 +33,7 @@ from personae.actors.wire import (
     frame,
     messages,
 )
-from personae.errors import LoadError, PersonaeError
+from personae.errors import BackDied, BackHangs, LoadError
 
 LAST_WORDS = 40  # lines of Back's output that are kept for the report
 FAREWELL_SECONDS = 5.0  # to be waited for a process that closes its line, or was killed
@@ -49,14 +41,6 @@ FAREWELL_SECONDS = 5.0  # to be waited for a process that closes its line, or wa
 log = logging.getLogger("personae.back")
 
 Progress = Callable[[int, int], None]
-
-
-class BackDied(PersonaeError):
-    """Back's process has ended; the message has its exit code, its last step and its last words."""
-
-
-class BackHangs(PersonaeError):
-    """Back's process lives and does not go on."""
 
 
 class Host(Actor[Never]):

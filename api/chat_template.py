@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from personae.api.conversation import AssistantMessage, Content, Message, RefusalPart, TextPart, ToolCall
-from personae.errors import ModelLoadError, RequestError, UnsupportedParameter
+from personae.errors import ModelLoadError, RequestError, TemplateTooSlow, UnsupportedParameter
 from personae.grammar.tools.custom import CUSTOM_INPUT
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -33,10 +33,6 @@ SECONDS = 10.0
 CHARACTERS = 2**24
 _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
-
-
-class TemplateTooSlow(RequestError):
-    """The chat template has used up its time."""
 
 
 class ChatTemplate:

@@ -18,7 +18,6 @@ from personae.actors.client import EngineClient, ModelCard
 from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, ReasoningTokens, Usage
-from personae.api.chat_template import TemplateTooSlow
 from personae.api.choices import Choice, Part
 from personae.api.conversation import Message
 from personae.api.deadline import arrival, header_deadline, seconds
@@ -41,6 +40,7 @@ from personae.errors import (
     Overloaded,
     RequestError,
     RequestFailed,
+    TemplateTooSlow,
 )
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec

@@ -27,23 +27,11 @@ from typing import Generic, TypeVar
 from anyio import CancelScope, Event
 
 from personae.actors.kit.bridge import Loop
-from personae.errors import DeadlineExceeded, Overloaded, RequestFailed
+from personae.errors import ActorCrashed, ActorStopped, DeadlineExceeded, Overloaded
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
 T = TypeVar("T")
-
-
-class ActorStopped(Overloaded):
-    """The actor has stopped for good, or its tree is going down."""
-
-    code = "actor_stopped"
-
-
-class ActorCrashed(RequestFailed):
-    """The actor died or was restarted before it answered; whether the message took effect is not known."""
-
-    code = "actor_crashed"
 
 
 class Reply(Generic[T]):

@@ -44,21 +44,13 @@ from anyio.abc import TaskGroup
 from personae.actors.kit.actor import Actor, BaseCell, Cell, alone
 from personae.actors.kit.bridge import Loop
 from personae.actors.kit.child import Child, Incident, Intensity, Life, Report, Restart, log, log_incident
-from personae.actors.kit.mailbox import ActorStopped, Ref
+from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor, ThreadCell
-from personae.errors import PersonaeError
+from personae.errors import ActorStopped, PersonaeError, RestartsExhausted, StartFailed
 
 M = TypeVar("M")
 
 Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
-
-
-class RestartsExhausted(PersonaeError):
-    """A supervisor gave up: its children died too often. The last death is the `__cause__`."""
-
-
-class StartFailed(PersonaeError):
-    """A child could not be started the first time. Why is the `__cause__`."""
 
 
 class Supervisor:

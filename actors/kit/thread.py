@@ -28,8 +28,8 @@ from anyio import Event
 
 from personae.actors.kit.actor import BaseCell, State
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.mailbox import ActorStopped, Letter, Mailbox, Ref, Reply
-from personae.errors import Overloaded
+from personae.actors.kit.mailbox import Letter, Mailbox, Ref, Reply
+from personae.errors import ActorStopped, Overloaded
 
 M = TypeVar("M")
 T = TypeVar("T")

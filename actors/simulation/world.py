@@ -22,10 +22,9 @@ from personae.actors.assembly import EngineOptions
 from personae.actors.blackbox import BlackBox
 from personae.actors.company import raise_curtain
 from personae.actors.front import LocalClient, LocalStream
-from personae.actors.host import BackDied, BackHangs
 from personae.actors.kit.actor import Cell, alone
 from personae.actors.kit.child import Incident
-from personae.actors.kit.supervisor import RestartsExhausted, Supervisor
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.probation import GUILTY
 from personae.actors.process import BackProcess
 from personae.actors.script import Script
@@ -42,6 +41,8 @@ from personae.engine.config import GenerationDefaults
 from personae.engine.plan import MemoryLayout
 from personae.engine.tokens import Tokenizer
 from personae.errors import (
+    BackDied,
+    BackHangs,
     EngineLost,
     GrammarError,
     LoadError,
@@ -49,6 +50,7 @@ from personae.errors import (
     PersonaeError,
     Quarantined,
     RequestFailed,
+    RestartsExhausted,
 )
 from personae.lora.adapter import LoraShapes
 from personae.lora.library import AdapterBounds

@@ -9,10 +9,10 @@ from virtual_clock import virtual_clock
 
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.child import Incident
-from personae.actors.kit.mailbox import ActorCrashed, ActorStopped, Ref, Reply
+from personae.actors.kit.mailbox import Ref, Reply
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.thread import ThreadActor
-from personae.errors import DeadlineExceeded, Overloaded
+from personae.errors import ActorCrashed, ActorStopped, DeadlineExceeded, Overloaded
 
 pytestmark = virtual_clock
 

@@ -6,8 +6,9 @@ from kit_actors import Boom, Deed, Doer, crash, hang, whoami
 from virtual_clock import virtual_clock
 
 from personae.actors.kit.child import Incident
-from personae.actors.kit.mailbox import ActorStopped, Ref
-from personae.actors.kit.supervisor import RestartsExhausted, StartFailed, Strategy, Supervisor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Strategy, Supervisor
+from personae.errors import ActorStopped, RestartsExhausted, StartFailed
 
 pytestmark = virtual_clock
 

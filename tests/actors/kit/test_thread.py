@@ -8,10 +8,10 @@ from kit_actors import Boom, Deed, Doer, ThreadDoer, crash
 from virtual_clock import real_clock
 
 from personae.actors.kit.child import Incident
-from personae.actors.kit.mailbox import ActorCrashed, ActorStopped, Ref, Reply
-from personae.actors.kit.supervisor import RestartsExhausted, StartFailed, Supervisor
+from personae.actors.kit.mailbox import Ref, Reply
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.thread import ThreadActor
-from personae.errors import Overloaded
+from personae.errors import ActorCrashed, ActorStopped, Overloaded, RestartsExhausted, StartFailed
 
 pytestmark = real_clock
 
