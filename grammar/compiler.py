@@ -24,6 +24,7 @@ from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.small import is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
@@ -254,4 +255,4 @@ class GrammarCompiler:
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:
-    yield spell_formats(strip(document))
+    yield spell_formats(without_disjoint_one_of(strip(document)))
