@@ -71,7 +71,8 @@ def standing(troupe: Troupe) -> set[int]:
         storage(tensor)
         for tensor in (
             *(tensor for _, tensor in model.tensors()),
-            *(model.cos, model.sin, runner.kv.data),
+            *(table for layer in model.layers for table in layer.attention.rope or ()),
+            runner.kv.data,
             *(tensor for each in arenas for tensor in each),
             *graphs.buffers,
         )
