@@ -28,8 +28,8 @@ def without_disjoint_one_of(document: Schema) -> Schema:
         return document
     if any("$id" in one or "id" in one for one in nodes[1:]):
         return document  # references are relative to them
-    reader = _Reader(document)
-    return reader.rewritten(document)
+    rewritten: Schema = _Reader(document).rewritten(document)
+    return rewritten
 
 
 class _Reader:
