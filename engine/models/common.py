@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from personae.engine.config import Activation, Fields, ModelConfig, RopeConfig
 
@@ -26,6 +27,7 @@ def decoder_config(
     default_eps: float = 1e-6,
     default_theta: float = 10000.0,
     tie: bool = False,
+    images: bool = False,
 ) -> ModelConfig:
     """Builds the `ModelConfig` from the fields that nearly all families share; what differs comes as
     arguments, what few have is for the family to replace.
@@ -69,8 +71,23 @@ def decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         activation=activation(fields),
+        images=images,
         dtype=dtype.removeprefix("torch.") or None,
     )
+
+
+def text_fields(fields: Fields, **defaults: Any) -> Fields:
+    """Those of the decoder, where the model has a part for images beside it. `defaults` are those of the
+    family, which such files often leave out; the dtype and the tying are the whole model's."""
+    text = fields.section("text_config")
+    if text is None:
+        return fields
+    shared = {
+        name: fields.raw(name)
+        for name in ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+        if name in fields
+    }
+    return text.within(defaults, shared)
 
 
 def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:

@@ -68,7 +68,8 @@ def test_shards_load_as_a_single_file_does(tmp_path: Path) -> None:
 def test_weights_are_converted_to_the_dtype_asked_for(stored: str, asked: str, expected: torch.dtype) -> None:
     decoder = load(model_folder("llama", torch_dtype=stored), asked)
     assert decoder.dtype == expected
-    assert decoder.embedding.dtype == decoder.norm.weight.dtype == expected
+    assert decoder.embedding.dtype == expected
+    assert decoder.norm.weight.dtype == torch.float32  # of norms, always
     assert logits(decoder).isfinite().all()
 
 
