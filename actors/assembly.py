@@ -96,7 +96,13 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
     """
     device = _device(options.device)
-    model = load_model(options.model, device=device, dtype=options.dtype, on_progress=on_progress)
+    model = load_model(
+        options.model,
+        device=device,
+        dtype=options.dtype,
+        max_position=options.max_model_len,
+        on_progress=on_progress,
+    )
     config = model.config
     tokenizer = Tokenizer.load(options.model)
     defaults = read_generation_defaults(options.model, config.vocab_size)
@@ -180,7 +186,12 @@ def lora_shapes(model: Decoder) -> LoraShapes:
     copies = {"embedding": fingerprint(model.embedding)}
     copies["output"] = copies["embedding"] if config.tie else fingerprint(model.output.plain())
     return LoraShapes(
-        config.layers, config.linear_shapes, (config.vocab_size, config.hidden_size), config.tie, copies
+        config.layers,
+        config.linear_shapes,
+        (config.vocab_size, config.hidden_size),
+        config.tie,
+        copies,
+        config.merged,
     )
 
 

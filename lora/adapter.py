@@ -34,6 +34,7 @@ class LoraShapes:
     The modules are named as in GROUPS: q, k, v, o, gate, up, down. vocabulary: (tokens, hidden size), None if
     the embedding and the output matrix cannot be changed. tied: the output matrix is the embedding. copies:
     fingerprints of the base's own "embedding" and "output", by which copies of them in a file are known.
+    merged: in the base's own files q, k and v are one module, and gate and up.
     """
 
     layers: int
@@ -41,6 +42,7 @@ class LoraShapes:
     vocabulary: tuple[int, int] | None = None
     tied: bool = False
     copies: Mapping[str, str] = field(default_factory=dict)
+    merged: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     Translate = Callable[[str, Fields], ModelConfig]
 
 FAMILIES = {
+    "Gemma3ForCausalLM": "gemma3",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 
 

@@ -11,7 +11,8 @@ class Blueprint(msgspec.Struct, frozen=True, tag=True):
     """What to have compiled by which backend, and the bounds of the answers, None where they are not known.
 
     `inner` is over the model's tokens; `bytewise` the same over bytes, None if there is no such grammar.
-    `plan` is the shortest answer, once it has been looked for (`planned`) and if one was found.
+    `plan` is the shortest answer, once it has been looked for (`planned`) and if one was found; `varied` if
+    only a search that varies what it writes finds one.
     """
 
     backend: str
@@ -20,3 +21,4 @@ class Blueprint(msgspec.Struct, frozen=True, tag=True):
     reach: Reach | None
     plan: Plan | None = None
     planned: bool = False
+    varied: bool = False

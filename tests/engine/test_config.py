@@ -48,14 +48,14 @@ def test_what_old_files_leave_out_has_its_familys_default(tmp_path: Path) -> Non
         )
     )
     assert config.kv_heads == config.heads == 4
-    assert config.rope.theta == 10000.0
+    assert config.ropes[0].theta == 10000.0
     assert config.eps == 1e-6
     assert config.dtype is None
     assert not config.tie
 
 
 def test_integers_are_taken_where_a_float_is_meant(tmp_path: Path) -> None:
-    assert read_config(folder(tmp_path, rope_theta=500000)).rope.theta == 500000.0
+    assert read_config(folder(tmp_path, rope_theta=500000)).ropes[0].theta == 500000.0
 
 
 @pytest.mark.parametrize("spelling", [{"torch_dtype": "bfloat16"}, {"torch_dtype": ..., "dtype": "bfloat16"}])
@@ -72,7 +72,7 @@ def test_both_spellings_of_the_dtype_are_read(spelling: dict[str, Any], tmp_path
     ],
 )
 def test_all_spellings_of_the_rope_are_the_same(spelling: dict[str, Any], tmp_path: Path) -> None:
-    rope = read_config(folder(tmp_path, **spelling)).rope
+    rope = read_config(folder(tmp_path, **spelling)).ropes[0]
     assert (rope.theta, rope.type, rope.factor, rope.original_max_position) == (7.0, "yarn", 4.0, 256)
 
 

@@ -56,8 +56,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3 tied with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "phi3": ("phi3", {}),
+    "phi3, no window": ("phi3", {"sliding_window": None}),
+    "phi3, part of the head rotated": ("phi3", {"partial_rotary_factor": 0.75}),
+    "smollm3": ("smollm3", {}),
+    "smollm3 tied with biases, layers without rope named": (
+        "smollm3",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 1]},
+    ),
+    "smollm3, windows where no rope is": ("smollm3", {"use_sliding_window": True, "sliding_window": 40}),
+    "granite": ("granite", {}),
+    "granite tied with biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "gemma3": ("gemma3", {}),
+    "gemma3 tied, rope linear": (
+        "gemma3",
+        {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "gemma3"]
 
 
 def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:
@@ -169,6 +185,28 @@ def test_half_precision_runs_within_tolerance(family: str, dtype: str, tolerance
     assert sequences.kv.data.dtype == decoder.dtype == getattr(torch, dtype)
     assert logits.dtype == torch.float32
     assert relative_error(logits, truth) < tolerance
+
+
+@pytest.mark.parametrize("context", [64, 300], ids=["short factors", "long factors"])
+def test_longrope_takes_the_factors_of_the_longest_context_that_is_served(context: int) -> None:
+    pairs = 6  # 0.75 of a head of 16
+    longrope = {
+        "type": "longrope",
+        "short_factor": [1 + 0.1 * i for i in range(pairs)],
+        "long_factor": [2.0 + i for i in range(pairs)],
+    }
+    folder = model_folder(
+        "phi3",
+        rope_scaling=longrope,
+        original_max_position_embeddings=64,
+        partial_rotary_factor=0.75,
+        sliding_window=None,
+    )
+    decoder = load_model(folder, device=CPU, max_position=context)
+    prompt = tokens_of(9, context)
+    truth = hf_logits(hf_model(folder), prompt)  # transformers decides by the length of the prompt
+    hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": prompt})
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
 
 
 def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
