@@ -76,12 +76,15 @@ def decoder_config(
     )
 
 
-def text_fields(fields: Fields, **defaults: Any) -> Fields:
-    """Those of the decoder, where the model has a part for images beside it. `defaults` are those of the
-    family, which such files often leave out; the dtype and the tying are the whole model's."""
+def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
+    """Those of the decoder, which must be of that type, where the model has a part for images beside it.
+    `defaults` are those of the family, which such files often leave out; the dtype and the tying are the
+    whole model's."""
     text = fields.section("text_config")
     if text is None:
         return fields
+    if text.get("model_type", model_type) != model_type:
+        raise text.error("model_type", f"{text.raw('model_type')!r} is not served, only {model_type!r}")
     shared = {
         name: fields.raw(name)
         for name in ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
@@ -109,6 +112,8 @@ def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
 def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file."""
     theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=default_theta)
+    if "llama_4_scaling_beta" in rope:
+        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not served")
     for place in (fields, rope):
         if place.get("partial_rotary_factor", 1.0) != 1.0:
             raise place.error(

@@ -27,7 +27,7 @@ UNSERVED = ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectio
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Gemma 3's `config.json`."""
-    images, fields = "text_config" in fields, text_fields(fields, **DEFAULTS)
+    images, fields = "text_config" in fields, text_fields(fields, "gemma3_text", **DEFAULTS)
     for name in UNSERVED:
         if fields.raw(name):
             raise fields.error(name, "is not served")

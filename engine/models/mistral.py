@@ -7,6 +7,6 @@ from personae.engine.models.common import decoder_config, text_fields, uniform_w
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Mistral's `config.json`."""
-    images, fields = "text_config" in fields, text_fields(fields)
+    images, fields = "text_config" in fields, text_fields(fields, "mistral")
     window = fields.size("sliding_window") if "sliding_window" in fields else None
     return decoder_config(architecture, fields, windows=uniform_windows(fields, window), images=images)
