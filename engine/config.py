@@ -9,6 +9,7 @@ and 5 (`rope_parameters`, `dtype`).
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -56,8 +57,9 @@ class ModelConfig:
     matrix is the embedding. `merged`: the checkpoint has q, k and v as one tensor, and gate and up.
     `post_norms`: what attention and MLP put out is normalised before it is added. `norm_offset` is added to
     norms' weights as they are stored. The scales are those of what the embedding, and each half of a layer,
-    add to the residual stream, of scores (None: 1 / sqrt(head_dim)), and of the logits. `dtype` is the dtype
-    the checkpoint was made in, None where the file does not say.
+    add to the residual stream, of scores (None: 1 / sqrt(head_dim)), and of the logits. `images`: the
+    checkpoint has a part for images as well. `dtype` is the dtype the checkpoint was made in, None where the
+    file does not say.
     """
 
     architecture: str
@@ -85,6 +87,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     attention_scale: float | None = None
     logits_scale: float = 1.0
+    images: bool = False
     dtype: str | None = None
 
     @property
@@ -180,6 +183,10 @@ class Fields:
         if value < (0 if zero else 1):
             raise self.error(name, f"must be at least {0 if zero else 1}, found {value}")
         return value
+
+    def within(self, under: Mapping[str, Any], over: Mapping[str, Any]) -> "Fields":
+        """These fields; those of `under` where they have none, and those of `over` in any case."""
+        return Fields({**under, **self._values, **over}, self.where)
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None where absent."""

@@ -75,7 +75,8 @@ class Adapter:
 
     affine: by (layer, module), what it does to outputs beside its low rank. vocabulary: what it does at the
     embedding and the output. invocation: the tokens from whose last occurrence in the prompt on it is active
-    (activated LoRA); none: from the first token on.
+    (activated LoRA); none: from the first token on. stacks: by module, where the host keeps adapters so
+    (`lora/stacking.py`), A [layers, rank, in] and B^T [layers, rank, out], of which the pairs are parts.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Adapter:
     affine: Mapping[tuple[int, str], Affine] = field(default_factory=dict)
     vocabulary: tuple[VocabularyChange, ...] = ()
     invocation: tuple[int, ...] = ()
+    stacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:

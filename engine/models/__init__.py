@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",

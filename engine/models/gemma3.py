@@ -1,16 +1,33 @@
-"""Gemma 3 (text): windows in five layers of six, which have a rotary embedding of their own, GELU, norms
-before and after each half of a layer."""
+"""Gemma 3, the decoder: windows in five layers of six, which have a rotary embedding of their own, GELU,
+norms before and after each half of a layer."""
 
 from dataclasses import replace
 
 from personae.engine.config import Fields, ModelConfig, RopeConfig
-from personae.engine.models.common import activation, decoder_config, read_rope, rope_section, windows_by_type
+from personae.engine.models.common import (
+    activation,
+    decoder_config,
+    read_rope,
+    rope_section,
+    text_fields,
+    windows_by_type,
+)
 
+DEFAULTS = {  # of transformers; the files of 4B, 12B and 27B name what differs
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+}
 UNSERVED = ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention")
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Gemma 3's `config.json`."""
+    images, fields = "text_config" in fields, text_fields(fields, "gemma3_text", **DEFAULTS)
     for name in UNSERVED:
         if fields.raw(name):
             raise fields.error(name, "is not served")
@@ -29,6 +46,7 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         o_bias=bias,
         qk_norm=True,
         tie=True,
+        images=images,
     )
     return replace(
         config,

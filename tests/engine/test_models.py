@@ -11,10 +11,12 @@ import pytest
 import torch
 from hf import hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
-from tiny_models import VOCAB, model_folder
+from safetensors.torch import load_file, save_file
+from tiny_models import VOCAB, model_folder, write_json
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.errors import ModelLoadError
 from personae.kernels.registry import reference_only
 
 CPU = torch.device("cpu")
@@ -207,6 +209,54 @@ def test_longrope_takes_the_factors_of_the_longest_context_that_is_served(contex
     truth = hf_logits(hf_model(folder), prompt)  # transformers decides by the length of the prompt
     hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": prompt})
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+@pytest.mark.parametrize("root", ["model.language_model.", "language_model.model."])
+def test_the_decoder_of_a_model_that_reads_images_is_served(family: str, root: str, tmp_path: Path) -> None:
+    folder = model_folder(family)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"gemma3": "Gemma3ForConditionalGeneration", "mistral": "Mistral3ForConditionalGeneration"}
+    around = {"architectures": [names[family]], "vision_config": {}, "torch_dtype": "float32"}
+    write_json(tmp_path / "config.json", around | {"text_config": config, "tie_word_embeddings": False})
+    head = "lm_head." if root.startswith("model") else "language_model.lm_head."
+    tensors = {
+        name.replace("model.", root, 1)
+        if name.startswith("model.")
+        else name.replace("lm_head.", head): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    beside = {"vision_tower.x.weight": torch.ones(2, 2), "multi_modal_projector.y.weight": torch.ones(3)}
+    prefix = "model." if root.startswith("model") else ""
+    save_file(
+        tensors | {prefix + name: tensor for name, tensor in beside.items()}, tmp_path / "model.safetensors"
+    )
+    prompt = tokens_of(3, 60)
+    plain, decoder = (
+        PagedSequences(decoder_of(path)).step({"a": prompt})["a"] for path in (folder, tmp_path)
+    )
+    assert torch.equal(plain, decoder)
+    save_file(tensors | {"audio_tower.z.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"unexpected: audio_tower\.z\.weight"):
+        decoder_of(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_gemma_3_with_images_as_transformers_saves_it_gives_the_same_logits(tmp_path: Path) -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = json.loads((model_folder("gemma3") / "config.json").read_text())
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    torch.manual_seed(3)
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=1, tie_word_embeddings=True
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    prompt = tokens_of(4, 80)
+    logits = PagedSequences(decoder_of(tmp_path)).step({"a": prompt})["a"]
+    assert relative_error(logits, hf_logits(model, prompt)[-1]) < 1e-4
 
 
 def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
