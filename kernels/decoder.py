@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.int8 import Int8Weight
 from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
 
@@ -18,7 +19,7 @@ from personae.kernels.sgmv import RankTable, WorkList
 class LinearWeights:
     """y = x weight^T + bias. weight: [outputs, inputs]; merged modules lie one after the other."""
 
-    weight: Tensor
+    weight: Tensor | Int8Weight
     bias: Tensor | None
 
 
@@ -43,7 +44,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    output: Tensor
+    output: Tensor | Int8Weight
     cos: Tensor
     sin: Tensor
     heads: int
@@ -76,7 +77,7 @@ class PackedLinear(Protocol):
         """x: [T, inputs] -> [T, outputs]."""
 
     def plain(self) -> Tensor:
-        """The weight as it was given, [outputs, inputs]: a copy."""
+        """The weight as it was given, [outputs, inputs]: a copy, in bfloat16 if it was int8."""
 
 
 class FusedDecoder(Protocol):
