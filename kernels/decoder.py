@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
@@ -25,7 +26,8 @@ class LinearWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full attention."""
+    """One layer. Norms are float32. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full
+    attention. `rope`: cos and sin, each [positions, pairs] float32; None where nothing is rotated."""
 
     attention_norm: Tensor
     qkv: LinearWeights
@@ -35,18 +37,17 @@ class LayerWeights:
     gate_up: LinearWeights
     down: LinearWeights
     window: int | None
+    rope: tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A decoder as `engine/models/decoder.py` describes it. cos, sin: [positions, D / 2] float32."""
+    """A decoder as `engine/models/decoder.py` describes it."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     output: Tensor | Int8Weight
-    cos: Tensor
-    sin: Tensor
     heads: int
     kv_heads: int
     head_dim: int
@@ -114,3 +115,12 @@ def fuse(weights: DecoderWeights) -> FusedDecoder | None:
     backend = optional("fuse", weights.embedding.device)
     fused: FusedDecoder | None = None if backend is None else backend(weights)
     return fused
+
+
+def pack_int8(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
+    """Hands an int8 weight to the backend of its device, for products with activations of `dtype`; None if
+    it has none."""
+    assert isinstance(linear.weight, Int8Weight)
+    backend = optional("pack_int8", linear.weight.values.device)
+    packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
+    return packed

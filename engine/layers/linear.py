@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.kernels.decoder import LinearWeights, PackedLinear
+from personae.kernels.decoder import LinearWeights, PackedLinear, pack_int8
 from personae.kernels.int8 import Int8Weight
 
 
@@ -44,20 +44,27 @@ class Linear:
         self.weight = Int8Weight.empty(outputs, inputs, self.weight.device)
 
     def tensors(self, *names: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
-        """(checkpoint name, the view to fill) of each module's weight and bias; one name per module."""
-        for name, weight in zip(names, self.weight.split(self.outputs), strict=True):
+        """(checkpoint name, the view to fill) of each module's weight and bias; one name per module, or one
+        for all of them where the checkpoint has them merged too."""
+        sizes = self.outputs if len(names) > 1 else [sum(self.outputs)]
+        for name, weight in zip(names, self.weight.split(sizes), strict=True):
             yield f"{name}.weight", weight
         if self.bias is not None:
-            for name, bias in zip(names, torch.split(self.bias, self.outputs), strict=True):
+            for name, bias in zip(names, torch.split(self.bias, sizes), strict=True):
                 yield f"{name}.bias", bias
 
     def pack(self) -> None:
-        """Lays a bfloat16 CPU weight out as oneDNN likes it, where this machine can; call once it is filled.
+        """Lays a bfloat16 CPU weight out as oneDNN likes it, an int8 one as the backend does, where this
+        machine can; call once it is filled.
 
         At decode sizes the packed product is up to twice as fast (the plain one reorders the weight at each
         call). The plain weight is let go, unless someone else holds it (a tied embedding).
         """
-        if isinstance(self.weight, Tensor) and can_pack(self.weight):
+        if isinstance(self.weight, Int8Weight):
+            packed = pack_int8(self.weights, self.dtype)
+            if packed is not None:
+                self.hand_over(packed)
+        elif can_pack(self.weight):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
             self.weight = self.weight.new_empty(0)
 
