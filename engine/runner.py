@@ -17,6 +17,7 @@ from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout, Row, StepPlan
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.upload import uploads
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch, segments_of
 
@@ -153,21 +154,35 @@ class Runner:
         write_index = page_ids * page_size + positions % page_size
         lengths = starts + counts
         max_kv = int(lengths.max())
-        attention = AttentionBatch(
-            query_start=self._int32(np.concatenate(([0], ends))),
-            kv_length=self._int32(lengths),
-            page_table=self._int32(self._page_table[slots, : -(-max_kv // page_size)]),
-            write_index=self._int64(write_index),
-            max_query=int(counts.max()),
-            max_kv=max_kv,
-        )
         samples = [i for i, row in enumerate(ordered) if row.samples]
+        ids, newest = self._logged(slots, starts, counts, offsets, int(ends[-1]))
+        own = uploads(
+            (
+                ids,
+                offsets[newest],
+                slots[newest],
+                positions,
+                ends[samples] - 1,
+                write_index,
+                np.concatenate(([0], ends)).astype(np.int32),
+                lengths.astype(np.int32),
+                self._page_table[slots, : -(-max_kv // page_size)],
+            ),
+            self.device,
+        )
+        tokens, at, newest_slots, there, sampled, places, query_start, kv_length, page_table = own
+        if len(newest) == len(tokens):  # each row is a slot's newest token
+            tokens = self.last_tokens[newest_slots]
+        elif len(newest):
+            tokens[at] = self.last_tokens[newest_slots]
         return PackedStep(
-            tokens=self._tokens(slots, starts, counts, offsets, int(ends[-1])),
-            positions=self._int64(positions),
-            attention=attention,
+            tokens=tokens,
+            positions=there,
+            attention=AttentionBatch(
+                query_start, kv_length, page_table, places, max_query=int(counts.max()), max_kv=max_kv
+            ),
             lora=self._lora(slots, starts, counts),
-            sampled=self._int64(ends[samples] - 1),
+            sampled=sampled,
             sampled_rows=[order[i] for i in samples],
             sampled_slots=[ordered[i].slot for i in samples],
             offsets=offsets.tolist(),
@@ -202,30 +217,19 @@ class Runner:
         kept = [(adapter, count) for adapter, count in parts if count]
         return [adapter for adapter, _ in kept], [count for _, count in kept]
 
-    def _tokens(
+    def _logged(
         self,
         slots: NDArray[np.int64],
         starts: NDArray[np.int64],
         counts: NDArray[np.int64],
         offsets: NDArray[np.int64],
         total: int,
-    ) -> torch.Tensor:
-        """Input ids: from the log where it has them, else the slot's newest token, read on the device."""
-        logged = starts < self._known_length[slots]
-        if not logged.any():  # each row is a slot's newest token
-            return self.last_tokens[self._int64(slots)]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The input ids that the logs have, 0 for the others, and the rows of those: their input is the slot's
+        newest token, which only the device may know."""
         ids = np.zeros(total, np.int64)
+        logged = starts < self._known_length[slots]
         for i in np.flatnonzero(logged).tolist():
             start, count, offset = starts[i], counts[i], offsets[i]
             ids[offset : offset + count] = self._known[slots[i]][start : start + count]
-        tokens = self._int64(ids)
-        if not logged.all():
-            newest = ~logged
-            tokens[self._int64(offsets[newest])] = self.last_tokens[self._int64(slots[newest])]
-        return tokens
-
-    def _int64(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)
-
-    def _int32(self, array: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device, non_blocking=True)
+        return ids, np.flatnonzero(~logged)

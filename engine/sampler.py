@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.engine.logprobs import LogprobRows, logprob_rows
-from personae.engine.penalties import Additions, IntArray, Penalties, upload
+from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows, choose, overwrites
+from personae.kernels.upload import upload
 
 _GREEDY_BELOW = 1e-5
 
@@ -246,7 +247,7 @@ class Sampler:
         open_rows = sorted(asking)
         for attempt in count(1):
             refused = []
-            for row, token in zip(open_rows, tokens[_index(open_rows, tokens)].tolist(), strict=True):
+            for row, token in zip(open_rows, tokens[upload(np.array(open_rows), self._device)].tolist(), strict=True):
                 left_out = asking[row].objection(token)
                 if left_out is not None:
                     words[row] &= ~left_out
@@ -275,7 +276,3 @@ class Sampler:
 def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:
     """`x[rows]`, or `x` itself when that is all of it. rows: ascending and distinct."""
     return x if len(rows) == len(x) else x[upload(rows, device)]
-
-
-def _index(rows: list[int], beside: Tensor) -> Tensor:
-    return torch.tensor(rows, device=beside.device)
