@@ -29,6 +29,7 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
+from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
@@ -135,7 +136,10 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         captures = on_gpu and options.cuda_graphs
         kv = KVCache(config, layout, model.dtype, device, spare=captures)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
-        return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
+        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        if on_gpu:
+            warm_up(runner)
+        return StepEngine(runner, sampler)
 
     def build_compiler() -> GrammarCompiler:
         compiler = GrammarCompiler(vocabulary)

@@ -5,6 +5,7 @@ each adapter's tokens are neighbours and one work list serves every layer. Per-s
 indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +122,18 @@ class Runner:
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
 
+    def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Run rows that nobody is in, kernel by kernel: (first position, tokens) each, with as many adapters
+        as there may be; the last row's logits [1, V]. Their keys go to a page that is nobody's yet."""
+        count = self.adapters.max_adapters
+        self._adapter_slot = [slot % count for slot in range(self.layout.max_seqs)]
+        last = len(spans) - 1
+        rows = (Row(slot, start, size, samples=slot == last) for slot, (start, size) in enumerate(spans))
+        packed = self.pack(tuple(rows))
+        self._adapter_slot = [None] * self.layout.max_seqs
+        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
+        return self.model.logits(hidden[packed.sampled])
+
     def _replayed(self, packed: PackedStep) -> torch.Tensor | None:
         """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
         ranks."""
@@ -225,8 +238,8 @@ class Runner:
         offsets: NDArray[np.int64],
         total: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The input ids that the logs have, 0 for the others, and the rows of those: their input is the slot's
-        newest token, which only the device may know."""
+        """The input ids that the logs have, 0 for the others, and the rows of those: their input is the
+        slot's newest token, which only the device may know."""
         ids = np.zeros(total, np.int64)
         logged = starts < self._known_length[slots]
         for i in np.flatnonzero(logged).tolist():

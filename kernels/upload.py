@@ -1,8 +1,9 @@
 """Arrays of the host on their way to a device.
 
-A GPU copies by itself only from memory that is pinned: from any other the driver copies first, and may wait with
-that until the device has done all it was told before. So arrays go through pinned memory, which torch keeps until
-they have arrived, and those of a step go together: a copy costs the host some 10 us, whatever its size.
+A GPU copies by itself only from memory that is pinned: from any other the driver copies first, and may wait
+with that until the device has done all it was told before. So arrays go through pinned memory, which torch
+keeps until they have arrived, and those of a step go together: a copy costs the host some 10 us, whatever its
+size.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ ALIGNMENT = 16  # bytes: kernels are compiled for pointers that are multiples of
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """`array` on `device`, without waiting for it. On the CPU it is the array's own memory; elsewhere the array
-    may be changed as soon as this returns."""
+    """`array` on `device`, without waiting for it. On the CPU it is the array's own memory; elsewhere the
+    array may be changed as soon as this returns."""
     return uploads((array,), device)[0]
 
 

@@ -128,7 +128,8 @@ class AffineTable:
                 index += [self._index[slot]] * count
         if not rows:
             return None
-        return AffineRows(*uploads((np.array(rows), np.array(index)), self._device), self._vectors)
+        there, whose = uploads((np.array(rows), np.array(index)), self._device)
+        return AffineRows(there, whose, self._vectors)
 
     def _take(self) -> int:
         if not self._free:

@@ -57,7 +57,8 @@ def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.
 
 def _on_device(segments: Sequence[tuple[int, int, int]], device: torch.device) -> WorkList:
     columns = np.array(segments, np.int32).reshape(-1, 3).T
-    return WorkList(*uploads(columns, device))
+    first_row, rows, adapter = uploads(tuple(columns), device)
+    return WorkList(first_row, rows, adapter)
 
 
 def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int]) -> "LoraBatch | None":

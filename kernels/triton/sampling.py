@@ -57,11 +57,9 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
     return tokens, best
 
 
-def _on_device(
-    rows: SamplingRows, bitmask: Tensor | None, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The parameters as one tensor, see `device/sampling.py`, and the masks that forbid anything, [at least 1,
-    words] int32; in one copy."""
+def _on_device(rows: SamplingRows, bitmask: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The parameters as one tensor, see `device/sampling.py`, and the masks that forbid anything, [at least
+    1, words] int32; in one copy."""
     mask = np.full(len(rows.positions), -1, np.int64)
     words = np.zeros((1, 1), np.int32)
     if bitmask is not None:

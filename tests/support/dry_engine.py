@@ -1,4 +1,5 @@
-"""An engine as `actors/assembly.py` builds it for `cuda`, on a GPU made of paper, driven as the executor drives it.
+"""An engine as `actors/assembly.py` builds it for `cuda`, on a GPU made of paper, driven as the executor
+drives it.
 
 engine = DryEngine(gpu, folder, adapters=root)
 engine.play([engine.log("a", [5, 6, 7], "poet")])     # {"a": Played}
@@ -40,7 +41,7 @@ class DryEngine:
         self.scheduler = script.build_scheduler()
         self.grammars: dict[GrammarSpec, BoundGrammar] = {}
         self.cards = {name: card for name, card in script.models.items() if card.adapter}
-        self.steps = 0
+        self.reads = 0  # one for a step's tokens, one for the log-probabilities of its prompts
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -85,9 +86,9 @@ class DryEngine:
                     result = self.engine.finish(unread)
                 unread = None
             if plan is not None:
-                self.steps += 1
                 with self.doing("sample"):
                     unread = self.engine.sample(plan, forward)
+                self.reads += (unread.sampled is not None) + (unread.arrival is not None)
             if result is not None:
                 for delta in self.scheduler.commit(result):
                     one = played[delta.id]

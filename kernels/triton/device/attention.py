@@ -32,7 +32,7 @@ def visible_keys(count, length, window, WINDOWED: tl.constexpr, KEYS: tl.constex
     return first
 
 
-@triton.jit(do_not_specialize=["sequences", "most_splits", "split_queries"])
+@triton.jit(do_not_specialize=["sequences", "table_stride", "most_splits", "split_queries"])
 def attention_kernel(
     q_ptr,
     k_ptr,

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+
 from paper_gpu import launches, machine
 from paper_gpu.machine import Late, Machine, Mistake, Pool, Recording
-from paper_gpu.tensors import CUDA, Named, OnPaper, PaperTensor, pinned_like
+from paper_gpu.tensors import CUDA, OnPaper, making, moving, pinned_like
 
 NAME = "a GPU made of paper"
 
@@ -52,7 +53,7 @@ class PaperGpu:
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
         """What this thread makes on `cuda` is made of paper."""
-        with Named(), OnPaper(self.machine):
+        with OnPaper(self.machine):
             yield
 
     @contextmanager
@@ -105,6 +106,8 @@ class PaperGpu:
         yield torch.version, "cuda", "13.0"
         yield torch, "empty", partial(_pinning, here, plain_empty)  # on threads that know no paper
         yield torch, "full", partial(_pinning, here, plain_full)
+        yield torch, "tensor", making(torch.tensor)
+        yield torch.Tensor, "to", moving(torch.Tensor.to)
         yield torch, "Generator", _generator(torch.Generator)
 
 
@@ -261,5 +264,3 @@ def _device_guard() -> Iterator[None]:
         yield
     finally:
         guards[cuda] = before
-
-

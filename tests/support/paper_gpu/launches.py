@@ -1,8 +1,9 @@
 """Launches of Triton's kernels: checked as the real launcher would, and computed by the references.
 
 Triton's own binder says what would be compiled (types of pointers, alignment, constants, options) and refuses
-what it does not know. What it cannot know is checked here: that pointers are the device's, that none of them is
-beyond its block, that the grid is one that CUDA takes. The numbers are the references', as a job of the operator.
+what it does not know. What it cannot know is checked here: that pointers are the device's, that none of them
+is beyond its block, that the grid is one that CUDA takes. The numbers are the references', as a job of the
+operator.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paper_gpu.machine import Machine, Mistake
-from paper_gpu.tensors import PaperTensor, leaves, mapped
 from torch import Tensor
 
+from paper_gpu.machine import Machine, Mistake
+from paper_gpu.tensors import PaperTensor, leaves, mapped
 from personae.kernels import reference, registry
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
@@ -60,14 +61,18 @@ def _binder(kernel: Any, target: int) -> Any:
     return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
 
 
-def launched(machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]) -> None:
+def launched(
+    machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]
+) -> None:
     """One launch. Raises Mistake for what the launcher or CUDA would refuse, or would read amiss."""
     from triton.runtime.jit import compute_cache_key
 
     name = kernel.__name__
     backend, bind = _binder(kernel, target)
     bound, specialization, options = bind(*args, **{**kwargs, "debug": False, "instrumentation_mode": ""})
-    kernel._pack_args(backend, {**kwargs, "debug": False, "instrumentation_mode": ""}, bound, specialization, options)
+    kernel._pack_args(
+        backend, {**kwargs, "debug": False, "instrumentation_mode": ""}, bound, specialization, options
+    )
     for parameter, value in bound.items():
         if isinstance(value, PaperTensor):
             _check_pointer(f"{name}: {parameter}", value)
@@ -76,7 +81,9 @@ def launched(machine: Machine, target: int, kernel: Any, args: Any, grid: Any, k
         elif not isinstance(value, int | float | bool):
             raise Mistake(f"{name}: {parameter} is {value!r}")
         elif isinstance(value, int) and not -(2**31) <= value < 2**31:
-            raise Mistake(f"{name}: {parameter} = {value} does not fit the 32 bits that its kernel was tested with")
+            raise Mistake(
+                f"{name}: {parameter} = {value} does not fit the 32 bits that its kernel was tested with"
+            )
     blocks = (*grid, 1, 1)[:3]
     if not all(isinstance(n, int) and 1 <= n <= most for n, most in zip(blocks, MOST_BLOCKS, strict=True)):
         raise Mistake(f"{name}: a grid of {blocks}")
@@ -110,7 +117,9 @@ def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[...
 
         def job() -> None:
             if sampling is not None:
-                given[1:3] = _asked(sampling["rows_ptr"].sheet, sampling["masks_ptr"].sheet, given[0].shape[1])
+                given[1:3] = _asked(
+                    sampling["rows_ptr"].sheet, sampling["masks_ptr"].sheet, given[0].shape[1]
+                )
             with registry.reference_only():
                 found = leaves(truth(*given))
             for target, value in zip(targets, found if targets else [], strict=False):

@@ -1,13 +1,13 @@
 """The device: streams of jobs that run as late as they may, memory that is poison until it is written.
 
-A job is put on its stream when the host launches it and runs when something waits for it: an event, a copy that
-blocks, a value that is read. So whoever reads a pinned buffer before its copy has come, writes to one that is
-still to be read, or forgets that two streams do not wait for each other, computes with the wrong bytes. `Late`
-says which streams dawdle: one schedule finds what another hides.
+A job is put on its stream when the host launches it and runs when something waits for it: an event, a copy
+that blocks, a value that is read. So whoever reads a pinned buffer before its copy has come, writes to one
+that is still to be read, or forgets that two streams do not wait for each other, computes with the wrong
+bytes. `Late` says which streams dawdle: one schedule finds what another hides.
 
-Memory comes as 0xFF (NaN, or -1) and becomes that again when its last tensor goes, in the order of the stream it
-was taken on, as torch's allocator gives it to the next who asks. Each replay of a graph poisons what the captures
-of its pool have let go of.
+Memory comes as 0xFF (NaN, or -1) and becomes that again when its last tensor goes, in the order of the stream
+it was taken on, as torch's allocator gives it to the next who asks. Each replay of a graph poisons what the
+captures of its pool have let go of.
 """
 
 import sys
@@ -43,7 +43,8 @@ class Late(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """The host waited for the device, or may have. where: the lines of ours that led there, the last first."""
+    """The host waited for the device, or may have. where: the lines of ours that led there, the last
+    first."""
 
     kind: str
     where: tuple[str, ...]
@@ -122,9 +123,8 @@ class Recording:
 
 
 class Machine:
-    """One device. `total`: its memory in bytes. `waits`: whenever the host waited; `launches`: kernels by name;
-    `compiled`: those
-    that had to be compiled for a launch, by name and Triton's key."""
+    """One device. `total`: its memory in bytes. `waits`: whenever the host waited; `launches`: kernels by
+    name; `compiled`: those that had to be compiled for a launch, by name and Triton's key."""
 
     def __init__(self, total: int = 1 << 30, late: Late = Late.ALL) -> None:
         self.total, self.late = total, late
@@ -238,7 +238,8 @@ class Machine:
             stream.jobs.append(("the allocator", lambda: _poison(contents)))
 
     def pin(self, size: int) -> torch.Tensor:
-        """Bytes of the host that the device reads by itself. They stay, as nobody knows who still reads them."""
+        """Bytes of the host that the device reads by itself. They stay, as nobody knows who still reads
+        them."""
         memory = _aligned(max(size, 1))
         self.pinned.append((memory.data_ptr(), memory.data_ptr() + memory.numel()))
         self._kept.append(memory)

@@ -1,4 +1,5 @@
-"""Tensors that say they are on `cuda`. Their bytes lie on the host and are written when the device gets there.
+"""Tensors that say they are on `cuda`. Their bytes lie on the host and are written when the device gets
+there.
 
 What a GPU refuses is refused: tensors of two devices in one operation, values read within a capture, bytes of
 the device as an array. What it does, but slowly, is noted as a wait (`machine.waits`): values that are read,
@@ -11,10 +12,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from paper_gpu.machine import Machine, Memory, Mistake
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from paper_gpu.machine import Machine, Memory, Mistake
 
 CUDA = torch.device("cuda", 0)
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -112,16 +113,23 @@ class OnPaper(TorchDispatchMode):
         return dispatch(self._machine, func, args, kwargs or {})
 
 
-class Named(TorchFunctionMode):
-    """Has `cuda` mean `cuda:0`, as a driver would say, and makes tensors of Python's values in two steps."""
+def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`Tensor.to` that knows which device `cuda` is; torch would ask a driver."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = tuple(map(_indexed, args))
-        kwargs = {name: _indexed(value) for name, value in (kwargs or {}).items()}
-        if func is torch.tensor and (device := kwargs.pop("device", None)) is not None:
-            made = func(*args, **kwargs)
-            return made.to(device)
-        return func(*args, **kwargs)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return plain(self, *map(_indexed, args), **{name: _indexed(value) for name, value in kwargs.items()})
+
+    return to
+
+
+def making(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`torch.tensor` in two steps: on the host, then where it is wanted."""
+
+    def tensor(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        made = plain(data, **kwargs)
+        return made if device is None else made.to(device)
+
+    return tensor
 
 
 def _indexed(value: Any) -> Any:
@@ -274,7 +282,12 @@ def _copied(machine: Machine, target: Tensor, source: Tensor, later: bool = Fals
         return target
     if machine.capturing is not None:
         raise Mistake("memory of the host in a captured graph")
-    alike = host.dtype is there.dtype and host.shape == there.shape and host.is_contiguous() and there.is_contiguous()
+    alike = (
+        host.dtype is there.dtype
+        and host.shape == there.shape
+        and host.is_contiguous()
+        and there.is_contiguous()
+    )
     if later and alike and machine.is_pinned(host):
         machine.push((lambda: there.copy_(host)) if to_device else (lambda: host.copy_(there)))
         return target
