@@ -200,6 +200,11 @@ class LLGuidanceMatcher:
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._spoil, self._ended)
 
     @property
+    def failed(self) -> bool:
+        """Whether the library has given up."""
+        return bool(self._matcher.is_error())
+
+    @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""
         return self._ended

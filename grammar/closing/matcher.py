@@ -8,6 +8,9 @@ taken. If no plan that fits is found for it, it is left out and the model choose
 objections only the first token of the plan is left, and what is sure. So there is a plan after every token,
 whichever the model chooses, and the last one is empty.
 
+A backend that gives up on an answer, its automaton having grown too large, is left behind: the answer goes on
+as the plan says, to its end.
+
 Whether there is an objection depends on the tokens accepted and the budget alone: a matcher that replays a
 log objects as the first one did.
 """
@@ -76,6 +79,8 @@ class ClosingMatcher:
         self._is_text = False  # any plain text is allowed, and leads nowhere else
         self._harmless: Words | None = None  # what is sure to leave the plan as it is
         self._text: Text | None = None
+        self._following = False  # the plan alone: the backend has given up
+        self._stopped = False
         if self._near:
             self._plan = grammar.shortest_plan
 
@@ -85,7 +90,12 @@ class ClosingMatcher:
         if self._text is not None:
             words[:] = self._text.words
         else:
-            self._inner.fill(bitmask, row)
+            if not self._following:
+                self._inner.fill(bitmask, row)
+                self._following = self._inner.failed and self._follow()
+            if self._following:
+                words[:] = self._next() if not self.terminated else self._grammar.table.stops
+                return
             if self.terminated:
                 return
             if self._grammar.reach.texts:
@@ -164,10 +174,16 @@ class ClosingMatcher:
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed by the grammar."""
-        if not self._inner.accept(token):
-            return False
+        if not self._following and not self._inner.accept(token):
+            self._following = self._inner.failed and self._follow()
+            if not self._following:
+                return False
+        if self._following:
+            if self.terminated or not self._grammar.table.holds(self._next(), token):
+                return False
+            self._stopped = self._grammar.table.holds(self._grammar.table.stops, token)
         self._accepted.append(token)
-        if self._inner.terminated:
+        if self.terminated:
             self._text = None
         else:
             self._advance(token)
@@ -182,8 +198,12 @@ class ClosingMatcher:
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
-        self._inner.rollback(count)
         accepted = self._accepted[: len(self._accepted) - count]
+        if self._following:
+            self._inner = self._grammar.inner.matcher()
+            self._inner.feed(accepted)
+        else:
+            self._inner.rollback(count)
         self._begin()
         for token in accepted:
             self._accepted.append(token)
@@ -194,6 +214,7 @@ class ClosingMatcher:
         other = ClosingMatcher(self._inner.fork(), self._grammar, self._budget)
         other._left, other._opened, other._plan = self._left, self._opened, self._plan
         other._objections = self._objections
+        other._following, other._stopped = self._following, self._stopped
         other._accepted = self._accepted.copy()
         other._synced, other._recent = self._synced, self._recent
         other._numbers = self._numbers.fork()
@@ -203,7 +224,25 @@ class ClosingMatcher:
     @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""
-        return self._inner.terminated
+        return self._stopped or self._inner.terminated
+
+    @property
+    def failed(self) -> bool:
+        """Whether the backend has given up, and there is no plan either."""
+        return self._inner.failed and not self._following
+
+    def _follow(self) -> bool:
+        """Have the plan for the rest of the answer; whether there is one."""
+        if self._plan is None:
+            bytewise = self._sync(len(self._accepted))
+            if bytewise is not None:
+                self._plan = self._found(bytewise, (), None, self._left)
+        return self._plan is not None
+
+    def _next(self) -> Words:
+        """What the plan says alone, as a row of a bitmask."""
+        assert self._plan is not None
+        return self._first(self._plan) if self._plan.tokens else self._grammar.table.stops
 
     def _advance(self, token: int) -> None:
         """The books after `token`."""
@@ -223,6 +262,8 @@ class ClosingMatcher:
             ahead = self._after(token, plan, self._left, len(self._accepted) - 1)
         if ahead is not None:
             self._plan = ahead.plan
+            if self._following:
+                return
             if ahead.bytewise is not None:
                 self._bytewise, self._recent = ahead.bytewise, ahead.recent
                 self._synced = len(self._accepted)
