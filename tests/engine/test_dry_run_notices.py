@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -179,32 +180,34 @@ def test_whatever_makes_the_host_wait(kind: str) -> None:
 
 
 def test_launches_that_cuda_or_the_kernels_would_not_take() -> None:
-    from personae.kernels.triton import pointwise, sampling
+    from personae.kernels.triton import pointwise
 
     with PaperGpu(SMALL):
         x, host = torch.ones(4, 64, device="cuda"), torch.ones(64)
         weight = torch.ones(64, device="cuda")
         odd = torch.ones(257, device="cuda")
-        for wrong, why in {
-            "a tensor of the host": lambda: pointwise.rms_norm(x, None, host, 1e-5),
-            "strides": lambda: pointwise.rms_norm(x[:, ::2], None, weight[:32], 1e-5),
-            "16 bytes": lambda: pointwise.silu_and_mul(odd[1:].view(4, 64)),
-            "points to torch.float8_e5m2": lambda: pointwise.silu_and_mul(x.to(torch.float8_e5m2)),
-            "a grid of": lambda: pointwise.silu_and_mul.__globals__["silu_and_mul_kernel"][1, 65536](
-                x, x, 64, 32, BLOCK=1024
-            ),
-            "32 bits": lambda: pointwise.silu_and_mul.__globals__["silu_and_mul_kernel"][1, 1](
-                x, x, 2**31, 32, BLOCK=1024
-            ),
-        }.items():
-            match = {"a tensor of the host": "is a tensor of cpu"}.get(wrong, wrong)
-            with pytest.raises(Mistake, match=match):
-                why()
+        norm = partial(pointwise.rms_norm, residual=None, eps=1e-5)
+        wrong: dict[str, Callable[[], object]] = {
+            "is a tensor of cpu": lambda: norm(x, weight=host),
+            "strides": lambda: norm(x[:, ::2], weight=weight[:32]),
+            "16 bytes": lambda: norm(odd[1:].view(4, 64), weight=weight),
+            "points to torch.float8_e5m2": lambda: norm(x.to(torch.float8_e5m2), weight=weight),
+            "a grid of": lambda: launch(x, 0),
+            "32 bits": lambda: launch(x, 1, 2**31),
+        }
+        for what, call in wrong.items():
+            with pytest.raises(Mistake, match=what):
+                call()
         with pytest.raises(KeyError, match="num_warp"):
-            pointwise.silu_and_mul.__globals__["silu_and_mul_kernel"][1, 1](
-                x, x, 64, 32, BLOCK=1024, num_warp=4
-            )
-    assert sampling.CHUNK == 1024
+            launch(x, 1, num_warp=4)
+
+
+def launch(x: torch.Tensor, blocks: int, stride: int = 64, **options: int) -> None:
+    """One of the kernels, by hand."""
+    from personae.kernels.triton.device.pointwise import rms_norm_kernel
+
+    sizes = {"SIZE": 64, "WIDE": 64, "ADD": False}
+    rms_norm_kernel[(blocks,)](x, x, x, x, x, stride, 0, 0, 1, 1e-5, **sizes, **options)
 
 
 def test_memory_that_there_is_not() -> None:
