@@ -14,7 +14,7 @@ from personae import __version__
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.logs import LogFormat
-from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, ServeOptions
+from personae.api.options import AccessOptions, DeviceChoice, DtypeChoice, KvDtypeChoice, ServeOptions
 from personae.api.simulate import app as simulate_app
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
 from personae.errors import EngineLost, LoadError
@@ -82,6 +82,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     device: Annotated[DeviceChoice, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DtypeChoice, typer.Option(help="The precision of weights and cache.")] = "auto",
+    kv_cache_dtype: Annotated[
+        KvDtypeChoice,
+        typer.Option(help="fp8: keys and values in half the memory (GPUs from Ada and Hopper on)."),
+    ] = "auto",
     max_model_len: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a sequence, prompt and answer; at most the model's own."),
@@ -163,6 +167,7 @@ def serve(
         adapters=tuple(adapters or ()),
         device=device,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_batch_tokens=max_batch_tokens,
         max_seqs=max_seqs,
