@@ -41,6 +41,7 @@ async def open_engine(
         adapters,
         device=options.device,
         dtype=dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=options.max_model_len,
         max_batch_tokens=options.max_batch_tokens,
         max_seqs=options.max_seqs,

@@ -10,6 +10,12 @@ from personae.actors.assembly import PAGE_SIZE, EngineOptions, assemble
 from personae.errors import AdapterError, LoadError
 
 
+def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
+    options = EngineOptions(model_folder("llama"), device="cpu", kv_cache_dtype="fp8")
+    with pytest.raises(LoadError, match=r"--kv-cache-dtype fp8 needs a GPU of compute capability 8\.9"):
+        assemble(options)
+
+
 def test_model_and_adapter_may_not_share_a_name(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "same", base, rank=2)
