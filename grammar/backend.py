@@ -22,6 +22,9 @@ class Matcher(Protocol):
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
 
+    def completes(self, tokens: Sequence[int]) -> bool:
+        """Whether `tokens` would be accepted, one after the other, and the answer might end behind them."""
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
 

@@ -1,9 +1,10 @@
 """Completions, and what becomes of them as an answer goes on."""
 
 import re
+from itertools import takewhile
 from typing import NamedTuple
 
-from personae.grammar.closing.table import END, LONG, Piece, Step, TokenTable, follow
+from personae.grammar.closing.table import END, LONG, STOP, Piece, Step, TokenTable, follow
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|$)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -14,6 +15,49 @@ class Plan(NamedTuple):
 
     piece: Piece
     tokens: tuple[int, ...]
+
+
+class Course:
+    """A completion that is being written: what is left of it, and the fewest tokens for that from any place
+    on. `count` tokens are left, `first` is the next, None at the end."""
+
+    __slots__ = ("_at", "_steps", "_whole", "count", "first", "length")
+
+    def __init__(self, whole: Piece, steps: list[Step | None], at: int, step: Step) -> None:
+        self._whole, self._steps, self._at = whole, steps, at
+        self.count, self.length = step[0], step[2]
+        self.first = step[1] if step[0] else None
+
+    @property
+    def piece(self) -> Piece:
+        """What is left."""
+        return self._whole[self._at :]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The fewest tokens that write it."""
+        return follow(self._steps, self._at) or []
+
+    def begins(self, most: int) -> bytes:
+        """The next bytes, up to a special token."""
+        piece = self._whole[self._at : self._at + most]
+        try:
+            return bytes(piece)
+        except ValueError:
+            return bytes(takewhile(lambda byte: byte < STOP, piece))
+
+    def after(self, length: int) -> "Course | None":
+        """What is left once `length` more are written; None where no tokens begin at that place, or of a very
+        long one where it is not known which."""
+        at = self._at + length
+        step = self._steps[at] if at < len(self._steps) else None
+        return None if step is None else Course(self._whole, self._steps, at, step)
+
+    def left_after(self, length: int) -> int | None:
+        """How many tokens that are."""
+        at = self._at + length
+        step = self._steps[at] if at < len(self._steps) else None
+        return None if step is None else step[0]
 
 
 class Speller:
@@ -27,17 +71,16 @@ class Speller:
         self._last: Piece = ()
         self._steps: list[Step | None] = [END]
 
-    def plan(self, piece: Piece) -> Plan | None:
-        """`piece` as a plan; None if there are no tokens that write it."""
+    def course(self, piece: Piece) -> Course | None:
+        """From the beginning of `piece`; None if there are no tokens that write it."""
         if len(piece) > LONG:
-            tokens = self._table.spell(piece)
-            return None if tokens is None else Plan(piece, tuple(tokens))
-        same = _shared(piece, self._last)
-        known = self._steps[len(self._last) - same :]
-        self._steps = self._table.steps(piece[: len(piece) - same], piece, known)
-        self._last = piece
-        tokens = follow(self._steps)
-        return None if tokens is None else Plan(piece, tuple(tokens))
+            steps = self._table.steps_of_longest(piece)
+        else:
+            same = _shared(piece, self._last)
+            known = self._steps[len(self._last) - same :]
+            steps = self._table.steps(piece[: len(piece) - same], piece, known)
+            self._last, self._steps = piece, steps
+        return None if steps[0] is None else Course(piece, steps, 0, steps[0])
 
 
 def _shared(piece: Piece, other: Piece) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worst import text_of, text_vocabulary
 
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.plan import Plan, Speller, open_brackets
+from personae.grammar.closing.plan import Speller, open_brackets
 from personae.grammar.closing.table import STOP, TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
@@ -28,8 +28,15 @@ def test_however_plans_follow_one_another_each_is_spelled_in_the_fewest_tokens(m
     speller = Speller(TABLE)
     for piece in many:
         for one in (piece, piece[cut:], (*b'"a"', *piece[cut:])):
-            plan = speller.plan(one)
-            assert plan == Plan(one, tuple(TABLE.spell_shortest(one) or ()))
+            course = speller.course(one)
+            assert course is not None
+            assert (course.piece, course.tokens) == (one, TABLE.spell_shortest(one))
+            for length in range(len(one) + 1):
+                rest = course.after(length)
+                assert rest is not None
+                assert (rest.piece, rest.tokens) == (one[length:], TABLE.spell_shortest(one[length:]))
+                assert (rest.count, rest.first) == (len(rest.tokens), next(iter(rest.tokens), None))
+                assert course.left_after(length) == rest.count
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random
         tokens.append(token)
         replayed = grammar.matcher(budget)
         assert replayed.feed(tokens) == len(tokens)
-        assert replayed._plan == matcher._plan, text_of(tokens, VOCABULARY)
+        assert _written(replayed) == _written(matcher), text_of(tokens, VOCABULARY)
         if matcher._plan is not None:
             probe = grammar.inner.matcher()
             assert probe.feed([*tokens, *matcher._plan.tokens]) == len(tokens) + len(matcher._plan.tokens)
@@ -132,12 +139,18 @@ def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random
 
 def _likely(matcher: ClosingMatcher, allowed: list[int], random: random.Random) -> list[int]:
     """Mostly the plan's own next token, or one that is said to leave the plan as it is."""
-    plan, harmless = matcher._plan, matcher._harmless
-    if harmless is not None and random.random() < 0.5:
-        return [token for token in allowed if TABLE.holds(harmless, token)] or allowed
-    if plan is not None and plan.tokens and random.random() < 0.8:
-        return [plan.tokens[0]]
+    plan, outlook = matcher._plan, matcher._outlook
+    if outlook is not None and random.random() < 0.5:
+        return [token for token in allowed if outlook.written(token) is not None] or allowed
+    if plan is not None and plan.first is not None and random.random() < 0.8:
+        return [plan.first]
     return allowed
+
+
+def _written(matcher: ClosingMatcher) -> Any:
+    """What a matcher's plan writes, and how."""
+    plan = matcher._plan
+    return plan and (plan.piece, plan.tokens)
 
 
 def _filled(matcher: ClosingMatcher) -> Any:
