@@ -22,8 +22,8 @@ class Matcher(Protocol):
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
 
-    def completes(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` would be accepted, one after the other, and the answer might end behind them."""
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted, one after the other; a stop token may be the last."""
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

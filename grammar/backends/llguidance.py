@@ -188,13 +188,10 @@ class LLGuidanceMatcher:
             return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
         return int(self._matcher.try_consume_tokens(list(tokens)))
 
-    def completes(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` would be accepted, and the answer might end behind them. Takes the library a tenth
-        of what accepting them in a copy does."""
-        if self._ended or not self._stops.isdisjoint(tokens):
-            return False
-        whole = [*tokens, self._vocabulary.stop_ids[0]]
-        return bool(self._matcher.validate_tokens(whole) == len(whole))
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted; a stop token may be the last. Takes the library a tenth of
+        what accepting them in a copy does."""
+        return 0 if self._ended else int(self._matcher.validate_tokens(list(tokens)))
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

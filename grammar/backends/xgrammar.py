@@ -97,10 +97,9 @@ class XGrammarMatcher:
         """Accept tokens until one is not allowed; how many were."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
-    def completes(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` would be accepted, and the answer might end behind them."""
-        fork = self.fork()
-        return fork.feed(tokens) == len(tokens) and fork.accept(self._vocabulary.stop_ids[0])
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted; a stop token may be the last."""
+        return self.fork().feed(tokens)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

@@ -15,6 +15,7 @@ from personae.grammar.closing.texts import Words
 
 BLANKS = b" \t\r\n"
 # What is text and nothing else in a JSON string: whole characters, no quote, backslash or control character.
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')
 
 
@@ -26,10 +27,22 @@ def is_plain(text: bytes) -> bool:
         return False
 
 
+def is_text(text: bytes) -> bool:
+    """Whether this is text within a JSON string: whole characters and escapes."""
+    if b"\\" not in text:
+        return is_plain(text)
+    return stays_in_text(text) and is_plain(_ESCAPE.sub(b"-", text))
+
+
+def stays_in_text(text: bytes) -> bool:
+    """Whether a JSON string goes on behind this, maybe in the middle of a character or an escape."""
+    return b'"' not in _ESCAPE.sub(b"-", text)
+
+
 def behind_text(token: bytes) -> bytes | None:
-    """What a token goes on with at its first quote; None if no plain text is before that."""
-    at = token.find(b'"')
-    return token[at:] if at > 0 and is_plain(token[:at]) else None
+    """What a token goes on with at the quote that ends a string; None if no text is before that."""
+    at = token.find(b'"') if b"\\" not in token else _ESCAPE.sub(b"--", token).find(b'"')
+    return token[at:] if at > 0 and is_text(token[:at]) else None
 
 
 def behind_blanks(token: bytes) -> bytes | None:
@@ -69,3 +82,12 @@ class Filler:
                 words[token // 32] &= ~np.uint32(1 << token % 32)
             self._without[rest] = words
         return self._without[rest]
+
+    def alike(self, token: int, text: bytes) -> Words | None:
+        """`token`, which is `text`, and all that write the same behind filler; None if that is nothing."""
+        without = self.without(self.behind(text) or text)
+        if without is None:
+            return None
+        words = ~without
+        words[token // 32] |= np.uint32(1 << token % 32)
+        return words

@@ -8,7 +8,7 @@ import numpy as np
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.closing.blueprint import Blueprint
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.plan import Course, Plan, Speller
+from personae.grammar.closing.plan import Course, Plan, course
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
@@ -50,7 +50,7 @@ class ClosingGrammar:
     @cached_property
     def shortest_course(self) -> Course | None:
         """The shortest answer, to be written."""
-        return self.shortest_plan and Speller(self.table).course(self.shortest_plan.piece)
+        return self.shortest_plan and course(self.table, self.shortest_plan.piece)
 
     @property
     def shortest(self) -> int:

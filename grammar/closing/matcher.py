@@ -24,7 +24,7 @@ from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.closing.numbers import NumberGuard
 from personae.grammar.closing.outlook import Outlook
-from personae.grammar.closing.plan import Course, Speller, open_brackets
+from personae.grammar.closing.plan import Course, course, open_brackets
 from personae.grammar.closing.planner import Planner
 from personae.grammar.closing.table import Piece
 from personae.grammar.closing.texts import Text, Words
@@ -68,7 +68,6 @@ class ClosingMatcher:
         self._opened = 0
         self._bytewise: Matcher | None = None
         self._planner: Planner | None = None
-        self._speller: Speller | None = None
         self._synced = 0  # how many of the accepted tokens the bytewise matcher has seen
         self._recent = b""
         self._plan: Course | None = None
@@ -150,9 +149,9 @@ class ClosingMatcher:
                 return count
         return len(tokens)
 
-    def completes(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` would be accepted, and the answer might end behind them."""
-        return self._inner.completes(tokens)
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        return self._inner.follows(tokens)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
@@ -230,17 +229,25 @@ class ClosingMatcher:
         else:
             length = self._looked(plan).written(token)
         if length is not None:
-            rest = plan.after(length) or self._spell(plan.piece[length:])
+            rest = plan.after(length) or course(self._grammar.table, plan.piece[length:], plan)
             return Ahead(token, rest) if rest is not None and rest.count < self._left else None
-        for rest in self._joins(plan):
-            if rest.count < self._left and self._inner.completes([token, *rest.tokens]):
+        for rest in self._rests(plan):
+            if rest.count < self._left and self._joins(token, rest):
                 return Ahead(token, rest)
         if self._leaves_none_for_more(plan):
             return None
         found = self._found(self._grammar.table.piece(token), plan.piece, self._left - 1)
         return None if found is None else Ahead(token, found)
 
-    def _joins(self, plan: Course) -> Iterator[Course]:
+    def _joins(self, token: int, rest: Course) -> bool:
+        """Whether `rest` completes the answer behind `token`."""
+        stop = self._grammar.table.stop
+        next_one = stop if rest.first is None else rest.first
+        if self._inner.follows((token, next_one)) < 2:
+            return False  # mostly found so, and the whole need not be written out
+        return self._inner.follows((token, *rest.tokens, stop)) == rest.count + 2
+
+    def _rests(self, plan: Course) -> Iterator[Course]:
         """What of a plan a token might be followed by: from where something ends, without the plan's first
         token, or all of it."""
         ends = islice(_END.finditer(plan.begins(_RECENT), 1), _JOINS)
@@ -282,13 +289,8 @@ class ClosingMatcher:
             self._planner = self._grammar.planner()
         recent = _with(self._recent, piece)
         found = self._planner.plan(fork, recent, min(_SEARCH, 8 * left + 64), old)
-        plan = None if found is None else self._spell(found)
+        plan = None if found is None else course(self._grammar.table, found, self._plan)
         return plan if plan is not None and plan.count <= left else None
-
-    def _spell(self, piece: Piece) -> Course | None:
-        if self._speller is None:
-            self._speller = Speller(self._grammar.table)
-        return self._speller.course(piece)
 
 
 def _with(recent: bytes, piece: Sequence[int]) -> bytes:

@@ -79,4 +79,6 @@ class Outlook:
         grammar = self._grammar
         if self._plain and grammar.table.holds(grammar.plain, token):
             return grammar.plain  # other text leads no nearer to the end
-        return grammar.table.only(token)
+        text = grammar.table.vocabulary.tokens[token]
+        alike = self._filler.alike(token, text) if self._filler is not None and text else None
+        return grammar.table.only(token) if alike is None else alike

@@ -1,7 +1,6 @@
 """Completions, and what becomes of them as an answer goes on."""
 
 import re
-from itertools import takewhile
 from typing import NamedTuple
 
 from personae.grammar.closing.table import END, LONG, STOP, Piece, Step, TokenTable, follow
@@ -44,7 +43,8 @@ class Course:
         try:
             return bytes(piece)
         except ValueError:
-            return bytes(takewhile(lambda byte: byte < STOP, piece))
+            end = next(at for at, byte in enumerate(piece) if byte >= STOP)
+            return bytes(piece[:end])
 
     def after(self, length: int) -> "Course | None":
         """What is left once `length` more are written; None where no tokens begin at that place, or of a very
@@ -53,6 +53,13 @@ class Course:
         step = self._steps[at] if at < len(self._steps) else None
         return None if step is None else Course(self._whole, self._steps, at, step)
 
+    def shared(self, piece: Piece) -> tuple[int, list[Step | None]]:
+        """How many elements `piece` ends with in common, and the steps from where they begin."""
+        if len(self._whole) > LONG:
+            return 0, [END]
+        same = _shared(piece, self._whole)
+        return same, self._steps[len(self._whole) - same :]
+
     def left_after(self, length: int) -> int | None:
         """How many tokens that are."""
         at = self._at + length
@@ -60,27 +67,20 @@ class Course:
         return None if step is None else step[0]
 
 
-class Speller:
-    """Spells the plans of one answer in the fewest tokens.
+def course(table: TokenTable, piece: Piece, like: Course | None = None) -> Course | None:
+    """From the beginning of `piece`; None if there are no tokens that write it.
 
-    What it returns depends on the piece alone; one that ends as the last did costs what is new in it.
+    It depends on the piece alone; what ends as `like` does costs what is new in it.
     """
-
-    def __init__(self, table: TokenTable) -> None:
-        self._table = table
-        self._last: Piece = ()
-        self._steps: list[Step | None] = [END]
-
-    def course(self, piece: Piece) -> Course | None:
-        """From the beginning of `piece`; None if there are no tokens that write it."""
-        if len(piece) > LONG:
-            steps = self._table.steps_of_longest(piece)
-        else:
-            same = _shared(piece, self._last)
-            known = self._steps[len(self._last) - same :]
-            steps = self._table.steps(piece[: len(piece) - same], piece, known)
-            self._last, self._steps = piece, steps
-        return None if steps[0] is None else Course(piece, steps, 0, steps[0])
+    if len(piece) > LONG:
+        steps = table.steps_of_longest(piece)
+    else:
+        known: list[Step | None] = [END]
+        same = 0
+        if like is not None:
+            same, known = like.shared(piece)
+        steps = table.steps(piece[: len(piece) - same], piece, known)
+    return None if steps[0] is None else Course(piece, steps, 0, steps[0])
 
 
 def _shared(piece: Piece, other: Piece) -> int:

@@ -113,7 +113,7 @@ class Planner:
                 return out
             if tails and mask & _ENDS and not _is_free(mask):
                 for tail in tails:
-                    if mask >> tail[0] & 1 and matcher.completes(tail):
+                    if mask >> tail[0] & 1 and matcher.follows((*tail, STOP)) > len(tail):
                         return out + list(tail)
             chosen = self._choose(matcher, mask, text, limit - len(out), level)
             if not chosen or matcher.feed(chosen) != len(chosen):

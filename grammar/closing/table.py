@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from personae.grammar.closing.fillers import BLANKS, Filler, is_plain
+from personae.grammar.closing.fillers import BLANKS, Filler, is_plain, is_text, stays_in_text
 from personae.grammar.closing.texts import Texts, Words
 from personae.grammar.vocabulary import Vocabulary
 
@@ -54,6 +54,7 @@ class TokenTable:
         self.most_opens = int(opens.max())
         self._at_most = [self._bits(np.flatnonzero(opens <= most)) for most in range(self.most_opens + 1)]
         self.stops = self._bits(np.array(sorted(stops)))
+        self.stop = vocabulary.stop_ids[0]
         self._measured: dict[bytes, int] = {}
         numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
         self.numeric = self._bits(np.array(numeric, np.int64))
@@ -72,8 +73,11 @@ class TokenTable:
         self.texts = Texts(self)
         blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip(BLANKS)]
         self.blanks = Filler(vocabulary.tokens, *[self._bits(np.array(blank, np.int64))] * 2, blanks=True)
-        unquoted = [token for token, text in enumerate(vocabulary.tokens) if text and b'"' not in text]
-        self.text = Filler(vocabulary.tokens, self.plain(b""), self._bits(np.array(unquoted, np.int64)))
+        within = [token for token, text in enumerate(vocabulary.tokens) if text and stays_in_text(text)]
+        whole = [token for token in within if is_text(vocabulary.tokens[token])]
+        self.text = Filler(
+            vocabulary.tokens, *(self._bits(np.array(found, np.int64)) for found in (whole, within))
+        )
 
     def bytewise(self) -> Vocabulary:
         """The vocabulary of pieces."""

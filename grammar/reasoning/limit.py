@@ -177,9 +177,9 @@ class LimitedMatcher:
         """Accept tokens until one is not allowed; how many were."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
-    def completes(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` would be accepted, and the answer might end behind them."""
-        return self._inner.completes(tokens)
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        return self._inner.follows(tokens)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

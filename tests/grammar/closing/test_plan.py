@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from worst import text_of, text_vocabulary
 
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.plan import Speller, open_brackets
+from personae.grammar.closing.plan import course as spelled
+from personae.grammar.closing.plan import open_brackets
 from personae.grammar.closing.table import STOP, TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
@@ -25,10 +26,10 @@ pieces = st.lists(st.sampled_from([*b'{}[]",:the quick name 12', STOP + 1]), max
 
 @given(st.lists(pieces, min_size=1, max_size=6), st.integers(0, 60))
 def test_however_plans_follow_one_another_each_is_spelled_in_the_fewest_tokens(many: Any, cut: int) -> None:
-    speller = Speller(TABLE)
+    course = None
     for piece in many:
         for one in (piece, piece[cut:], (*b'"a"', *piece[cut:])):
-            course = speller.course(one)
+            course = spelled(TABLE, one, course)
             assert course is not None
             assert (course.piece, course.tokens) == (one, TABLE.spell_shortest(one))
             for length in range(len(one) + 1):
