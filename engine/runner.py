@@ -25,11 +25,16 @@ from personae.lora.segments import LoraBatch, lora_batch, segments_of
 class PackedStep:
     """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
 
-    tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token,
-    and `sampled_rows` and `sampled_slots` the plan's row indices and slots they belong to.
+    tokens, positions: [T] int64, of the tokens those that the logs have; `newest` [N] int64 are the places of
+    the others, None for all of them, and `newest_slots` [N] int64 whose last tokens these are, None where
+    there are none. They are read when the forward pass begins: the step before need not have chosen them.
+    `sampled` [S] int64 are the packed positions whose logits choose a token, and `sampled_rows` and
+    `sampled_slots` the plan's row indices and slots they belong to.
     """
 
-    tokens: torch.Tensor
+    tokens: torch.Tensor | None
+    newest: torch.Tensor | None
+    newest_slots: torch.Tensor | None
     positions: torch.Tensor
     attention: AttentionBatch
     lora: LoraBatch | None
@@ -111,16 +116,15 @@ class Runner:
 
     def forward(self, packed: PackedStep) -> Forward:
         """Run the model over packed rows."""
-        hidden = self._replayed(packed)
+        tokens = self._tokens(packed)
+        hidden = self._replayed(packed, tokens)
         if hidden is None:
-            hidden = self.model.forward(
-                packed.tokens, packed.positions, self.kv, packed.attention, packed.lora
-            )
+            hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
         slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
 
-    def _replayed(self, packed: PackedStep) -> torch.Tensor | None:
+    def _replayed(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
         """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
         ranks."""
         if self.graphs is None or packed.attention.max_query > 1:
@@ -128,7 +132,7 @@ class Runner:
         work = None if packed.lora is None else packed.lora.work
         if packed.lora is not None and work is None:
             return None
-        return self.graphs.run(packed.tokens, packed.positions, packed.attention, work)
+        return self.graphs.run(tokens, packed.positions, packed.attention, work)
 
     def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
@@ -162,8 +166,11 @@ class Runner:
             max_kv=max_kv,
         )
         samples = [i for i, row in enumerate(ordered) if row.samples]
+        tokens, newest, newest_slots = self._logged(slots, starts, counts, offsets, int(ends[-1]))
         return PackedStep(
-            tokens=self._tokens(slots, starts, counts, offsets, int(ends[-1])),
+            tokens=tokens,
+            newest=newest,
+            newest_slots=newest_slots,
             positions=self._int64(positions),
             attention=attention,
             lora=self._lora(slots, starts, counts),
@@ -202,27 +209,37 @@ class Runner:
         kept = [(adapter, count) for adapter, count in parts if count]
         return [adapter for adapter, _ in kept], [count for _, count in kept]
 
-    def _tokens(
+    def _tokens(self, packed: PackedStep) -> torch.Tensor:
+        """Input ids: what the logs have, and else the slots' newest tokens, read on the device."""
+        if packed.newest_slots is None:
+            assert packed.tokens is not None
+            return packed.tokens
+        newest = self.last_tokens[packed.newest_slots]
+        if packed.tokens is None:
+            return newest
+        packed.tokens[packed.newest] = newest
+        return packed.tokens
+
+    def _logged(
         self,
         slots: NDArray[np.int64],
         starts: NDArray[np.int64],
         counts: NDArray[np.int64],
         offsets: NDArray[np.int64],
         total: int,
-    ) -> torch.Tensor:
-        """Input ids: from the log where it has them, else the slot's newest token, read on the device."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """`tokens`, `newest` and `newest_slots` of the step."""
         logged = starts < self._known_length[slots]
         if not logged.any():  # each row is a slot's newest token
-            return self.last_tokens[self._int64(slots)]
+            return None, None, self._int64(slots)
         ids = np.zeros(total, np.int64)
         for i in np.flatnonzero(logged).tolist():
             start, count, offset = starts[i], counts[i], offsets[i]
             ids[offset : offset + count] = self._known[slots[i]][start : start + count]
         tokens = self._int64(ids)
-        if not logged.all():
-            newest = ~logged
-            tokens[self._int64(offsets[newest])] = self.last_tokens[self._int64(slots[newest])]
-        return tokens
+        if logged.all():
+            return tokens, None, None
+        return tokens, self._int64(offsets[~logged]), self._int64(slots[~logged])
 
     def _int64(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)

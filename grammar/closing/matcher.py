@@ -88,7 +88,7 @@ class ClosingMatcher:
             if self._inner.terminated:
                 return
             if self._grammar.reach.texts:
-                self._text = self._grammar.texts.at(words)
+                self._text = self._grammar.texts.at(words, endless=self._grammar.reach.endless)
         shorter = self._numbers.narrow(words)
         if shorter is not None:
             words[:] = shorter
@@ -101,10 +101,10 @@ class ClosingMatcher:
                 words[plan.first // 32] |= np.uint32(1 << plan.first % 32)
             return
         container = self._grammar.reach.container
-        if container and not self._near:
+        if container:
             table = self._grammar.table
             opens = (self._left - 1 - self._bound) // container
-            if opens < table.most_opens:
+            if 0 < opens < table.most_opens:
                 words &= table.at_most(opens)
 
     @property

@@ -138,6 +138,32 @@ def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random
             assert probe.accept(VOCABULARY.stop_ids[0]), text_of(tokens, VOCABULARY)
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+@settings(max_examples=10, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 6))
+def test_what_is_left_out_beforehand_would_have_met_with_an_objection(
+    name: str, random: random.Random, spare: int
+) -> None:
+    grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(SCHEMAS[name])))
+    matcher, inner = grammar.matcher(grammar.shortest + spare), grammar.inner.matcher()
+    assert isinstance(matcher, ClosingMatcher)
+    while matcher.asks:
+        words, plan = _filled(matcher), matcher._plan
+        bitmask = np.zeros((1, TABLE.words), np.int32)
+        inner.fill(bitmask, 0)
+        left_out = bitmask[0].view(np.uint32) & ~words
+        if plan is not None and plan.count < matcher._left:
+            assert not left_out.any(), "a token can be spared"
+        for token in range(VOCABULARY.size):
+            if TABLE.holds(left_out, token) and not TABLE.holds(TABLE.stops, token):
+                assert matcher.fork().objection(token) is not None, VOCABULARY.tokens[token]
+        allowed = [token for token in range(VOCABULARY.size) if TABLE.holds(words, token)]
+        while (refused := matcher.objection(token := random.choice(allowed))) is not None:
+            allowed = [one for one in allowed if not TABLE.holds(refused, one)]
+        assert matcher.accept(token)
+        assert inner.accept(token)
+
+
 def _likely(matcher: ClosingMatcher, allowed: list[int], random: random.Random) -> list[int]:
     """Mostly the plan's own next token, or one that is said to leave the plan as it is."""
     plan, outlook = matcher._plan, matcher._outlook
