@@ -6,7 +6,10 @@ and tries again when another leaves. If it has to wait long, the adapter that wa
 yield, so that those that are always busy cannot starve the others; and if its answers are long, they have to
 wait, too.
 
-A queue pins its adapter once, however many requests it holds.
+A queue pins its adapter once, however many requests it holds. What it lets go of stays held on the device
+until somebody wants the room: who comes back to it, as most do, is answered at once and does not wait behind
+the steps that are in the executor's hands. When there is no room, or sequences want the memory, the half that
+was let go of first may leave, then half of what is left.
 """
 
 import math
@@ -30,6 +33,7 @@ from personae.actors.messages import (
     Placed,
     Release,
     Unpin,
+    Wanted,
     Yield,
 )
 from personae.actors.script import Library
@@ -65,6 +69,8 @@ class AdapterStore(Actor[Message]):
         self._asked: dict[str, tuple[float, str]] = {}  # when, and where the adapter was
         self._told = self._holdings = Holdings()
         self._placed: OrderedDict[str, None] = OrderedDict()  # in the order of their placing
+        self._idle: OrderedDict[str, None] = OrderedDict()  # held, but let go of; the longest idle first
+        self._wanted = False  # sequences want memory that adapters have
         self._yielding: dict[str, float] = {}  # of them those that were told to, until when they may take
         self._line: OrderedDict[str, Waiting] = OrderedDict()
         self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
@@ -81,6 +87,10 @@ class AdapterStore(Actor[Message]):
         """Handle one message, then see who can go on."""
         match message:
             case Pin(adapter=digest, life=self._life):
+                if digest in self._idle:
+                    del self._idle[digest]
+                    self._placed[digest] = None
+                    self._count_load("device", 0.0)
                 if digest in self._placed:
                     self._queue_of(digest).tell(Pinned(digest, self._life))
                 else:
@@ -93,35 +103,38 @@ class AdapterStore(Actor[Message]):
             case Evicted(residents=residents, loads=loads, evictions=evictions):
                 self._loaded = loads
                 self._holdings = replace(self._holdings, device=residents, evictions=evictions)
-            case Unpin(adapter=digest, life=self._life):
-                self._placed.pop(digest, None)
-                self._yielding.pop(digest, None)
-                self._executor.tell(Release(digest))
-                self._released += 1
-                for waiting, state in self._line.items():
-                    if state == "no room":
-                        self._line[waiting] = "unread"
+            case Unpin(adapter=digest, life=self._life) if digest in self._placed:
+                del self._placed[digest]
+                self._idle[digest] = None
+                yields = self._yielding.pop(digest, None) is not None
+                if yields:
+                    self._idle.move_to_end(digest, last=False)
+                if yields or self._wanted or "no room" in self._line.values():
+                    self._release()
+            case Wanted():
+                self._wanted = True
+                self._release()
         self._advance()
         self._tell_holdings()
 
     def _count(self, placed: Placed) -> None:
         """Keep the figures of what the executor has done."""
-        figures = self._holdings
         asked = self._asked.get(placed.adapter)
         if placed.placed and asked is not None:
             begun, source = asked
             if placed.loads == self._loaded:
                 source = "device"
-            figures = replace(
-                figures,
-                loads={**figures.loads, source: figures.loads.get(source, 0) + 1},
-                load_seconds={
-                    **figures.load_seconds,
-                    source: figures.load_seconds.get(source, 0.0) + current_time() - begun,
-                },
-            )
+            self._count_load(source, current_time() - begun)
         self._loaded = placed.loads
-        self._holdings = replace(figures, device=placed.residents, evictions=placed.evictions)
+        self._holdings = replace(self._holdings, device=placed.residents, evictions=placed.evictions)
+
+    def _count_load(self, source: str, seconds: float) -> None:
+        loads, spent = self._holdings.loads, self._holdings.load_seconds
+        self._holdings = replace(
+            self._holdings,
+            loads={**loads, source: loads.get(source, 0) + 1},
+            load_seconds={**spent, source: spent.get(source, 0.0) + seconds},
+        )
 
     def _tell_holdings(self) -> None:
         host, host_bytes = self._library.kept
@@ -157,6 +170,20 @@ class AdapterStore(Actor[Message]):
         self._tried[adapter.digest] = self._released
         self._executor.tell(Place(adapter))
 
+    def _release(self) -> None:
+        """The half of the idle that was let go of first may leave; whoever found no room tries again."""
+        if not self._idle:
+            return
+        digests = tuple(islice(self._idle, (len(self._idle) + 1) // 2))
+        for digest in digests:
+            del self._idle[digest]
+        self._executor.tell(Release(digests))
+        self._wanted = False
+        self._released += 1
+        for waiting, state in self._line.items():
+            if state == "no room":
+                self._line[waiting] = "unread"
+
     def _settle(self, digest: str, placed: bool, error: str | None) -> None:
         """Note what became of an adapter in line."""
         tried = self._tried.pop(digest, None)
@@ -170,7 +197,8 @@ class AdapterStore(Actor[Message]):
             self._line[digest] = "unread"  # there is new room since the pool was asked
         else:
             self._line[digest] = "no room"
-            if not self._impatient:
+            self._release()
+            if self._line[digest] == "no room" and not self._impatient:
                 self._impatient = True
                 self.start_soon(self._make_room)
 

@@ -39,6 +39,7 @@ from personae.lora.copies import SideStream, pinned
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
 from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
+from personae.lora.stacking import stacked
 from personae.lora.writing import made_ready
 
 PAGE_SIZE = 16  # tokens
@@ -95,7 +96,13 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
     """
     device = _device(options.device)
-    model = load_model(options.model, device=device, dtype=options.dtype, on_progress=on_progress)
+    model = load_model(
+        options.model,
+        device=device,
+        dtype=options.dtype,
+        max_position=options.max_model_len,
+        on_progress=on_progress,
+    )
     config = model.config
     tokenizer = Tokenizer.load(options.model)
     defaults = read_generation_defaults(options.model, config.vocab_size)
@@ -112,10 +119,14 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     max_adapters = max((capacity + spare) // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
     on_gpu = device.type == "cuda"
-    prepare = partial(made_ready, dtype=model.dtype, host=pinned) if on_gpu else None
+    prepare = (
+        partial(made_ready, dtype=model.dtype, host=pinned)
+        if on_gpu
+        else partial(stacked, layers=shapes.layers, dtype=model.dtype)
+    )
     library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare)
     for adapter in named.values():
-        library.put(adapter if prepare is None else prepare(adapter))
+        library.put(prepare(adapter))
     vocabulary = Vocabulary.from_tokenizer_json(
         (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )
@@ -175,7 +186,12 @@ def lora_shapes(model: Decoder) -> LoraShapes:
     copies = {"embedding": fingerprint(model.embedding)}
     copies["output"] = copies["embedding"] if config.tie else fingerprint(model.output.plain())
     return LoraShapes(
-        config.layers, config.linear_shapes, (config.vocab_size, config.hidden_size), config.tie, copies
+        config.layers,
+        config.linear_shapes,
+        (config.vocab_size, config.hidden_size),
+        config.tie,
+        copies,
+        config.merged,
     )
 
 

@@ -30,6 +30,7 @@ from personae.actors.messages import (
     Repay,
     Sampled,
     Spent,
+    Wanted,
 )
 from personae.actors.script import Device
 from personae.errors import AdapterError, Overloaded
@@ -62,6 +63,7 @@ class Executor(ThreadActor[Message]):
         self._borrowing: deque[Adapter] = deque()  # asked for memory, in this order
         self._chores: deque[Iterator[None]] = deque()
         self._owed = 0  # pages that were asked back
+        self._wanted = False  # the store was told so
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._untold: Sampled | None = None
         self._done = self._gap = self._seconds = 0.0
@@ -80,7 +82,6 @@ class Executor(ThreadActor[Message]):
             case Execute():
                 self._execute(message)
             case Place(adapter=adapter):
-                self._tell()
                 if missing := self._engine.short_of(adapter):
                     self._borrowing.append(adapter)
                     self.post(self._scheduler, Borrow(missing))
@@ -91,9 +92,10 @@ class Executor(ThreadActor[Message]):
             case Repay(count=count):
                 self._owed += count
                 self._repay()
-            case Release(adapter=digest):
-                self._tell()
-                self._engine.release(digest)
+            case Release(adapters=digests):
+                self._wanted = False
+                for digest in digests:
+                    self._engine.release(digest)
                 self._repay()
         if self._unread is not None and not self._next_is_here():
             self._read()
@@ -124,6 +126,9 @@ class Executor(ThreadActor[Message]):
             self._owed -= len(pages)
             self._chores.appendleft(self._repaying(pages))
             self.post(self._store, Evicted(*self._engine.holdings))
+        if self._owed and not self._wanted:
+            self._wanted = True
+            self.post(self._store, Wanted())
 
     def _repaying(self, pages: tuple[int, ...]) -> Iterator[None]:
         yield from self._engine.giving_back()

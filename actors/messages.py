@@ -256,6 +256,11 @@ class Evicted(Message, frozen=True):
     evictions: int
 
 
+class Wanted(Message, frozen=True):
+    """From the executor: sequences want memory that adapters have, and all of these are held; answered by a
+    `Release` as soon as one can be let go."""
+
+
 # --- Back: scheduler ----------------------------------------------------------------------------------------
 
 
@@ -358,6 +363,6 @@ class Repay(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """From the adapter store: the adapter may be evicted."""
+    """From the adapter store: these adapters may be evicted, the first of them first."""
 
-    adapter: str
+    adapters: tuple[str, ...]

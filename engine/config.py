@@ -9,6 +9,7 @@ and 5 (`rope_parameters`, `dtype`).
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,7 +17,8 @@ from typing import Any, Literal, TypeVar
 from personae.engine.models import FAMILIES, family
 from personae.errors import ModelLoadError
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+Activation = Literal["silu", "gelu_tanh"]
 Scalar = TypeVar("Scalar", int, float, bool, str)
 
 
@@ -24,31 +26,40 @@ Scalar = TypeVar("Scalar", int, float, bool, str)
 class RopeConfig:
     """Rotary position embedding: the base `theta` and how its frequencies are stretched for long contexts.
 
-    The fields after `type` are read only by the types named beside them.
+    `share` of a head's dimensions are rotated, the first ones. Fields with a comment are read only by the
+    types that it names.
     """
 
     theta: float
     type: RopeType = "default"
-    factor: float = 1.0  # linear, llama3, yarn
-    original_max_position: int = 0  # llama3, yarn
+    factor: float = 1.0  # linear, llama3, yarn, longrope
+    original_max_position: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
-    attention_factor: float | None = None  # yarn; None means derived from `factor`
+    attention_factor: float | None = None  # yarn, longrope; None means derived from `factor`
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope: of each pair, for contexts within the original one
+    long_factors: tuple[float, ...] = ()  # longrope: for longer ones
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a decoder-only transformer.
 
-    `max_position` is the longest context in tokens, rope stretching included. `windows` has one entry per
-    layer: the sliding window in tokens (a query sees itself and the `window - 1` tokens before it), or None
-    for full attention. `tie` says that the output matrix is the embedding. `dtype` is the dtype the
-    checkpoint was made in, None where the file does not say.
+    `max_position` is the longest context in tokens, rope stretching included. `windows` and `ropes` have one
+    entry per layer: the sliding window in tokens (a query sees itself and the `window - 1` tokens before it),
+    or None for full attention; the rotary embedding, or None for a layer without. `tie` says that the output
+    matrix is the embedding. `merged`: the checkpoint has q, k and v as one tensor, and gate and up.
+    `post_norms`: what attention and MLP put out is normalised before it is added. `norm_offset` is added to
+    norms' weights as they are stored. The scales are those of what the embedding, and each half of a layer,
+    add to the residual stream, of scores (None: 1 / sqrt(head_dim)), and of the logits. `images`: the
+    checkpoint has a part for images as well. `dtype` is the dtype the checkpoint was made in, None where the
+    file does not say.
     """
 
     architecture: str
@@ -62,13 +73,33 @@ class ModelConfig:
     max_position: int
     eps: float
     tie: bool
-    rope: RopeConfig
     windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig | None, ...]
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    merged: bool = False
+    activation: Activation = "silu"
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logits_scale: float = 1.0
+    images: bool = False
     dtype: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is Llama but for what `kernels/decoder.py` knows: biases, head norms, windows, rope."""
+        scales = {self.embedding_scale, self.residual_scale, self.logits_scale}
+        return (
+            scales == {1.0}
+            and self.attention_scale is None
+            and self.activation == "silu"
+            and not self.post_norms
+        )
 
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
@@ -152,6 +183,10 @@ class Fields:
         if value < (0 if zero else 1):
             raise self.error(name, f"must be at least {0 if zero else 1}, found {value}")
         return value
+
+    def within(self, under: Mapping[str, Any], over: Mapping[str, Any]) -> "Fields":
+        """These fields; those of `under` where they have none, and those of `over` in any case."""
+        return Fields({**under, **self._values, **over}, self.where)
 
     def section(self, name: str) -> "Fields | None":
         """A nested object, or None where absent."""

@@ -21,6 +21,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HARMLESS = re.compile(
     r"\.rotary_emb\.inv_freq$"
 )  # a buffer that old checkpoints carry; it follows from the config
+# Checkpoints that have a part for images beside the decoder: what the decoder's tensors begin with there.
+DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
+HEAD = re.compile(r"^language_model\.(?=lm_head)")
+IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 LISTED = 40  # names in one error message
 
@@ -29,9 +33,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor as a file's header describes it."""
+    """A tensor as a file's header describes it; `name` is that in the file."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -61,6 +66,8 @@ def load_model(
     """
     config = read_config(folder)
     stored = _read_headers(_weight_files(folder))
+    if config.images:
+        stored = _decoder_s(stored)
     kind = _resolve_dtype(dtype, config, stored)
     _check(config, stored)
     decoder = Decoder(config, dtype=kind, device=device, max_position=max_position)
@@ -110,10 +117,22 @@ def _read_headers(files: list[Path]) -> dict[str, Stored]:
                     if name in stored:
                         raise ModelLoadError(f"{name} is both in {stored[name].file.name} and in {file.name}")
                     part = tensors.get_slice(name)
-                    stored[name] = Stored(file, tuple(part.get_shape()), part.get_dtype())
+                    stored[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{file.name} cannot be read as safetensors: {error}") from None
     return stored
+
+
+def _decoder_s(stored: dict[str, Stored]) -> dict[str, Stored]:
+    """The decoder's tensors, under the names that they have without a part for images."""
+    found: dict[str, Stored] = {}
+    for name, tensor in stored.items():
+        if not IMAGES.match(name):
+            plain = HEAD.sub("", DECODER.sub("model.", name))
+            if plain in found:
+                raise ModelLoadError(f"{name} and {found[plain].name} are the same tensor")
+            found[plain] = tensor
+    return found
 
 
 def _resolve_dtype(dtype: str, config: ModelConfig, stored: dict[str, Stored]) -> torch.dtype:
@@ -160,7 +179,7 @@ def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | N
     for file in sorted({stored[name].file for name in places}):
         with safe_open(file, framework="pt") as tensors:
             for name in (name for name in places if stored[name].file == file):
-                place = places[name].copy_(tensors.get_tensor(name))
+                place = places[name].copy_(tensors.get_tensor(stored[name].name))
                 if place.dtype is torch.float16 and not place.isfinite().all():
                     raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")
                 done += stored[name].bytes
@@ -174,7 +193,7 @@ def _check_tied(stored: dict[str, Stored]) -> None:
         safe_open(stored[EMBEDDING].file, framework="pt") as one,
         safe_open(stored[OUTPUT].file, framework="pt") as other,
     ):
-        if not one.get_tensor(EMBEDDING).equal(other.get_tensor(OUTPUT)):
+        if not one.get_tensor(stored[EMBEDDING].name).equal(other.get_tensor(stored[OUTPUT].name)):
             raise ModelLoadError(
                 f"{OUTPUT} differs from {EMBEDDING}, but config.json says tie_word_embeddings"
             )

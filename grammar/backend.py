@@ -32,6 +32,10 @@ class Matcher(Protocol):
         """A second matcher in the same state."""
 
     @property
+    def failed(self) -> bool:
+        """Whether it is past its library's limits."""
+
+    @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""
 

@@ -24,7 +24,8 @@ class LinearWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full attention."""
+    """One layer. Norms are float32. qkv: q, k, v merged; gate_up: gate, up merged. `window`: None for full
+    attention. `rope`: cos and sin, each [positions, pairs] float32; None where nothing is rotated."""
 
     attention_norm: Tensor
     qkv: LinearWeights
@@ -34,18 +35,17 @@ class LayerWeights:
     gate_up: LinearWeights
     down: LinearWeights
     window: int | None
+    rope: tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A decoder as `engine/models/decoder.py` describes it. cos, sin: [positions, D / 2] float32."""
+    """A decoder as `engine/models/decoder.py` describes it."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     output: Tensor
-    cos: Tensor
-    sin: Tensor
     heads: int
     kv_heads: int
     head_dim: int

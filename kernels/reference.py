@@ -28,8 +28,8 @@ QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension (https://arxiv.org/abs/1910.07467).
 
-    x: [..., N] (may be strided), weight: [N] -> [..., N], contiguous, of x's dtype. Computed in float32,
-    rounded once.
+    x: [..., N] (may be strided), weight: [N], float32 as a rule -> [..., N], contiguous, of x's dtype.
+    Computed in float32, rounded once.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -65,6 +65,15 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """
     gate, up = x.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up.float()).to(x.dtype)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """y = gelu(gate) * up, gelu(z) = z / 2 (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))); x: [T, 2I] -> [T, I].
+
+    The approximation of https://arxiv.org/abs/1606.08415. Computed in float32, rounded once.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return (F.gelu(gate.float(), approximate="tanh") * up.float()).to(x.dtype)
 
 
 def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:

@@ -34,6 +34,7 @@ class LoraShapes:
     The modules are named as in GROUPS: q, k, v, o, gate, up, down. vocabulary: (tokens, hidden size), None if
     the embedding and the output matrix cannot be changed. tied: the output matrix is the embedding. copies:
     fingerprints of the base's own "embedding" and "output", by which copies of them in a file are known.
+    merged: in the base's own files q, k and v are one module, and gate and up.
     """
 
     layers: int
@@ -41,6 +42,7 @@ class LoraShapes:
     vocabulary: tuple[int, int] | None = None
     tied: bool = False
     copies: Mapping[str, str] = field(default_factory=dict)
+    merged: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +75,8 @@ class Adapter:
 
     affine: by (layer, module), what it does to outputs beside its low rank. vocabulary: what it does at the
     embedding and the output. invocation: the tokens from whose last occurrence in the prompt on it is active
-    (activated LoRA); none: from the first token on.
+    (activated LoRA); none: from the first token on. stacks: by module, where the host keeps adapters so
+    (`lora/stacking.py`), A [layers, rank, in] and B^T [layers, rank, out], of which the pairs are parts.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Adapter:
     affine: Mapping[tuple[int, str], Affine] = field(default_factory=dict)
     vocabulary: tuple[VocabularyChange, ...] = ()
     invocation: tuple[int, ...] = ()
+    stacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:

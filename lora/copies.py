@@ -1,14 +1,16 @@
-"""Copies from the host to a device, beside the steps that it runs.
+"""Copies from the host to a device: on a GPU beside the steps that it runs.
 
-They are in an order of their own, on a stream beside the steps' own: a step goes on while an adapter arrives,
-and one that needs it waits, on the device, for as much of it as it is about to read. Memory of the host that
-the device reads by itself is pinned: copies from elsewhere would hold up the thread that asks for them.
+There they are in an order of their own, on a stream beside the steps' own: a step goes on while an adapter
+arrives, and one that needs it waits, on the device, for as much of it as it is about to read. Memory of the
+host that the device reads by itself is pinned: copies from elsewhere would hold up the thread that asks.
 """
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from personae.lora.single import scaled
 
 
 class Mark(Protocol):
@@ -39,8 +41,31 @@ class Copies(Protocol):
     def clear(self, target: Tensor) -> None:
         """Fill with zeros, in the same order."""
 
-    def mark(self) -> Mark:
-        """The place behind all of them so far."""
+    def mark(self) -> Mark | None:
+        """The place behind all of them so far; None if they have arrived."""
+
+
+class AtOnce:
+    """Copies within the host's memory: done when asked for, by the thread that asks."""
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Copies."""
+        return torch.empty(shape, dtype=dtype)
+
+    def begin(self) -> None:
+        """See Copies; steps run on the same thread."""
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """See Copies."""
+        scaled(target, source)
+
+    def clear(self, target: Tensor) -> None:
+        """See Copies."""
+        for row in target:
+            row.zero_()
+
+    def mark(self) -> None:
+        """There is nothing to wait for."""
 
 
 class SideStream:

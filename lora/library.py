@@ -99,13 +99,8 @@ class AdapterLibrary:
         if parts is None:
             adapter = self._read(digest, pace)
         else:
-            adapter = mixed(digest, [(self._part(part, pace), weight) for part, weight in parts])
+            adapter = mixed(digest, [(self._read(part, pace), weight) for part, weight in parts])
         return adapter if self._prepare is None else self._prepare(adapter, rest=pace.rest)
-
-    def _part(self, digest: str, pace: Pace) -> Adapter:
-        """From the host, if it is there as its file has it."""
-        kept = self._cache.get(digest) if self._prepare is None else None
-        return kept or self._read(digest, pace)
 
     def _read(self, digest: str, pace: Pace) -> Adapter:
         folder = self._known.get(digest) or (self._folder and self._folder / digest)

@@ -1,13 +1,14 @@
 """Reads an adapter folder as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`.
 
 LoRA on any subset of q, k, v, o, gate, up and down, in any layers, with DoRA's magnitudes and biases; what
-changes the embedding or the output matrix is read by `peft_vocabulary.py`. Every tensor in the file is
-applied or the adapter is refused, with the tensor's name. The order is config, names and shapes, data, so
-that what is wrong costs little.
+changes the embedding or the output matrix is read by `peft_vocabulary.py`. Where the base has some of these
+as one module, such as Phi-3's qkv_proj, its B is cut by outputs, and each part has the whole A. Every tensor
+in the file is applied or the adapter is refused, with the tensor's name. The order is config, names and
+shapes, data, so that what is wrong costs little.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,14 @@ PROJECTIONS = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-MODULES = {projection: module for module, projection in PROJECTIONS.items()}
+# By PEFT's name: the modules whose outputs it has, one after the other.
+SINGLE: dict[str, tuple[str, ...]] = {name: (module,) for module, name in PROJECTIONS.items()}
+MERGED: dict[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("q", "k", "v"),
+    "self_attn.o_proj": ("o",),
+    "mlp.gate_up_proj": ("gate", "up"),
+    "mlp.down_proj": ("down",),
+}
 ROLES = {
     "lora_A.weight": "A",
     "lora_B.weight": "B",
@@ -44,7 +52,7 @@ ROLES = {
     "bias": "bias",
 }
 TENSOR_NAME = re.compile(
-    rf"base_model\.model\.model\.layers\.(0|[1-9][0-9]{{0,5}})\.({'|'.join(map(re.escape, MODULES))})"
+    rf"base_model\.model\.model\.layers\.(0|[1-9][0-9]{{0,5}})\.({'|'.join(map(re.escape, SINGLE | MERGED))})"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {
@@ -55,7 +63,7 @@ REASONS = {
     "embed_tokens": "the embedding cannot be changed in that way",
 }
 
-Site = tuple[int, str]
+Site = tuple[int, str]  # layer, module
 
 
 def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adapter:
@@ -75,11 +83,11 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
     with SafetensorsFile(path, rest) as file:
         vocabulary = peft_vocabulary.find(file.entries)
         elsewhere = {name for roles in vocabulary.values() for name in roles.values()}
-        sites = _sites((name for name in file.entries if name not in elsewhere), shapes)
-        if not sites and not vocabulary:
+        places = _places((name for name in file.entries if name not in elsewhere), shapes)
+        if not places and not vocabulary:
             raise AdapterError(f"{TENSORS_FILE}: there are no tensors in it")
-        plans = [_plan(site, names, file, config, shapes) for site, names in sites]
-        read = {plan.site: _read(file, plan) for plan in plans}
+        plans = [_plan(place, names, file, config, shapes) for place, names in places]
+        read = {site: change for plan in plans for site, change in _read(file, plan, shapes)}
         return make_adapter(
             folder.name,
             {site: pair for site, (pair, _) in read.items() if pair is not None},
@@ -90,45 +98,55 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SitePlan:
-    """The tensors of one module, which fit the config and the base; their data is not read yet."""
+def targets(modules: Collection[str], merged: bool) -> list[str]:
+    """These modules as a PEFT config names them; `merged`: see LoraShapes."""
+    named = MERGED if merged else SINGLE
+    return [name.rpartition(".")[2] for name, parts in named.items() if not {*parts}.isdisjoint(modules)]
 
-    site: Site
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tensors of what is one module to PEFT, which fit the config and the base; their data is not read
+    yet. sites: those whose outputs it has."""
+
+    sites: tuple[Site, ...]
     names: Mapping[str, str]
     scaling: float
 
 
-def _sites(names: Iterable[str], shapes: LoraShapes) -> list[tuple[Site, dict[str, str]]]:
-    """By (layer, module), the names of its tensors by role, in a fixed order; every name is placed."""
-    sites: dict[Site, dict[str, str]] = {}
+def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, str], dict[str, str]]]:
+    """By (layer, PEFT's module), the names of its tensors by role, in a fixed order; every name is placed."""
+    known_modules = MERGED if shapes.merged else SINGLE
+    places: dict[tuple[int, str], dict[str, str]] = {}
     for name in names:
         match = TENSOR_NAME.fullmatch(peft_vocabulary.plain(name))
         if match is None:
             known = (reason for part, reason in REASONS.items() if part in name)
-            raise refusal(name, next(known, f"it is not a lora_A or lora_B of {', '.join(MODULES)}"))
-        layer, module, role = int(match[1]), MODULES[match[2]], ROLES[match[3]]
+            raise refusal(name, next(known, f"it is not a lora_A or lora_B of {', '.join(known_modules)}"))
+        layer, module, role = int(match[1]), match[2], ROLES[match[3]]
         if layer >= shapes.layers:
             raise refusal(name, f"the base has {shapes.layers} layers")
-        if module not in shapes.modules:
-            raise refusal(name, f"the base has no {match[2]}")
-        roles = sites.setdefault((layer, module), {})
+        if not shapes.modules.keys() >= {*known_modules.get(module, ("none",))}:
+            raise refusal(name, f"the base has no {module}")
+        roles = places.setdefault((layer, module), {})
         if role in roles:
             raise refusal(name, f"it is the same tensor as {roles[role]!r}")
         roles[role] = name
-    return sorted(sites.items())
+    return sorted(places.items())
 
 
 def _plan(
-    site: Site,
+    place: tuple[int, str],
     names: dict[str, str],
     file: SafetensorsFile,
     config: PeftConfig,
     shapes: LoraShapes,
-) -> SitePlan:
-    layer, module = site
-    path = f"model.layers.{layer}.{PROJECTIONS[module]}"
-    inputs, outputs = shapes.modules[module]
+) -> Plan:
+    layer, module = place
+    given = next(iter(names.values()))
+    path = given[len("base_model.model.") : given.index(module) + len(module)]  # as config's patterns see it
+    parts = (SINGLE | MERGED)[module]
+    inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:
         needed = config.roles("linear")
         first = next(name for role, name in names.items() if role != "bias")
@@ -145,17 +163,21 @@ def _plan(
         raise refusal(names["bias"], "the config's bias is 'none'")
     for role in names.keys() - {"A", "B"}:
         file.check_shape(names[role], (outputs,))
-    return SitePlan(site, names, config.scaling(path))
+    return Plan(tuple((layer, part) for part in parts), names, config.scaling(path))
 
 
-def _read(file: SafetensorsFile, plan: SitePlan) -> tuple[LoraPair | None, Affine | None]:
+def _read(
+    file: SafetensorsFile, plan: Plan, shapes: LoraShapes
+) -> Iterator[tuple[Site, tuple[LoraPair | None, Affine | None]]]:
+    """What the adapter does to each site. All tensors but A have a row for each output."""
     tensors = {role: file.read_finite(name) for role, name in plan.names.items()}
-    pair = affine = None
-    if "A" in tensors:
-        pair = LoraPair(tensors["A"], transposed(tensors["B"]), plan.scaling)
-    if tensors.keys() - {"A", "B"}:
-        lora_bias = tensors.get("lora_bias")
-        if lora_bias is not None:
-            lora_bias = lora_bias.float() * plan.scaling
-        affine = Affine(tensors.get("magnitude"), lora_bias, tensors.get("bias"))
-    return pair, affine
+    if "lora_bias" in tensors:
+        tensors["lora_bias"] = tensors["lora_bias"].float() * plan.scaling
+    first = 0
+    for site in plan.sites:
+        rows = slice(first, first + shapes.modules[site[1]][1])
+        own = {role: tensor[rows] for role, tensor in tensors.items() if role != "A"}
+        pair = LoraPair(tensors["A"], transposed(own.pop("B")), plan.scaling) if "A" in tensors else None
+        affine = Affine(own.get("magnitude"), own.get("lora_bias"), own.get("bias")) if own else None
+        yield site, (pair, affine)
+        first = rows.stop

@@ -14,7 +14,6 @@ needed. The pool is synchronous and has one owner; its copies to a device are be
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -24,10 +23,11 @@ from personae.kernels.memory import zeros
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
-from personae.lora.copies import Copies, Mark
+from personae.lora.copies import AtOnce, Copies, Mark
 from personae.lora.extras import Extras
 from personae.lora.groups import give_back_of, layers_of
-from personae.lora.writing import sending, writing
+from personae.lora.stacking import stacking
+from personae.lora.writing import sending
 
 GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
@@ -55,8 +55,8 @@ class LoraPool:
     `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have beside their
     ranks, taken when they come. spare_rows: there is a place for as many rows more, but no memory; that can
     be lent to the pool (`budget`, in bytes) and called in (`free_up`). `base` is asked by adapters that
-    depend on the base's weights. With `copies` a load returns before what it brings is there: who uses it
-    waits for `arriving`.
+    depend on the base's weights. A load may return before what `copies` brings is there: who uses it waits
+    for `arriving`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LoraPool:
         self.extras = Extras(shapes, base, dtype, device)
         self.budget = self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
         self._borrows = spare_rows > 0
-        self._copies = copies
+        self._copies: Copies = AtOnce() if copies is None else copies
         self._arriving: dict[int, list[Mark]] = {}  # by slot, one for each layer
         self._used = 0
         self._stale: dict[str, set[int]] = {module: set() for module in shapes.modules}  # free, but in memory
@@ -146,8 +146,8 @@ class LoraPool:
         return resident.slot
 
     def unpin(self, digest: str) -> None:
-        """Take back one `pin`."""
-        resident = self._residents[digest]
+        """Take back one `pin`; counts as use."""
+        resident = self._touch(digest)
         if not resident.pins:
             raise ValueError(f"adapter {digest} is not pinned")
         resident.pins -= 1
@@ -229,8 +229,8 @@ class LoraPool:
         return self._touch(adapter.digest).slot
 
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """As `load`, a page of a layer at a time, so that its caller can do other things between the
-        pieces, which are short: a page's memory may have to be cleared by the system first, 2 MB of it.
+        """As `load`, in pieces, so that its caller can do other things between them. They are short: the
+        memory may have to be cleared by the system first, 2 MB at a time.
 
         What `load` raises the first piece raises. The iterator must then be run to its end before the adapter
         is used; until then it is pinned.
@@ -260,16 +260,15 @@ class LoraPool:
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
         )
-        modules = {**pages, **dict.fromkeys(module for _, module in adapter.affine)}
-        marks = []
-        if self._copies is not None:
-            self._copies.begin()
+        marks: list[Mark] = []
+        self._copies.begin()
         try:
-            for layer in range(self.shapes.layers):
-                for module in modules:
-                    yield from self._writing(adapter, layer, module, slot, pages.get(module, ()))
-                if self._copies is not None:
-                    marks.append(self._copies.mark())
+            if adapter.stacks:
+                for module, own in pages.items():
+                    for arena, stack in zip((self._a, self._b), adapter.stacks[module], strict=True):
+                        yield from stacking(arena[module], own, stack)
+            else:
+                yield from self._by_layer(adapter, slot, pages, marks)
             yield from self.extras.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
@@ -356,6 +355,17 @@ class LoraPool:
         widths = sum(count * sum(self.shapes.modules[module]) for module, count in pages.items())
         return self.shapes.layers * RANK_PAGE * widths * self.dtype.itemsize
 
+    def _by_layer(
+        self, adapter: Adapter, slot: int, pages: Mapping[str, tuple[int, ...]], marks: list[Mark]
+    ) -> Iterator[None]:
+        """Copy layer after layer, with a mark behind each that is on its way."""
+        modules = {**pages, **dict.fromkeys(module for _, module in adapter.affine)}
+        for layer in range(self.shapes.layers):
+            for module in modules:
+                yield from self._writing(adapter, layer, module, slot, pages.get(module, ()))
+            if (mark := self._copies.mark()) is not None:
+                marks.append(mark)
+
     def _writing(
         self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]
     ) -> Iterator[None]:
@@ -364,10 +374,9 @@ class LoraPool:
         if not pages:
             yield
             return
-        write = writing if self._copies is None else partial(sending, self._copies)
         pair = adapter.pairs.get((layer, module))
-        yield from write(self._a[module][:, layer], pages, pair, "a", None)
-        yield from write(self._b[module][:, layer], pages, pair, "b", gain)
+        yield from sending(self._copies, self._a[module][:, layer], pages, pair, "a", None)
+        yield from sending(self._copies, self._b[module][:, layer], pages, pair, "b", gain)
 
     def _place(self, page: int) -> int:
         """The number of a page in the view of each layer (`layers_of`)."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_AT_ONCE = 2**15  # elements; torch shares the work among its threads from there on
+AT_ONCE = 2**15  # elements; torch shares the work among its threads from there on
 _BITS = {2: (torch.int16, np.uint16, 0x7FFF), 4: (torch.int32, np.uint32, 0x7FFFFFFF)}
 
 
@@ -41,7 +41,7 @@ def scaled(out: Tensor, source: Tensor, scaling: float = 1.0, gain: Tensor | Non
     out, source: [rows, width] on the CPU, of any float dtypes. gain: [width] float32.
     """
     plain = scaling == 1.0 and gain is None
-    step = max(_AT_ONCE // max(out.shape[1], 1), 1)
+    step = max(AT_ONCE // max(out.shape[1], 1), 1)
     for first in range(0, len(out), step):
         part = source[first : first + step]
         if not plain:

@@ -1,7 +1,7 @@
 """How an adapter's halves get into their pages.
 
-On the host a page is copied at a time. For a device they are made ready in memory that it can read by itself,
-when the adapter is read (`made_ready`) or else now, and sent a module of a layer at a time.
+They are made ready, as the pages have them, when the adapter is read (`made_ready`) or else now; then
+neighbouring pages of a module of a layer are copied at a time. Within the host's memory: `stacking.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraPair
 from personae.lora.copies import Copies
 from personae.lora.pace import Rest, no_rest
@@ -20,24 +19,7 @@ from personae.lora.single import scaled
 
 Half = Literal["a", "b"]
 Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Gives memory that a device can read by itself."""
-
-
-def writing(
-    groups: Tensor, pages: Sequence[int], pair: LoraPair | None, half: Half, gain: Tensor | None
-) -> Iterator[None]:
-    """Copy a half to its pages on the host, a page at a time; rows past the rank are zeroed.
-
-    groups: [groups, pages, RANK_PAGE, width], of a layer. gain: [width] float32, a factor of B.
-    """
-    staged = torch.empty(len(pages) * RANK_PAGE, groups.shape[3], dtype=groups.dtype)
-    rank = 0 if pair is None else pair.rank
-    if pair is not None:
-        fold(staged[:rank], pair, half, gain)
-    staged[rank:].zero_()
-    for page, part in zip(pages, staged.view(len(pages), RANK_PAGE, -1), strict=True):
-        scaled(groups[divmod(page, groups.shape[1])], part)
-        yield
+"""Gives memory that the device can read by itself."""
 
 
 def sending(
@@ -48,7 +30,10 @@ def sending(
     half: Half,
     gain: Tensor | None,
 ) -> Iterator[None]:
-    """As `writing`, to a device, in one piece."""
+    """Copy a half to its pages, neighbours at a time; rows past the rank are zeroed.
+
+    groups: [groups, pages, RANK_PAGE, width], of a layer. gain: [width] float32, a factor of B.
+    """
     rank, ready = 0, None
     if pair is not None:
         rank, ready = pair.rank, getattr(pair, half)
@@ -64,7 +49,7 @@ def sending(
         if given < len(target):
             copies.clear(target[given:])
         first += len(target)
-    yield
+        yield
 
 
 def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) -> None:
@@ -76,7 +61,7 @@ def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) ->
 
 
 def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no_rest) -> Adapter:
-    """The adapter as a device will have it, in memory from `host`; as it is, if its B depends on the base
+    """The adapter as the device will have it, in memory from `host`; as it is, if its B depends on the base
     (DoRA). `rest` is called every now and then."""
     if adapter.affine:
         return adapter

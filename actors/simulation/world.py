@@ -18,6 +18,7 @@ import tokenizers
 from anyio.abc import TaskGroup
 
 from personae.actors import back
+from personae.actors.adapter_store import AdapterStore
 from personae.actors.assembly import EngineOptions
 from personae.actors.blackbox import BlackBox
 from personae.actors.company import raise_curtain
@@ -297,10 +298,17 @@ class World:
         process = self.process
         assert process is not None
         houses = [self._client._front._house] + ([process.back] if process.back else [])
-        idle({path: actor for house in houses for path, actor in _actors(house)}, self.lives)
+        actors = {path: actor for house in houses for path, actor in _actors(house)}
+        idle(actors, self.lives)
         if self.device is not None:
-            if self.device.held:
-                raise Wrong(f"all have ended, and the device still holds {self.device.held}")
+            held = {
+                digest
+                for store in actors.values()
+                if isinstance(store, AdapterStore)
+                for digest in store._idle
+            }
+            if self.device.held != held:
+                raise Wrong(f"all have ended, the device holds {self.device.held}, and the store {held}")
             if self.device.slots:
                 raise Wrong(f"all have ended, and slots are still taken: {list(self.device.slots)}")
         self.lulls += 1

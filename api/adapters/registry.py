@@ -26,7 +26,7 @@ from personae.api.upload import Staging, sync_folder
 from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.library import AdapterBounds
 from personae.lora.pace import Pace
-from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE, read_adapter
+from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter, targets
 
 STAGING = "staging"
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
@@ -80,7 +80,8 @@ class Registry:
         self._held: Counter[str] = Counter()
         self._lock = Lock()
         self._readers = CapacityLimiter(1)  # adapters in memory for being checked
-        self._bind(f"{bounds.shapes.layers} {sorted(bounds.shapes.modules.items())}")
+        shapes = bounds.shapes
+        self._bind(f"{shapes.layers} {sorted(shapes.modules.items())}{' merged' * shapes.merged}")
         self._staging = Staging(data.adapters / STAGING)
         for folder in data.adapters.iterdir():
             if folder.name != STAGING:
@@ -253,7 +254,7 @@ class Registry:
             version=row["version"],
             sha256=row["digest"],
             ranks=ranks,
-            targets=[PROJECTIONS[module].rpartition(".")[2] for module in ranks],
+            targets=targets(ranks, self._bounds.shapes.merged),
             bytes=row["bytes"],
             created=row["created"],
             base_model=self._base,

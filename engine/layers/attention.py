@@ -14,13 +14,26 @@ from personae.kernels.rotary import rotary
 
 
 class Attention:
-    """q, k, v = x W_qkv; heads rotated, keys and values appended to the cache; the heads' mix times W_o."""
+    """q, k, v = x W_qkv; heads rotated, keys and values appended to the cache; the heads' mix times W_o.
 
-    def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    rope: cos and sin, [positions, pairs] float32, indexed by position; None for a layer that rotates nothing.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        rope: tuple[Tensor, Tensor] | None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         shapes = config.linear_shapes
         self.layer = layer
         self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.scale = config.attention_scale or config.head_dim**-0.5
+        self.rope = rope
+        self.merged = config.merged
         self.window = config.windows[layer]
         self.sizes = [shapes[name][1] for name in "qkv"]
         self.qkv = Linear(
@@ -29,7 +42,9 @@ class Attention:
         self.o = Linear(shapes["o"][0], (shapes["o"][1],), bias=config.o_bias, dtype=dtype, device=device)
         self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
         if config.qk_norm:
-            q_norm, k_norm = (RMSNorm(config.head_dim, config.eps, dtype=dtype, device=device) for _ in "qk")
+            q_norm, k_norm = (
+                RMSNorm(config.head_dim, config.eps, device=device, offset=config.norm_offset) for _ in "qk"
+            )
             self.qk_norms = q_norm, k_norm
 
     def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: Step) -> Tensor:
@@ -40,7 +55,10 @@ class Attention:
         q, k, v = (part.view(x.shape[0], -1, self.head_dim) for part in (q, k, v))
         if self.qk_norms is not None:
             q, k = self.qk_norms[0](q), self.qk_norms[1](k)
-        rotary(q, k, step.positions, step.cos, step.sin)
+        if self.rope is not None:
+            cos, sin = self.rope
+            turned = 2 * cos.shape[1]
+            rotary(q[..., :turned], k[..., :turned], step.positions, cos, sin)
         append_kv(k, v, *cache, step.batch.write_index)
         mixed = paged_attention(q, *cache, step.batch, self.scale, self.window).flatten(1)
         y = self.o(mixed)
@@ -50,7 +68,8 @@ class Attention:
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the view to fill)."""
-        yield from self.qkv.tensors(*(f"{prefix}.{name}_proj" for name in "qkv"))
+        names = ("qkv",) if self.merged else tuple("qkv")
+        yield from self.qkv.tensors(*(f"{prefix}.{name}_proj" for name in names))
         yield from self.o.tensors(f"{prefix}.o_proj")
         if self.qk_norms is not None:
             yield f"{prefix}.q_norm.weight", self.qk_norms[0].weight

@@ -36,11 +36,13 @@ class Linear:
         return LinearWeights(self.weight, self.bias)
 
     def tensors(self, *names: str) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint name, the view to fill) of each module's weight and bias; one name per module."""
-        for name, weight in zip(names, torch.split(self.weight, self.outputs), strict=True):
+        """(checkpoint name, the view to fill) of each module's weight and bias; one name per module, or one
+        for all of them where the checkpoint has them merged too."""
+        sizes = self.outputs if len(names) > 1 else [sum(self.outputs)]
+        for name, weight in zip(names, torch.split(self.weight, sizes), strict=True):
             yield f"{name}.weight", weight
         if self.bias is not None:
-            for name, bias in zip(names, torch.split(self.bias, self.outputs), strict=True):
+            for name, bias in zip(names, torch.split(self.bias, sizes), strict=True):
                 yield f"{name}.bias", bias
 
     def pack(self) -> None:

@@ -8,15 +8,17 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.step import Step
-from personae.kernels.activation import silu_and_mul
+from personae.kernels.activation import gelu_and_mul, silu_and_mul
 
 
 class MLP:
-    """y = (silu(x W_gate) * (x W_up)) W_down."""
+    """y = (act(x W_gate) * (x W_up)) W_down; act is SiLU, or GELU by way of tanh."""
 
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         self.layer = layer
+        self.merged = config.merged
+        self.gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
         self.gate_up = Linear(hidden, (inner, inner), bias=config.mlp_bias, dtype=dtype, device=device)
         self.down = Linear(inner, (hidden,), bias=config.mlp_bias, dtype=dtype, device=device)
 
@@ -26,7 +28,7 @@ class MLP:
         if step.lora is not None:
             gate, up = gate_up.chunk(2, dim=-1)
             step.lora.apply(self.layer, "gate_up", x, (gate, up))
-        inner = silu_and_mul(gate_up)
+        inner = self.gate(gate_up)
         y = self.down(inner)
         if step.lora is not None:
             step.lora.apply(self.layer, "down", inner, (y,))
@@ -34,7 +36,8 @@ class MLP:
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the view to fill)."""
-        yield from self.gate_up.tensors(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        names = ("gate_up_proj",) if self.merged else ("gate_proj", "up_proj")
+        yield from self.gate_up.tensors(*(f"{prefix}.{name}" for name in names))
         yield from self.down.tensors(f"{prefix}.down_proj")
 
     def linears(self) -> Iterator[Linear]:

@@ -7,11 +7,16 @@ from personae.kernels.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm:
-    """weight: [size], filled by the loader."""
+    """weight: [size] float32, filled by the loader; `offset` is added to it by `finish`."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(size, dtype=dtype, device=device)
+    def __init__(self, size: int, eps: float, *, device: torch.device, offset: float = 0.0) -> None:
+        self.weight = torch.empty(size, dtype=torch.float32, device=device)
         self.eps = eps
+        self._offset = offset
+
+    def finish(self) -> None:
+        """Makes the weight what is multiplied with; call once, when it is filled."""
+        self.weight += self._offset
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., size] -> normalised."""

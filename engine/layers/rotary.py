@@ -1,7 +1,8 @@
 """The tables of the rotary position embedding, with the ways to stretch it over longer contexts.
 
 Sources: rotary embeddings https://arxiv.org/abs/2104.09864, linear interpolation https://arxiv.org/abs/2306.15595,
-YaRN https://arxiv.org/abs/2309.00071, Llama 3.1's wavelength bands https://arxiv.org/abs/2407.21783.
+YaRN https://arxiv.org/abs/2309.00071, LongRoPE https://arxiv.org/abs/2402.13753, Llama 3.1's wavelength bands
+https://arxiv.org/abs/2407.21783.
 Frequencies and angles are float32, as in the reference implementation that checkpoints are made with.
 """
 
@@ -16,14 +17,19 @@ from personae.engine.config import RopeConfig
 def rotary_tables(
     rope: RopeConfig, head_dim: int, positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency, times the magnitude; each [positions, head_dim / 2] float32."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, head_dim))
+    """cos and sin of position * frequency, times the magnitude; each [positions, pairs] float32, with as many
+    pairs as half of the dimensions that are rotated."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, head_dim, positions))
     scale = magnitude(rope)
     return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
 
 
-def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per token of each pair i, [head_dim / 2] float32: theta^(-2i / head_dim), stretched."""
+def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
+    """Radians per token of each pair i, [D / 2] float32: theta^(-2i / D), stretched; D are rotated.
+
+    context: the longest in tokens, by which LongRoPE's factors are chosen once for all.
+    """
+    head_dim = int(head_dim * rope.share)
     base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.type == "linear":
         return base / rope.factor
@@ -32,6 +38,10 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         turns = rope.original_max_position * base / (2 * math.pi)
         keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
         return keep * base + (1 - keep) * base / rope.factor
+    if rope.type == "longrope":
+        return base / torch.tensor(
+            rope.long_factors if context > rope.original_max_position else rope.short_factors
+        )
     if rope.type == "yarn":
         first, last = _yarn_range(rope, head_dim)
         index = torch.arange(head_dim // 2, dtype=torch.float32)
@@ -41,11 +51,14 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: 1; for YaRN 0.1 ln(factor) + 1 unless the file says."""
-    if rope.type != "yarn":
+    """What cos and sin are multiplied with: 1; unless the file says for YaRN 0.1 ln(factor) + 1, for LongRoPE
+    sqrt(1 + ln(factor) / ln(original context))."""
+    if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.type == "longrope":
+        return math.sqrt(1 + max(math.log(rope.factor), 0.0) / math.log(rope.original_max_position))
     if rope.mscale is not None and rope.mscale_all_dim is not None:
         return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
     return _mscale(rope.factor, 1.0)

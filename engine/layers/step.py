@@ -41,9 +41,5 @@ class Step:
 
     positions: Tensor
     """[T] int64: each token's position in its own sequence."""
-    cos: Tensor
-    """[max_position, head_dim / 2] float32, indexed by position."""
-    sin: Tensor
-    """As cos."""
     batch: AttentionBatch
     lora: LoraLayers | None

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     Translate = Callable[[str, Fields], ModelConfig]
 
 FAMILIES = {
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 
 

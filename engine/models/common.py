@@ -1,8 +1,16 @@
 """What the families' config files have in common: sizes, rope, windows, and what none of them may ask for."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
-from personae.engine.config import Fields, ModelConfig, RopeConfig
+from personae.engine.config import Activation, Fields, ModelConfig, RopeConfig
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 def decoder_config(
@@ -10,18 +18,25 @@ def decoder_config(
     fields: Fields,
     *,
     windows: tuple[int | None, ...],
+    ropes: tuple[RopeConfig | None, ...] | None = None,
     head_dim: int | None = None,
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
     default_eps: float = 1e-6,
+    default_theta: float = 10000.0,
+    tie: bool = False,
+    images: bool = False,
 ) -> ModelConfig:
-    """Builds the `ModelConfig` from the fields that all families share; what differs comes as arguments.
+    """Builds the `ModelConfig` from the fields that nearly all families share; what differs comes as
+    arguments, what few have is for the family to replace.
 
-    `head_dim` is the family's default where the field is absent; None means hidden_size / heads.
+    `ropes`: None means that of `rope_config` in all layers. `head_dim`, `tie` and those named so are the
+    family's defaults where the field is absent; no `head_dim` means hidden_size / heads.
     """
-    refuse_unserved(fields)
+    if "quantization_config" in fields:
+        raise fields.error("quantization_config", "quantized checkpoints are not served")
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -31,7 +46,11 @@ def decoder_config(
     dim = fields.size("head_dim", default=head_dim or max(1, hidden // heads))
     if dim % 2:
         raise fields.error("head_dim", f"{dim} is odd; rotary embeddings need pairs")
-    rope = rope_config(fields)
+    max_position = fields.size("max_position_embeddings")
+    if ropes is None:
+        rope = rope_config(fields, default_theta)
+        ropes = (rope,) * len(windows)
+        max_position = context_length(rope, max_position)
     dtype = fields.get("dtype", "") or fields.get("torch_dtype", "")
     return ModelConfig(
         architecture=architecture,
@@ -42,41 +61,65 @@ def decoder_config(
         kv_heads=kv_heads,
         head_dim=dim,
         intermediate_size=fields.size("intermediate_size"),
-        max_position=context_length(rope, fields.size("max_position_embeddings")),
+        max_position=max_position,
         eps=fields.number("rms_norm_eps", default=default_eps),
-        tie=fields.get("tie_word_embeddings", False),
-        rope=rope,
+        tie=fields.get("tie_word_embeddings", tie),
         windows=windows,
+        ropes=ropes,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        activation=activation(fields),
+        images=images,
         dtype=dtype.removeprefix("torch.") or None,
     )
 
 
-def refuse_unserved(fields: Fields) -> None:
-    """Raises ModelLoadError for the fields that would change the arithmetic and are not implemented."""
-    if "quantization_config" in fields:
-        raise fields.error("quantization_config", "quantized checkpoints are not served")
-    activation = fields.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise fields.error("hidden_act", f"{activation!r} is not served, only 'silu'")
-    if fields.get("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.error(
-            "partial_rotary_factor", "a rotary embedding over a part of the head is not served"
-        )
+def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
+    """Those of the decoder, which must be of that type, where the model has a part for images beside it.
+    `defaults` are those of the family, which such files often leave out; the dtype and the tying are the
+    whole model's."""
+    text = fields.section("text_config")
+    if text is None:
+        return fields
+    if text.get("model_type", model_type) != model_type:
+        raise text.error("model_type", f"{text.raw('model_type')!r} is not served, only {model_type!r}")
+    shared = {
+        name: fields.raw(name)
+        for name in ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+        if name in fields
+    }
+    return text.within(defaults, shared)
 
 
-def rope_config(fields: Fields) -> RopeConfig:
+def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
+    """The function of an MLP's gate."""
+    found = fields.get(name, default)
+    if found not in ACTIVATIONS:
+        raise fields.error(name, f"{found!r} is not served, only {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[found]
+
+
+def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
     """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
-    rope = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.where)
-    theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=10000.0)
+    rope = rope_section(fields)
     if any(isinstance(rope.raw(kind), dict) for kind in ("full_attention", "sliding_attention")):
         raise rope.error("full_attention", "rotary embeddings that differ by layer are not served")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "a rotary embedding over a part of the head is not served")
-    kind = rope.get("rope_type", "") or rope.get("type", "default")
+    return read_rope(rope, fields, default_theta)
+
+
+def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
+    """Reads the section `rope`; `fields` are those of the file."""
+    theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=default_theta)
+    if "llama_4_scaling_beta" in rope:
+        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not served")
+    for place in (fields, rope):
+        if place.get("partial_rotary_factor", 1.0) != 1.0:
+            raise place.error(
+                "partial_rotary_factor", "a rotary embedding over a part of the head is not served"
+            )
+    kind = rope_type(rope)
     original_in = fields if "original_max_position_embeddings" in fields else rope
     if kind == "default":
         return RopeConfig(theta)
@@ -105,6 +148,16 @@ def rope_config(fields: Fields) -> RopeConfig:
     )
 
 
+def rope_section(fields: Fields) -> Fields:
+    """Where the rotary embedding's fields are, but for those that older files have at the top."""
+    return fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.where)
+
+
+def rope_type(rope: Fields) -> str:
+    """How frequencies are stretched, in the file's own word."""
+    return rope.get("rope_type", "") or rope.get("type", "default")
+
+
 def context_length(rope: RopeConfig, max_position: int) -> int:
     """The longest context in tokens; files with `linear` or `yarn` may state it before the stretching."""
     if rope.type == "linear":
@@ -123,15 +176,22 @@ def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...
     return (window,) * layers
 
 
-def mixed_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Qwen's, if `use_sliding_window`: by `layer_types`, else from layer `max_window_layers` on."""
+def mixed_windows(fields: Fields, windowed: Sequence[bool] | None = None) -> tuple[int | None, ...]:
+    """If `use_sliding_window`: in the layers that `layer_types` says, else in those that are `windowed`; None
+    means Qwen's, from layer `max_window_layers` on."""
     layers = fields.size("num_hidden_layers")
-    switched_on = fields.get("use_sliding_window", False) and "sliding_window" in fields
-    window = fields.size("sliding_window") if switched_on else None
-    kinds = fields.raw("layer_types")
-    if kinds is None:
+    if windowed is None:
         first = fields.get("max_window_layers", 28)
-        return tuple(window if layer >= first else None for layer in range(layers))
+        windowed = [layer >= first for layer in range(layers)]
+    switched_on = fields.get("use_sliding_window", False) and "sliding_window" in fields
+    return windows_by_type(fields, fields.size("sliding_window") if switched_on else None, windowed)
+
+
+def windows_by_type(fields: Fields, window: int | None, windowed: Sequence[bool]) -> tuple[int | None, ...]:
+    """The window in the layers that `layer_types` says, else in those that are `windowed`."""
+    layers, kinds = len(windowed), fields.raw("layer_types")
+    if kinds is None:
+        return tuple(window if has_window else None for has_window in windowed)
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error("layer_types", f"expected a list of {layers} names, found {kinds!r}")
     for kind in kinds:

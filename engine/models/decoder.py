@@ -1,7 +1,7 @@
 """The decoder that all families share: embedding, layers of attention and MLP, norm, output matrix.
 
 It works on packed tokens: T tokens of many sequences in a row, without padding. What differs by family is
-said by `ModelConfig`: biases, head norms, windows, rope, tying.
+said by `ModelConfig`: biases, norms, windows, rope, activation, scales, tying.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,26 @@ from personae.kernels.registry import references_only
 
 
 class Layer:
-    """h += attention(norm(h)); h += mlp(norm(h)). Each addition waits to be fused with the next norm."""
+    """h += attention(norm(h)); h += mlp(norm(h)), each half's output scaled or normalised once more where the
+    family does so. Each addition waits to be fused with the next norm."""
 
-    def __init__(self, config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.attention = Attention(config, index, dtype=dtype, device=device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        rope: tuple[Tensor, Tensor] | None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
+
+        self.attention = Attention(config, index, rope, dtype=dtype, device=device)
         self.mlp = MLP(config, index, dtype=dtype, device=device)
-        self.attention_norm = RMSNorm(config.hidden_size, config.eps, dtype=dtype, device=device)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.eps, dtype=dtype, device=device)
+        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.post_norms = (norm(), norm()) if config.post_norms else None
+        self.scale = config.residual_scale
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: Step
@@ -40,16 +53,33 @@ class Layer:
             normed, residual = self.attention_norm(x), x
         else:
             normed, residual = self.attention_norm.add(x, residual)
-        mixed = self.attention(normed, cache, step)
+        mixed = self._out(self.attention(normed, cache, step), 0)
         normed, residual = self.mlp_norm.add(mixed, residual)
-        return self.mlp(normed, step), residual
+        return self._out(self.mlp(normed, step), 1), residual
+
+    def _out(self, x: Tensor, half: int) -> Tensor:
+        """What a half of the layer adds to the residual stream."""
+        if self.post_norms is not None:
+            x = self.post_norms[half](x)
+        return x if self.scale == 1.0 else x.mul_(self.scale)
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the view to fill)."""
         yield from self.attention.tensors(f"{prefix}.self_attn")
         yield from self.mlp.tensors(f"{prefix}.mlp")
         yield f"{prefix}.input_layernorm.weight", self.attention_norm.weight
-        yield f"{prefix}.post_attention_layernorm.weight", self.mlp_norm.weight
+        if self.post_norms is None:
+            yield f"{prefix}.post_attention_layernorm.weight", self.mlp_norm.weight
+            return
+        after_attention, after_mlp = self.post_norms
+        yield f"{prefix}.post_attention_layernorm.weight", after_attention.weight
+        yield f"{prefix}.pre_feedforward_layernorm.weight", self.mlp_norm.weight
+        yield f"{prefix}.post_feedforward_layernorm.weight", after_mlp.weight
+
+    def norms(self) -> Iterator[RMSNorm]:
+        """All of its norms."""
+        yield from (self.attention_norm, self.mlp_norm, *(self.post_norms or ()))
+        yield from self.attention.qk_norms or ()
 
     def linears(self) -> Iterator[Linear]:
         """The linear modules: qkv, o, gate_up, down."""
@@ -71,6 +101,7 @@ class Layer:
             gate_up,
             down,
             self.attention.window,
+            self.attention.rope,
         )
 
 
@@ -92,13 +123,19 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [Layer(config, index, dtype=dtype, device=device) for index in range(config.layers)]
-        self.norm = RMSNorm(config.hidden_size, config.eps, dtype=dtype, device=device)
+        positions = min(config.max_position, max_position or config.max_position)
+        tables = {
+            rope: rotary_tables(rope, config.head_dim, positions, device) for rope in config.ropes if rope
+        }
+        self.layers = [
+            Layer(config, index, tables[rope] if rope else None, dtype=dtype, device=device)
+            for index, rope in enumerate(config.ropes)
+        ]
+        self.norm = RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(config.hidden_size, (config.vocab_size,), bias=False, dtype=dtype, device=device)
         if config.tie:
             self.output.weight = self.embedding
-        positions = min(config.max_position, max_position or config.max_position)
-        self.cos, self.sin = rotary_tables(config.rope, config.head_dim, positions, device)
         self._fused: FusedDecoder | None = None
 
     def forward(
@@ -118,10 +155,12 @@ class Decoder:
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
                 return self._fused.forward(tokens, positions, kv.data, batch, adapters)
-        step = Step(positions, self.cos, self.sin, batch, lora)
+        step = Step(positions, batch, lora)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)
+        if self._embedding_scale != 1.0:
+            x.mul_(self._embedding_scale)
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, kv.layer(index), step)
         return x if residual is None else residual + x
@@ -135,7 +174,7 @@ class Decoder:
             logits = self.output(self.norm(hidden)).float()
         if lora is not None:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
-        return logits
+        return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
@@ -152,7 +191,9 @@ class Decoder:
         Where the device's backend runs all layers in one call it takes the weights over, else each linear
         module looks after itself.
         """
-        self._fused = fuse(self._weights())
+        for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
+            norm.finish()
+        self._fused = fuse(self._weights()) if self.config.plain else None
         if self._fused is None:
             for linear in (*(linear for layer in self.layers for linear in layer.linears()), self.output):
                 linear.pack()
@@ -168,8 +209,6 @@ class Decoder:
             tuple(layer.weights() for layer in self.layers),
             self.norm.weight,
             self.output.weight,
-            self.cos,
-            self.sin,
             self.config.heads,
             self.config.kv_heads,
             self.config.head_dim,

@@ -180,7 +180,10 @@ class LLGuidanceMatcher:
         if token in self._vocabulary.stop_ids:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
-        return bool(self._matcher.try_consume_tokens([token]))
+        if self._matcher.try_consume_tokens([token]):
+            return True
+        self._matcher.compute_bitmask()  # only then does it say that it is past its limits, if it is
+        return False
 
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
@@ -203,6 +206,11 @@ class LLGuidanceMatcher:
     def fork(self) -> "LLGuidanceMatcher":
         """A second matcher in the same state."""
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._spoil, self._ended)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the library has given up."""
+        return bool(self._matcher.is_error())
 
     @property
     def terminated(self) -> bool:

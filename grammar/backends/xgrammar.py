@@ -110,6 +110,11 @@ class XGrammarMatcher:
         return XGrammarMatcher(self._matcher.fork(), self._vocabulary)
 
     @property
+    def failed(self) -> bool:
+        """Never: what it knows is made beforehand."""
+        return False
+
+    @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""
         return bool(self._matcher.is_terminated())

@@ -5,21 +5,22 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
-from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.closing.blueprint import Blueprint, Sketch
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.plan import Course, Plan, course
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.closing.texts import Words
-from personae.grammar.schema.document import MAX_SHORTEST
+from personae.grammar.schema.document import MAX_SHORTEST, SCHEMA_PARAM, TOO_COMPLEX
 
 
 class ClosingGrammar:
     """Shared by all answers that it binds; thread-safe.
 
-    `inner` and `bytewise` are what the blueprint's specs compile to.
+    `inner` and `bytewise` are what the blueprint's outline compiles to.
     `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
     closed. `plain` are the tokens of plain text, if that leads away from the end by no more than itself.
     """
@@ -35,8 +36,9 @@ class ClosingGrammar:
         self.table = table
         self._bytewise = bytewise
         self.texts = table.texts
-        self._hints = _hints(blueprint, table)
-        self.shortest_plan = planned(blueprint, bytewise, table, self._hints).plan
+        self._hints = _hints(blueprint.reach, table)
+        self.shortest_plan = blueprint.plan
+        self._varied = blueprint.varied
         self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
         is_plain = self.reach.plain is not None and self.reach.plain <= 1
         self.plain = table.plain(self.reach.barred) if is_plain else table.only()
@@ -81,27 +83,40 @@ class ClosingGrammar:
 
     def planner(self) -> Planner:
         """A planner for one answer."""
-        return Planner(self._hints, self.table.bytewise_size)
+        return Planner(self._hints, self.table.bytewise_size, varied=self._varied)
 
 
-def planned(
-    blueprint: Blueprint, bytewise: CompiledGrammar | None, table: TokenTable, hints: Hints | None = None
-) -> Blueprint:
-    """The blueprint with the shortest answer, if one is found. `bytewise` is what its bytewise spec compiles
-    to."""
-    if blueprint.planned:
-        return blueprint
-    plan = None
+def planned(sketch: Sketch, bytewise: CompiledGrammar | None, table: TokenTable) -> Blueprint:
+    """The blueprint, with the shortest answer if one is found. `bytewise` is what its bytewise spec compiles
+    to.
+
+    Raises GrammarError if none is found of a schema: its answers could not be closed.
+    """
+    reach = sketch.bounds()
+    plan, varied = None, False
     if bytewise is not None:
-        planner = Planner(hints or _hints(blueprint, table), table.bytewise_size)
-        piece = planner.plan(bytewise.matcher(), b"", MAX_SHORTEST)
-        tokens = None if piece is None else table.spell_shortest(piece)
-        plan = None if piece is None or tokens is None else Plan(piece, tuple(tokens))
-    return msgspec.structs.replace(blueprint, plan=plan, planned=True)
+        hints = _hints(reach, table)
+        plan = _shortest(bytewise, Planner(hints, table.bytewise_size), table)
+        if plan is None and sketch.outline.inner.kind == "json_schema":
+            plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
+            varied = True
+            if plan is None:
+                raise GrammarError(
+                    "No complete answer by the schema is found; make it simpler.",
+                    param=SCHEMA_PARAM,
+                    code=TOO_COMPLEX,
+                )
+    return Blueprint(sketch.outline, reach, plan, varied)
 
 
-def _hints(blueprint: Blueprint, table: TokenTable) -> Hints:
-    known = blueprint.reach or Reach()
+def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) -> Plan | None:
+    piece = planner.plan(bytewise.matcher(), b"", MAX_SHORTEST)
+    tokens = None if piece is None else table.spell_shortest(piece)
+    return None if piece is None or tokens is None else Plan(piece, tuple(tokens))
+
+
+def _hints(reach: Reach | None, table: TokenTable) -> Hints:
+    known = reach or Reach()
     ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
     return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps)
 

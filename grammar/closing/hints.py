@@ -23,8 +23,8 @@ def hints_of(schema: Any) -> list[bytes]:
             if isinstance(text, str):
                 written = _text(text)
                 found[written] = min(found.get(written, math.inf), weight + len(written))
-        if isinstance(node.get("pattern"), str):
-            written = _text(pattern_reach(node["pattern"]).example)
+        for example in examples_of(node):
+            written = _text(example)
             found.setdefault(written, weight + len(written))
         for keyword in ("anyOf", "oneOf"):
             for one in node.get(keyword, ()):
@@ -43,6 +43,18 @@ def hints_of(schema: Any) -> list[bytes]:
             break
         kept.append(text)
     return kept
+
+
+def examples_of(node: dict[str, Any]) -> list[str]:
+    """Texts that match a schema's pattern, and one that may match all of those it has to match together."""
+    patterns = [
+        str(one["pattern"])
+        for one in (node, *node.get("allOf", ()))
+        if isinstance(one, dict) and "pattern" in one
+    ]
+    examples = [pattern_reach(pattern).example for pattern in patterns]
+    together = ["".join(examples)] if len(examples) > 1 else []  # no pattern is about the whole text
+    return [*together, *(examples[:1] if "pattern" in node else ())]
 
 
 def _is_closed(schema: Any) -> bool:

@@ -9,6 +9,9 @@ objections only the first token of the plan is left, and what is sure. So there 
 whichever the model chooses, and the last one is empty. Once no token can be spared, what is known to take one
 more than the plan does is left out of the mask beforehand (`outlook.py`).
 
+A backend that gives up on an answer, its automaton having grown too large, is left behind: the answer goes on
+as the plan says, to its end.
+
 Whether there is an objection depends on the tokens accepted and the budget alone: a matcher that replays a
 log objects as the first one did.
 """
@@ -75,6 +78,8 @@ class ClosingMatcher:
         self._outlook: Outlook | None = None  # of this step
         self._objections = 0  # of this step
         self._text: Text | None = None
+        self._following = False  # the plan alone: the backend has given up
+        self._stopped = False
         if self._near:
             self._plan = grammar.shortest_course
 
@@ -84,7 +89,12 @@ class ClosingMatcher:
         if self._text is not None:
             words[:] = self._text.words
         else:
-            self._inner.fill(bitmask, row)
+            if not self._following:
+                self._inner.fill(bitmask, row)
+                self._following = self._inner.failed and self._follow()
+            if self._following:
+                words[:] = self._next() if not self.terminated else self._grammar.table.stops
+                return
             if self._inner.terminated:
                 return
             if self._grammar.reach.texts:
@@ -110,7 +120,7 @@ class ClosingMatcher:
     @property
     def asks(self) -> bool:
         """Whether the token that is chosen may meet with an objection."""
-        return self._plan is not None and not self._inner.terminated
+        return self._plan is not None and not self._following and not self._inner.terminated
 
     def objection(self, token: int) -> Words | None:
         """What is to be left out, as a row of a bitmask, because no completion in time is found after
@@ -123,7 +133,7 @@ class ClosingMatcher:
         if self._ahead is not None:
             return None
         self._objections += 1
-        first = table.only() if plan.first is None else table.only(plan.first)
+        first = self._first(plan)
         if self._objections > _OBJECTIONS:
             return ~(table.stops | first)
         return self._looked(plan).as_long(token) & ~first
@@ -131,16 +141,32 @@ class ClosingMatcher:
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed by the grammar."""
         plan, ahead = self._plan, self._ahead
+        if self._following:
+            return self._accept_next(token)
         if plan is not None and (ahead is None or ahead.token != token):
             ahead = None if self._ends(token) else self._ask(token, plan)
         if not self._inner.accept(token):
-            return False
-        self._accepted.append(token)
-        if self._inner.terminated:
-            self._text = None
-        else:
-            self._advance(token, None if plan is None or ahead is None else ahead.plan)
+            self._following = self._inner.failed and (ahead is not None or self._follow())
+            if ahead is None or not self._following:
+                return self._following and self._accept_next(token)
+        self._advance(token, None if ahead is None else ahead.plan)
         return True
+
+    def _accept_next(self, token: int) -> bool:
+        """As `accept`, where the plan alone is followed. The backend may give up earlier on a log that is
+        replayed: what was accepted then has a plan behind it, too."""
+        plan = self._plan
+        if plan is None or self.terminated:
+            return False
+        if self._grammar.table.holds(self._next(), token):
+            self._stopped = not plan.count
+            self._advance(token, plan.after(plan.length))
+            return True
+        piece = () if self._ends(token) else self._grammar.table.piece(token)
+        found = self._found(piece, plan.piece, self._left - 1) if piece else None
+        if found is not None:
+            self._advance(token, found)
+        return found is not None
 
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept as many of `tokens` as are allowed; how many that were."""
@@ -155,8 +181,11 @@ class ClosingMatcher:
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
-        self._inner.rollback(len(self._accepted))
         accepted = self._accepted[: len(self._accepted) - count]
+        if self._following:
+            self._inner = self._grammar.inner.matcher()
+        else:
+            self._inner.rollback(len(self._accepted))
         self._begin()
         self.feed(accepted)
 
@@ -165,6 +194,7 @@ class ClosingMatcher:
         other = ClosingMatcher(self._inner.fork(), self._grammar, self._budget)
         other._left, other._opened, other._plan = self._left, self._opened, self._plan
         other._objections = self._objections
+        other._following, other._stopped = self._following, self._stopped
         other._accepted = self._accepted.copy()
         other._synced, other._recent = self._synced, self._recent
         other._numbers = self._numbers.fork()
@@ -174,10 +204,34 @@ class ClosingMatcher:
     @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""
-        return self._inner.terminated
+        return self._stopped or self._inner.terminated
+
+    @property
+    def failed(self) -> bool:
+        """Whether the backend has given up, and there is no plan either."""
+        return self._inner.failed and not self._following
+
+    def _follow(self) -> bool:
+        """Have the plan for the rest of the answer; whether there is one."""
+        if self._plan is None:
+            self._plan = self._found((), (), self._left)
+        return self._plan is not None
+
+    def _next(self) -> Words:
+        """What the plan says alone, as a row of a bitmask."""
+        assert self._plan is not None
+        return self._first(self._plan) if self._plan.count else self._grammar.table.stops
+
+    def _first(self, plan: Course) -> Words:
+        """The plan's first token as a row of a bitmask; nothing if the plan is empty."""
+        return self._grammar.table.only(*(() if plan.first is None else (plan.first,)))
 
     def _advance(self, token: int, plan: Course | None) -> None:
         """The books after `token`, behind which there is `plan`."""
+        self._accepted.append(token)
+        if self.terminated:
+            self._text = None
+            return
         grammar = self._grammar
         self._left -= 1
         self._objections = 0
@@ -189,7 +243,7 @@ class ClosingMatcher:
         if plan is None:
             plan = self._found((), (), self._left) if self._near else None
         self._plan = plan
-        if plan is not None:
+        if plan is not None and not self._following:
             self._relax(plan)
 
     def _relax(self, plan: Course) -> None:
@@ -203,7 +257,7 @@ class ClosingMatcher:
 
     def _ends(self, token: int) -> bool:
         """Whether it is a stop token, or follows one."""
-        return self._inner.terminated or self._grammar.table.holds(self._grammar.table.stops, token)
+        return self.terminated or self._grammar.table.holds(self._grammar.table.stops, token)
 
     @property
     def _bound(self) -> int:

@@ -19,6 +19,9 @@ _LOOKAHEAD = 160  # bytes of a value that is tried
 _LEVELS = 2
 _RECENT = 512
 _MOST_TAILS = 4
+_ENDS_TRIED = frozenset((4, 8, 16, 32, 64, 128, 256))  # lengths of a text at which ends of examples are tried
+_MOST_ENDS = 256
+_DEEP, _EVERY = 128, 1024  # brackets, looked at after so many bytes
 _FUEL = 2000  # bytes that are tried and not kept, in one search
 
 _DIGITS_OF_NUMBERS = 24
@@ -56,6 +59,8 @@ class Hints:
         self.ends = tuple(ends)
         self.exits = tuple(exits)
         self.words_first = words_first
+        parts = {end[start:]: None for end in self.ends for start in range(len(end))}
+        self.parts = sorted(parts, key=len)[:_MOST_ENDS]
         self._after: dict[bytes, dict[int, None]] = {}
         for text in words:
             for end in range(min(len(text), 256)):
@@ -67,10 +72,14 @@ class Hints:
 
 
 class Planner:
-    """Searches for one answer at a time. Not thread-safe; `hints` are shared. `size`: bytewise ids."""
+    """Searches for one answer at a time. Not thread-safe; `hints` are shared. `size`: bytewise ids.
 
-    def __init__(self, hints: Hints, size: int) -> None:
+    `varied`: what has been written least comes first, not what is shortest, where that goes round in circles.
+    """
+
+    def __init__(self, hints: Hints, size: int, *, varied: bool = False) -> None:
         self._hints = hints
+        self._varied = varied
         self._fuel = 0
         self._bitmask = np.zeros((1, words_of(size)), np.int32)
 
@@ -103,7 +112,12 @@ class Planner:
         """To the end of the answer, or of the begun `value`. The matcher is used up."""
         out: list[int] = []
         text = bytearray(recent)
+        looked = _EVERY
         while len(out) <= limit:
+            if len(out) >= looked and not self._varied:
+                looked += _EVERY
+                if _depth(text) > _DEEP:
+                    return None
             mask = self.mask(matcher)
             self._fuel -= value is not None
             if self._fuel < 0 and value is not None:
@@ -137,7 +151,7 @@ class Planner:
         if mask & (mask - 1) == 0:
             return (mask.bit_length() - 1,) if mask else ()
         if self._hints.words_first and not free:
-            return self._letter(mask, text)
+            return self._letter(matcher, mask, text)
         if self._hints.steps and mask & _DIGITS and not free and not mask & _ENDS:
             multiple = self._multiple(matcher, text)
             if multiple:
@@ -155,13 +169,13 @@ class Planner:
         if mask >> _QUOTE & 1:
             return (_QUOTE,)
         begun = bytes(text[text.rfind(b'"') + 1 :])
-        hinted = self._hinted(mask, begun) if begun else ()
+        hinted = self._hinted(mask, begun, text) if begun else ()
         if hinted:
             return hinted
         for byte in (*_CLOSERS, *b":,"):
             if mask >> byte & 1:
                 return (byte,)
-        return self._letter(mask, text)
+        return self._letter(matcher, mask, text)
 
     def _multiple(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
         """Digits that make a multiple of the number that has begun, or a number where none has."""
@@ -187,7 +201,7 @@ class Planner:
         for end in self._hints.ends:
             if not self._stays_free(matcher, end):
                 return end
-        return self._letter(mask, text)
+        return self._letter(matcher, mask, text)
 
     def _stays_free(self, matcher: Matcher, piece: Sequence[int]) -> bool:
         fork = matcher.fork()
@@ -202,7 +216,7 @@ class Planner:
         digits = [byte for byte in starts if byte in b"0123456789"]
         starts = digits[:2] + starts[len(digits) :]
         if len(starts) < 2 or level >= _LEVELS or self._fuel < 0:
-            return starts[:1] or self._letter(mask, text)
+            return starts[:1] or self._letter(matcher, mask, text)
         best: list[int] | None = None
         for byte in starts:
             most = min(limit, _LOOKAHEAD) if best is None else len(best) - 2
@@ -215,11 +229,14 @@ class Planner:
                     break
         return best or starts[:1]
 
-    def _letter(self, mask: int, text: bytearray) -> Sequence[int]:
+    def _letter(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
         """Within a name, a listed value, a number or a pattern: what leads to its end."""
-        hinted = self._hinted(mask, bytes(text if self._hints.words_first else text[text.rfind(b'"') + 1 :]))
-        if hinted:
-            return hinted
+        begun = bytes(text if self._hints.words_first else text[text.rfind(b'"') + 1 :])
+        found = self._hinted(mask, begun, text)
+        if not found and len(begun) in _ENDS_TRIED:
+            found = self._end(matcher, mask)
+        if found:
+            return found
         allowed = mask & _BYTES & ~_BLANKS & ~_BACKSLASH or mask & _BYTES
         if not allowed:
             return ()
@@ -229,13 +246,25 @@ class Planner:
             recent |= 1 << byte
             last = next(group for group in _CLASSES if group >> byte & 1)
         for group in (*(group for group in _CLASSES if group != last), last):
-            found = allowed & group & ~recent
-            if found:
-                return ((found & -found).bit_length() - 1,)
+            best = allowed & group & ~recent
+            if best:
+                return ((best & -best).bit_length() - 1,)
         return ((allowed & -allowed).bit_length() - 1,)
 
-    def _hinted(self, mask: int, begun: bytes) -> Sequence[int]:
-        return next(((byte,) for byte in self._hints.after(begun) if mask >> byte & 1), ())
+    def _end(self, matcher: Matcher, mask: int) -> Sequence[int]:
+        """The end of an example of a pattern, after which the text may end."""
+        for part in self._hints.parts:
+            if mask >> part[0] & 1:
+                fork = matcher.fork()
+                if fork.feed(part) == len(part) and self.mask(fork) & (1 << _QUOTE | 1 << STOP):
+                    return part
+        return ()
+
+    def _hinted(self, mask: int, begun: bytes, text: bytearray) -> Sequence[int]:
+        found = [byte for byte in self._hints.after(begun) if mask >> byte & 1]
+        if self._varied and len(found) > 1:
+            found.sort(key=lambda byte: text.count(b'"' + begun + bytes((byte,))))
+        return found[:1]
 
 
 class _Value:
@@ -259,6 +288,10 @@ class _Value:
             self._quoted = not self._quoted
         elif not self._quoted and byte < STOP:
             self._depth += (byte in b"{[") - (byte in b"}]")
+
+
+def _depth(text: bytearray) -> int:
+    return text.count(b"{") + text.count(b"[") - text.count(b"}") - text.count(b"]")
 
 
 def _is_free(mask: int) -> bool:

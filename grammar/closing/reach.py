@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from personae.grammar.closing.hints import hints_of
+from personae.grammar.closing.hints import examples_of, hints_of
 from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.walk import children, subschemas
@@ -146,7 +146,9 @@ class _SchemaReach:
         grown: int | None = 1 + (lexeme if plain else 0)
         if any("patternProperties" in node or "propertyNames" in node for node in nodes):
             grown = 1 + lexeme + int(max(container, root))
-        examples = {pattern_reach(node["pattern"]).example for node in nodes if "pattern" in node}
+        names = {name for node in nodes for name in node.get("patternProperties", ())}
+        examples = {pattern_reach(name).example for name in names}
+        examples.update(*map(examples_of, nodes))
         formats = {node["format"] for node in nodes if isinstance(node.get("format"), str)}
         examples.update(*(_WAYS_OUT[name] for name in formats & _WAYS_OUT.keys()))
         ends = tuple(json.dumps(text, ensure_ascii=False)[1:-1] for text in sorted(examples) if text)

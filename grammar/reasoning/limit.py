@@ -200,6 +200,11 @@ class LimitedMatcher:
         return other
 
     @property
+    def failed(self) -> bool:
+        """Whether the inner matcher is past its library's limits."""
+        return self._inner.failed
+
+    @property
     def terminated(self) -> bool:
         """Whether a stop token has been accepted."""
         return self._inner.terminated

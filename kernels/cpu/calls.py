@@ -64,14 +64,25 @@ class CpuOperators:
         self._rotary = library.personae_rotary
         self._rotary.argtypes = [ctypes.c_int, *[c_void_p] * 4, *[c_int64] * 5]
         self._silu = library.personae_silu_and_mul
-        self._silu.argtypes = [ctypes.c_int, *[c_void_p] * 2, *[c_int64] * 3]
+        self._gelu = library.personae_gelu_and_mul
+        for gate in (self._silu, self._gelu):
+            gate.argtypes = [ctypes.c_int, *[c_void_p] * 2, *[c_int64] * 3]
         self._choose = library.personae_choose
         self._choose.argtypes = [*[c_void_p] * 2, *[c_int64] * 4, *[c_void_p] * 3]
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names."""
         norms = ("rms_norm", "add_rms_norm")
-        names = ("append_kv", "paged_attention", "sgmv", *norms, "rotary", "silu_and_mul", "choose")
+        names = (
+            "append_kv",
+            "paged_attention",
+            "sgmv",
+            *norms,
+            "rotary",
+            "silu_and_mul",
+            "gelu_and_mul",
+            "choose",
+        )
         return {name: getattr(self, name) for name in names}
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
@@ -193,6 +204,7 @@ class CpuOperators:
             return reference.rms_norm(summed, weight, eps), summed
         y = torch.empty(x.shape, dtype=x.dtype)
         total = None if residual is None else torch.empty(x.shape, dtype=x.dtype)
+        weight = weight.float()
         outer, inner = (x.shape[0], 1) if x.dim() < 3 else x.shape[:2]
         self._rms_norm(
             code,
@@ -233,12 +245,16 @@ class CpuOperators:
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """See `reference.silu_and_mul`."""
-        code = TYPES.get(x.dtype)
-        if code is None:
-            return reference.silu_and_mul(x)
+        return self._gated(self._silu, x) if x.dtype in TYPES else reference.silu_and_mul(x)
+
+    def gelu_and_mul(self, x: Tensor) -> Tensor:
+        """See `reference.gelu_and_mul`."""
+        return self._gated(self._gelu, x) if x.dtype in TYPES else reference.gelu_and_mul(x)
+
+    def _gated(self, function: Callable[..., None], x: Tensor) -> Tensor:
         tokens, inner = x.shape[0], x.shape[1] // 2
         y = torch.empty(tokens, inner, dtype=x.dtype)
-        self._silu(code, x.data_ptr(), y.data_ptr(), tokens, inner, x.stride(0))
+        function(TYPES[x.dtype], x.data_ptr(), y.data_ptr(), tokens, inner, x.stride(0))
         return y
 
     def choose(

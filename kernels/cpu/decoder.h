@@ -309,20 +309,21 @@ class Decoder {
                                                                 _mm512_load_ps(gate_up_.at(row, m_.inner + c))));
     }
 
-    // A head of q or k: its norm, if it has one, the rotation, and rounding.
-    void rotate(const float* x, const float* norm, int64_t position, bf16* to) const {
-        const int64_t half = m_.dim / 2;
-        const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
+    // A head of q or k: its norm, if it has one, the rotation, if the layer has one, and rounding.
+    void rotate(const DecoderLayer& l, const float* x, const float* norm, int64_t position, bf16* to) const {
+        const int64_t half = l.cos ? m_.turned / 2 : 0;
+        const float *cos = l.cos + position * half, *sin = l.sin + position * half;
         const Vec scale = splat(norm ? inverse_rms(x, m_.dim, m_.eps, Sums::NEXT) : 1.0f);
+        auto part = [&](int64_t d) {
+            const Vec v = load(x + d / 16 * Sums::NEXT);
+            return norm ? v * scale * load(norm + d) : v;
+        };
         for (int64_t d = 0; d < half; d += LANES) {
-            Vec first = load(x + d / 16 * Sums::NEXT), second = load(x + (half + d) / 16 * Sums::NEXT);
-            if (norm) {
-                first = first * scale * load(norm + d);
-                second = second * scale * load(norm + half + d);
-            }
+            const Vec first = part(d), second = part(half + d);
             put(to + d, (__m512)(first * load(cos + d) - second * load(sin + d)));
             put(to + half + d, (__m512)(second * load(cos + d) + first * load(sin + d)));
         }
+        for (int64_t d = 2 * half; d < m_.dim; d += LANES) put(to + d, (__m512)part(d));
     }
 
     bf16* keys(int64_t layer) const { return b_->cache + layer * b_->layer_stride; }
@@ -332,7 +333,7 @@ class Decoder {
         bf16* key = keys(layer) + index / b_->page_size * b_->page_stride +
                     (head * b_->page_size + index % b_->page_size) * m_.dim;
         const float* k = qkv_.at(token, (m_.heads + head) * m_.dim);
-        rotate(k, l.k_norm, b_->positions[token], key);
+        rotate(l, k, l.k_norm, b_->positions[token], key);
         const float* v = qkv_.at(token, (m_.heads + m_.kv_heads + head) * m_.dim);
         for (int64_t d = 0; d < m_.dim; d += 32, v += 2 * Sums::NEXT)
             put(key + b_->value_offset + d, _mm512_load_ps(v), _mm512_load_ps(v + Sums::NEXT));
@@ -359,7 +360,7 @@ class Decoder {
         const int64_t position = length - (b_->query_start[q.row + 1] - b_->query_start[q.row]) + q.first;
         if (!several_) append_head(l, layer, start, q.head);  // nobody else needs this key
         for (int64_t m = 0; m < vectors; m++)
-            rotate(qkv_.at(start + m / group, (q.head * group + m % group) * m_.dim), l.q_norm,
+            rotate(l, qkv_.at(start + m / group, (q.head * group + m % group) * m_.dim), l.q_norm,
                    b_->positions[start + m / group], s.queries.data() + m * m_.dim);
         attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
         for (int64_t m = 0; m < vectors; m++)

@@ -9,14 +9,15 @@ struct DecoderLayer {
     const float *attention_norm, *mlp_norm;
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // null: none
     const float *q_norm, *k_norm;                               // over a head; null: none
+    const float *cos, *sin;                                     // [positions][turned / 2]; null: no rotation
     int64_t window;                                             // 0: none
 };
 
 struct DecoderShape {
-    int64_t layers, hidden, heads, kv_heads, dim, inner, vocab;
+    int64_t layers, hidden, heads, kv_heads, dim, turned, inner, vocab;  // turned: dimensions that are rotated
     float eps, scale;
     const bf16* embedding;
-    const float *cos, *sin, *norm;
+    const float* norm;
     const Packed* output;
 };
 

@@ -26,17 +26,17 @@ def _sizes(*names: str) -> list[tuple[str, type]]:
 class _Layer(ctypes.Structure):
     _fields_ = (
         *_pointers("qkv", "o", "gate_up", "down", "attention_norm", "mlp_norm"),
-        *_pointers("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm"),
+        *_pointers("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm", "cos", "sin"),
         *_sizes("window"),
     )
 
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *_sizes("layers", "hidden", "heads", "kv_heads", "dim", "inner", "vocab"),
+        *_sizes("layers", "hidden", "heads", "kv_heads", "dim", "turned", "inner", "vocab"),
         ("eps", c_float),
         ("scale", c_float),
-        *_pointers("embedding", "cos", "sin", "norm", "output"),
+        *_pointers("embedding", "norm", "output"),
     )
 
 
@@ -97,10 +97,16 @@ class Fused:
             or hidden % 32
             or inner % 32
             or weights.head_dim % 32
+            or any(turned % 32 for turned in _turned(weights))
             or weights.heads // weights.kv_heads > MAX_GROUP
         ):
             return None
         return CpuDecoder(self, weights)
+
+
+def _turned(weights: DecoderWeights) -> set[int]:
+    """How many of a head's dimensions the layers rotate."""
+    return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
 class CpuLinear:
@@ -168,13 +174,12 @@ class CpuDecoder:
             weights.heads,
             weights.kv_heads,
             weights.head_dim,
+            max(_turned(weights)),
             weights.layers[0].down.weight.shape[1],
             self._vocab,
             weights.eps,
             weights.head_dim**-0.5,
             self._keep(weights.embedding),
-            self._keep(weights.cos),
-            self._keep(weights.sin),
             self._keep(weights.norm.float()),
             self.output.handle,
         )
@@ -195,6 +200,7 @@ class CpuDecoder:
             self._keep(layer.mlp_norm.float()),
             *(None if linear.bias is None else linear.bias.data_ptr() for linear in linears),
             *(None if norm is None else self._keep(norm.float()) for norm in norms),
+            *(self._keep(table) for table in layer.rope) if layer.rope else (None, None),
             layer.window or 0,
         )
 

@@ -31,12 +31,12 @@ void personae_append_kv(int type, const void* k, const void* v, void* kc, void* 
 
 void personae_sgmv(int type, const Sgmv* s) { DISPATCH(sgmv<float>(*s), sgmv<bf16>(*s)) }
 
-void personae_rms_norm(int type, const void* x, const void* residual, const void* weight, void* y, void* total,
+void personae_rms_norm(int type, const void* x, const void* residual, const float* weight, void* y, void* total,
                        int64_t outer, int64_t inner, int64_t n, int64_t outer_stride, int64_t inner_stride,
                        float eps) {
-    DISPATCH(rms_norm((const float*)x, (const float*)residual, (const float*)weight, (float*)y, (float*)total, outer,
+    DISPATCH(rms_norm((const float*)x, (const float*)residual, weight, (float*)y, (float*)total, outer,
                       inner, n, outer_stride, inner_stride, eps),
-             rms_norm((const bf16*)x, (const bf16*)residual, (const bf16*)weight, (bf16*)y, (bf16*)total, outer,
+             rms_norm((const bf16*)x, (const bf16*)residual, weight, (bf16*)y, (bf16*)total, outer,
                       inner, n, outer_stride, inner_stride, eps))
 }
 
@@ -47,8 +47,13 @@ void personae_rotary(int type, void* x, const int64_t* positions, const float* c
 }
 
 void personae_silu_and_mul(int type, const void* x, void* y, int64_t tokens, int64_t inner, int64_t stride) {
-    DISPATCH(silu_and_mul((const float*)x, (float*)y, tokens, inner, stride),
-             silu_and_mul((const bf16*)x, (bf16*)y, tokens, inner, stride))
+    DISPATCH(act_and_mul<false>((const float*)x, (float*)y, tokens, inner, stride),
+             act_and_mul<false>((const bf16*)x, (bf16*)y, tokens, inner, stride))
+}
+
+void personae_gelu_and_mul(int type, const void* x, void* y, int64_t tokens, int64_t inner, int64_t stride) {
+    DISPATCH(act_and_mul<true>((const float*)x, (float*)y, tokens, inner, stride),
+             act_and_mul<true>((const bf16*)x, (bf16*)y, tokens, inner, stride))
 }
 
 void personae_choose(const float* logits, const void* bitmask, int64_t rows, int64_t vocab, int64_t stride,

@@ -1,4 +1,4 @@
-// What works row by row: norms, rotary embedding, SiLU.
+// What works row by row: norms, rotary embedding, gates.
 #pragma once
 #include "vector.h"
 
@@ -7,8 +7,8 @@ namespace {
 constexpr int64_t SERIAL = 16384;  // elements under which a second thread costs more than it brings
 
 template <typename T>
-void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* total, int64_t outer, int64_t inner, int64_t n,
-              int64_t outer_stride, int64_t inner_stride, float eps) {
+void rms_norm(const T* x, const T* residual, const float* weight, T* y, T* total, int64_t outer, int64_t inner,
+              int64_t n, int64_t outer_stride, int64_t inner_stride, float eps) {
 #pragma omp parallel for if (outer * inner * n > SERIAL)
     for (int64_t row = 0; row < outer * inner; row++) {
         const T* from = x + row / inner * outer_stride + row % inner * inner_stride;
@@ -27,7 +27,7 @@ void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* total, in
         float mean = sum(squares);
         for (; d < n; d++) mean += widen(from[d]) * widen(from[d]);
         const float scale = 1.0f / __builtin_sqrtf(mean / n + eps);
-        for (d = 0; d < n; d++) y[row * n + d] = narrow<T>(widen(from[d]) * scale * widen(weight[d]));
+        for (d = 0; d < n; d++) y[row * n + d] = narrow<T>(widen(from[d]) * scale * weight[d]);
     }
 }
 
@@ -49,18 +49,20 @@ void rotary(T* x, const int64_t* positions, const float* cos, const float* sin, 
     }
 }
 
-template <typename T> void silu_and_mul(const T* x, T* y, int64_t tokens, int64_t inner, int64_t stride) {
+// act(gate) * up, act(g) = g / (1 + exp(-z)): z = g is SiLU, z = 2 sqrt(2 / pi) (g + 0.044715 g^3) is GELU's tanh form.
+template <bool GELU, typename T> void act_and_mul(const T* x, T* y, int64_t tokens, int64_t inner, int64_t stride) {
 #pragma omp parallel for if (tokens * inner > SERIAL)
     for (int64_t t = 0; t < tokens; t++) {
         const T *gate = x + t * stride, *up = gate + inner;
         T* to = y + t * inner;
-        auto silu = [](Vec g) {  // through exp(-|g|), which cannot overflow
-            const Vec e = exp_negative(select(g < 0.0f, g, -g));
-            return g * select(g < 0.0f, e, splat(1.0f)) / (e + 1.0f);
+        auto act = [](Vec g) {  // through exp(-|z|), which cannot overflow
+            const Vec z = GELU ? 1.5957691216f * (g + 0.044715f * g * g * g) : g;
+            const Vec e = exp_negative(select(z < 0.0f, z, -z));
+            return g * select(z < 0.0f, e, splat(1.0f)) / (e + 1.0f);
         };
         int64_t d = 0;
-        for (; d + LANES <= inner; d += LANES) store(to + d, silu(load(gate + d)) * load(up + d));
-        for (; d < inner; d++) to[d] = narrow<T>(silu(splat(widen(gate[d])))[0] * widen(up[d]));
+        for (; d + LANES <= inner; d += LANES) store(to + d, act(load(gate + d)) * load(up + d));
+        for (; d < inner; d++) to[d] = narrow<T>(act(splat(widen(gate[d])))[0] * widen(up[d]));
     }
 }
 

@@ -26,6 +26,7 @@ OPERATORS = (
     "add_rms_norm",
     "rotary",
     "silu_and_mul",
+    "gelu_and_mul",
     "choose",
 )
 
@@ -90,7 +91,7 @@ class TritonOperators:
 
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         """See `reference.rotary`."""
-        if q.dtype not in TYPES or not _dense_heads(q) or not _dense_heads(k):
+        if q.dtype not in TYPES or q.stride(2) != 1 or k.stride(2) != 1:
             reference.rotary(q, k, positions, cos, sin)
             return
         pointwise.rotary(q, k, positions, cos, sin)
@@ -99,7 +100,13 @@ class TritonOperators:
         """See `reference.silu_and_mul`."""
         if x.dtype not in TYPES or x.stride(1) != 1:
             return reference.silu_and_mul(x)
-        return pointwise.silu_and_mul(x)
+        return pointwise.act_and_mul(x, gelu=False)
+
+    def gelu_and_mul(self, x: Tensor) -> Tensor:
+        """See `reference.gelu_and_mul`."""
+        if x.dtype not in TYPES or x.stride(1) != 1:
+            return reference.gelu_and_mul(x)
+        return pointwise.act_and_mul(x, gelu=True)
 
     def choose(
         self, logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch

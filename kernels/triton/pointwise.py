@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from personae.kernels.triton.device.pointwise import (
+    act_and_mul_kernel,
     append_kv_kernel,
     rms_norm_kernel,
     rotary_kernel,
-    silu_and_mul_kernel,
 )
 from personae.kernels.triton.sizes import ceil_div, power_of_two
 
 ROTARY_HEADS = 4  # a program
-SILU_BLOCK = 1024
+GATE_BLOCK = 1024
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """See `reference.rotary`; heads contiguous, tokens may be strided."""
+    """See `reference.rotary`; the last dimension contiguous, heads and tokens may be strided."""
     tokens, q_heads, dim = q.shape
     blocks = ceil_div(q_heads, ROTARY_HEADS) + ceil_div(k.shape[1], ROTARY_HEADS)
     if tokens:
@@ -58,6 +58,8 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) ->
             sin,
             q.stride(0),
             k.stride(0),
+            Q_HEAD=q.stride(1),
+            K_HEAD=k.stride(1),
             Q_HEADS=q_heads,
             K_HEADS=k.shape[1],
             HALF=dim // 2,
@@ -67,12 +69,14 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) ->
         )
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """See `reference.silu_and_mul`; tokens may be strided."""
+def act_and_mul(x: Tensor, *, gelu: bool) -> Tensor:
+    """See `reference.silu_and_mul` and `reference.gelu_and_mul`; tokens may be strided."""
     tokens, size = x.shape[0], x.shape[1] // 2
     y = torch.empty(tokens, size, dtype=x.dtype, device=x.device)
     if tokens:
-        silu_and_mul_kernel[tokens, ceil_div(size, SILU_BLOCK)](x, y, x.stride(0), size, BLOCK=SILU_BLOCK)
+        act_and_mul_kernel[tokens, ceil_div(size, GATE_BLOCK)](
+            x, y, x.stride(0), size, GELU=gelu, BLOCK=GATE_BLOCK
+        )
     return y
 
 

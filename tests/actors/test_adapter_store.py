@@ -14,7 +14,18 @@ from virtual_clock import virtual_clock
 from personae.actors.adapter_store import AdapterStore
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Holdings, Message, Pin, Pinned, Place, Placed, Release, Unpin, Yield
+from personae.actors.messages import (
+    Holdings,
+    Message,
+    Pin,
+    Pinned,
+    Place,
+    Placed,
+    Release,
+    Unpin,
+    Wanted,
+    Yield,
+)
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.library import AdapterLibrary
 
@@ -100,8 +111,22 @@ async def test_a_pin_is_answered_when_the_adapter_is_placed_and_at_once_if_it_is
         assert b.queue_of(one).take() == [Pinned(one, LIFE)]
         assert await b.tell(Pin(one, LIFE)) == []
         assert b.queue_of(one).take() == [Pinned(one, LIFE)]
-        await b.tell(Unpin(one, LIFE))
-        assert await b.tell(Pin(one, LIFE)) == [one]
+
+
+async def test_who_comes_back_to_an_adapter_is_answered_at_once_and_the_executor_is_not_asked() -> None:
+    async with bench() as b:
+        one = DIGESTS[0]
+        await b.tell(Pin(one, LIFE), Placed(one, True))
+        b.queue_of(one).clear()
+        b.store.tell(Unpin(one, LIFE))
+        await settled()
+        assert b.executor.take() == []
+        b.store.tell(Pin(one, LIFE))
+        await settled()
+        assert b.executor.take() == []
+        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        await anyio.sleep(5)
+        assert b.executor.take() == []
 
 
 async def test_what_was_meant_for_another_life_is_ignored() -> None:
@@ -126,6 +151,41 @@ async def test_who_finds_no_room_tries_again_when_there_is_some() -> None:
         assert await b.tell(Unpin(one, LIFE)) == [two]
         await b.tell(Placed(two, True))
         assert b.queue_of(two).take() == [Pinned(two, LIFE)]
+
+
+async def test_for_who_finds_no_room_half_of_those_that_nobody_uses_may_leave_the_longest_idle_first() -> (
+    None
+):
+    async with bench() as b:
+        *four, five = DIGESTS[:5]
+        await b.tell(*(Pin(digest, LIFE) for digest in four), *(Placed(digest, True) for digest in four))
+        await b.tell(*(Unpin(digest, LIFE) for digest in reversed(four)))
+        assert await b.tell(Pin(five, LIFE)) == [five]
+        b.store.tell(Placed(five, False))
+        await settled()
+        assert b.executor.take() == [Release((four[3], four[2])), Place(ADAPTERS[4])]
+        assert await b.tell(Pin(four[3], LIFE), Pin(four[0], LIFE)) == [four[3]], "it may have left by now"
+        for left in ((four[1],), ()):
+            b.store.tell(Placed(five, False))
+            await settled()
+            assert [each.adapters for each in b.executor.take() if isinstance(each, Release)] == [
+                left
+            ] * bool(left)
+
+
+async def test_memory_that_sequences_want_is_let_go_by_the_idle_or_else_by_who_is_idle_next() -> None:
+    async with bench() as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE), Pin(two, LIFE), Placed(one, True), Placed(two, True))
+        for told, released in (
+            (Unpin(one, LIFE), []),
+            (Wanted(), [Release((one,))]),
+            (Wanted(), []),
+            (Unpin(two, LIFE), [Release((two,))]),
+        ):
+            b.store.tell(told)
+            await settled()
+            assert b.executor.take() == released
 
 
 async def test_room_that_is_made_while_the_pool_is_asked_is_not_overlooked() -> None:
@@ -176,12 +236,20 @@ async def test_who_was_told_to_yield_and_does_not_in_time_must_do_so_now() -> No
         assert b.queue_of(three).take() == [Yield(three, LIFE)], "it begins anew"
 
 
-async def test_an_unpin_always_releases() -> None:
+async def test_who_was_told_to_yield_lets_go_at_once_though_others_were_idle_before() -> None:
     async with bench() as b:
-        await b.tell(Pin(DIGESTS[0], LIFE), Placed(DIGESTS[0], True))
-        b.store.tell(Unpin(DIGESTS[0], LIFE))
+        one, two, three = DIGESTS[:3]
+        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
+        await b.tell(Placed(one, True), Placed(two, True), Placed(three, False))
+        await anyio.sleep(0.6)
+        assert b.queue_of(one).take() == [Pinned(one, LIFE), Yield(one, LIFE)]
+        b.store.tell(Unpin(two, LIFE))
         await settled()
-        assert b.executor.take() == [Release(DIGESTS[0])]
+        assert b.executor.take() == [Release((two,)), Place(ADAPTERS[2])]
+        b.store.tell(Unpin(one, LIFE))  # three is being tried, so it has not been refused now
+        await settled()
+        assert b.executor.take() == [Release((one,))]
+        assert await b.tell(Pin(one, LIFE)) == [one], "it is behind three"
 
 
 async def test_what_is_held_and_how_long_it_took_is_told_when_it_has_changed() -> None:

@@ -11,10 +11,12 @@ import pytest
 import torch
 from hf import hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
-from tiny_models import VOCAB, model_folder
+from safetensors.torch import load_file, save_file
+from tiny_models import VOCAB, model_folder, write_json
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.errors import ModelLoadError
 from personae.kernels.registry import reference_only
 
 CPU = torch.device("cpu")
@@ -56,8 +58,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3 tied with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "phi3": ("phi3", {}),
+    "phi3, no window": ("phi3", {"sliding_window": None}),
+    "phi3, part of the head rotated": ("phi3", {"partial_rotary_factor": 0.75}),
+    "smollm3": ("smollm3", {}),
+    "smollm3 tied with biases, layers without rope named": (
+        "smollm3",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 1]},
+    ),
+    "smollm3, windows where no rope is": ("smollm3", {"use_sliding_window": True, "sliding_window": 40}),
+    "granite": ("granite", {}),
+    "granite tied with biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "gemma3": ("gemma3", {}),
+    "gemma3 tied, rope linear": (
+        "gemma3",
+        {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "gemma3"]
 
 
 def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:
@@ -169,6 +187,76 @@ def test_half_precision_runs_within_tolerance(family: str, dtype: str, tolerance
     assert sequences.kv.data.dtype == decoder.dtype == getattr(torch, dtype)
     assert logits.dtype == torch.float32
     assert relative_error(logits, truth) < tolerance
+
+
+@pytest.mark.parametrize("context", [64, 300], ids=["short factors", "long factors"])
+def test_longrope_takes_the_factors_of_the_longest_context_that_is_served(context: int) -> None:
+    pairs = 6  # 0.75 of a head of 16
+    longrope = {
+        "type": "longrope",
+        "short_factor": [1 + 0.1 * i for i in range(pairs)],
+        "long_factor": [2.0 + i for i in range(pairs)],
+    }
+    folder = model_folder(
+        "phi3",
+        rope_scaling=longrope,
+        original_max_position_embeddings=64,
+        partial_rotary_factor=0.75,
+        sliding_window=None,
+    )
+    decoder = load_model(folder, device=CPU, max_position=context)
+    prompt = tokens_of(9, context)
+    truth = hf_logits(hf_model(folder), prompt)  # transformers decides by the length of the prompt
+    hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": prompt})
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+@pytest.mark.parametrize("root", ["model.language_model.", "language_model.model."])
+def test_the_decoder_of_a_model_that_reads_images_is_served(family: str, root: str, tmp_path: Path) -> None:
+    folder = model_folder(family)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"gemma3": "Gemma3ForConditionalGeneration", "mistral": "Mistral3ForConditionalGeneration"}
+    around = {"architectures": [names[family]], "vision_config": {}, "torch_dtype": "float32"}
+    write_json(tmp_path / "config.json", around | {"text_config": config, "tie_word_embeddings": False})
+    head = "lm_head." if root.startswith("model") else "language_model.lm_head."
+    tensors = {
+        name.replace("model.", root, 1)
+        if name.startswith("model.")
+        else name.replace("lm_head.", head): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    beside = {"vision_tower.x.weight": torch.ones(2, 2), "multi_modal_projector.y.weight": torch.ones(3)}
+    prefix = "model." if root.startswith("model") else ""
+    save_file(
+        tensors | {prefix + name: tensor for name, tensor in beside.items()}, tmp_path / "model.safetensors"
+    )
+    prompt = tokens_of(3, 60)
+    plain, decoder = (
+        PagedSequences(decoder_of(path)).step({"a": prompt})["a"] for path in (folder, tmp_path)
+    )
+    assert torch.equal(plain, decoder)
+    save_file(tensors | {"audio_tower.z.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"unexpected: audio_tower\.z\.weight"):
+        decoder_of(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_gemma_3_with_images_as_transformers_saves_it_gives_the_same_logits(tmp_path: Path) -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = json.loads((model_folder("gemma3") / "config.json").read_text())
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    torch.manual_seed(3)
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=1, tie_word_embeddings=True
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    prompt = tokens_of(4, 80)
+    logits = PagedSequences(decoder_of(tmp_path)).step({"a": prompt})["a"]
+    assert relative_error(logits, hf_logits(model, prompt)[-1]) < 1e-4
 
 
 def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hf import hf_greedy, hf_logits, hf_model
 from peft import PeftModel
-from tiny_adapters import make_adapter
+from tiny_adapters import ALL_TARGETS, make_adapter
 from tiny_models import VOCAB, model_folder
 from troupe import Troupe
 
@@ -66,6 +66,17 @@ def saved(path: Path, base: Path, seed: int, **options: Any) -> Path:
     return path
 
 
+def of_family(family: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The same for the modules that the family has: Phi-3's q, k and v are one, and gate and up."""
+    if family != "phi3":
+        return options
+    merged = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
+    names = [name.removesuffix("_proj") for name in options.get("targets", ALL_TARGETS)]
+    found = {merged.get(name, name): None for name in names}
+    ends = ("embed_tokens", "lm_head")
+    return options | {"targets": tuple(name if name in ends else f"{name}_proj" for name in found)}
+
+
 def loaded(base: Path, path: Path) -> PeftModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied weights, and of alora's generate
@@ -90,15 +101,19 @@ def loaded(base: Path, path: Path) -> PeftModel:
                 "dora-biases": {"rank": 4, "targets": ("q_proj", "v_proj"), "use_dora": True, "bias": "all"},
             },
         ),
+        ("phi3", {}, {}),
+        ("smollm3", {}, {}),
+        ("granite", {}, {}),
+        ("gemma3", {}, {}),
     ],
-    ids=["llama", "tied", "qwen2"],
+    ids=["llama", "tied", "qwen2", "phi3", "smollm3", "granite", "gemma3"],
 )
 def test_all_variants_in_one_batch_continue_as_in_peft(
     family: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path
 ) -> None:
     base = model_folder(family, **changes)
     made = {
-        name: saved(tmp_path / name, base, seed, **options)
+        name: saved(tmp_path / name, base, seed, **of_family(family, options))
         for seed, (name, options) in enumerate({**VARIANTS, **more}.items())
     }
     troupe = Troupe(base, made)

@@ -173,29 +173,31 @@ def test_norms_equal_the_reference(cpu, dtype, shape) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 50])
-def test_rotary_equals_the_reference(cpu, dtype, tokens) -> None:
+@pytest.mark.parametrize("turned", [32, 24])
+def test_rotary_equals_the_reference_on_heads_and_on_parts_of_heads(cpu, dtype, tokens, turned) -> None:
     merged = torch.randn(tokens, 12 * 32).to(dtype)
-    angles = torch.rand(100, 16) * 6
+    angles = torch.rand(100, turned // 2) * 6
     positions = torch.randint(0, 100, (tokens,))
     results = []
     for operator in (cpu["rotary"], reference.rotary):
         copy = merged.clone()
         q, k = copy[:, : 8 * 32].view(tokens, 8, 32), copy[:, 8 * 32 : 10 * 32].view(tokens, 2, 32)
-        operator(q, k, positions, angles.cos(), angles.sin())
+        operator(q[..., :turned], k[..., :turned], positions, angles.cos(), angles.sin())
         results.append(copy)
     close(*results)
     assert torch.equal(results[0][:, 10 * 32 :], merged[:, 10 * 32 :])
 
 
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_equals_the_reference_at_every_magnitude(cpu, dtype) -> None:
+def test_gates_equal_the_reference_at_every_magnitude(cpu, dtype, name) -> None:
     gate = torch.cat(
         [torch.linspace(-200, 200, 401), torch.tensor([0.0, 1e-8, -1e-8, 88.0, -88.0, 3e38, -3e38])]
     )
     x = torch.cat([gate, torch.ones_like(gate)]).repeat(3, 1).to(dtype)
-    ours = cpu["silu_and_mul"](x)
+    ours = cpu[name](x)
     assert torch.isfinite(ours[:, :401]).all()
-    close(ours, reference.silu_and_mul(x))
+    close(ours, getattr(reference, name)(x))
 
 
 FILTERS = {

@@ -35,6 +35,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, windowed": ("mistral", {"head_dim": 32}),
     "qwen2, upper layers windowed": ("qwen2", {"use_sliding_window": True, "head_dim": 64}),
     "qwen3": ("qwen3", {"hidden_size": 96}),
+    "phi3, half of the head rotated": ("phi3", {"head_dim": 64, "partial_rotary_factor": 0.5}),
+    "smollm3": ("smollm3", {"head_dim": 32}),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from personae.kernels.activation import silu_and_mul
+from personae.kernels.activation import gelu_and_mul, silu_and_mul
 from personae.kernels.norm import add_rms_norm, rms_norm
 from personae.kernels.registry import reference_only
 from personae.kernels.rotary import rotary
@@ -70,6 +70,14 @@ def test_rotary_turns_each_pair_by_its_angle_in_place(dtype: torch.dtype) -> Non
     expected = torch.cat((turned.real, turned.imag), dim=-1).view(5, 96)
     torch.testing.assert_close(merged[:, :96].double(), expected, atol=2 * DTYPES[dtype], rtol=DTYPES[dtype])
     assert torch.equal(merged[:, 96:], before[:, 96:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_and_mul_is_torch_s_own_with_tanh(dtype: torch.dtype) -> None:
+    x = (4 * noise(6, 40)).to(dtype)
+    gate, up = x.double().split(20, dim=-1)
+    truth = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(gelu_and_mul(x).double(), truth, atol=2 * DTYPES[dtype], rtol=DTYPES[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

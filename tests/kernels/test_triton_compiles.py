@@ -121,11 +121,12 @@ def test_what_lies_between_the_products_compiles_without_spills(capability: int,
     tables = meta(8192, 64, dtype=torch.float32)
     caches = meta(2, 4096, 8, 16, 128)
     with launches() as found:
-        pointwise.rms_norm(meta(64, 4096), meta(64, 4096), meta(4096), 1e-5)
+        pointwise.rms_norm(meta(64, 4096), meta(64, 4096), meta(4096, dtype=torch.float32), 1e-5)
         pointwise.rotary(q, k, meta(64, dtype=torch.int64), tables, tables)
-        pointwise.silu_and_mul(meta(64, 28672))
+        pointwise.act_and_mul(meta(64, 28672), gelu=False)
+        pointwise.act_and_mul(meta(64, 28672), gelu=True)
         pointwise.append_kv(k, v, caches[0], caches[1], meta(64, dtype=torch.int64))
-    assert len(found) == 4
+    assert len(found) == 5
     for launch in found:
         machine = compiled(launch, capability, tmp_path)
         print(capability, machine)

@@ -28,6 +28,7 @@ OPERATORS = (
     "add_rms_norm",
     "rotary",
     "silu_and_mul",
+    "gelu_and_mul",
 )
 
 

@@ -52,6 +52,7 @@ def lora_shapes(base: Base) -> LoraShapes:
             "up": (hidden, inner),
             "down": (inner, hidden),
         },
+        merged=config.model_type == "phi3",
     )
 
 

@@ -67,6 +67,42 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "head_dim": 32,
     },
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "sliding_window": 40,
+    },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 0,
+        "no_rope_layer_interval": 2,
+    },
+    "granite": {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "embedding_multiplier": 2.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 0.5,
+    },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "rms_norm_eps": 1e-6,
+        "head_dim": 32,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 40,
+        "sliding_window_pattern": 2,
+    },
 }
 # What the tokenizer learns its merges from.
 CORPUS = """The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs.
@@ -114,8 +150,8 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
     dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     kind = config["model_type"]
-    attention_bias = kind in ("llama", "qwen3") and config.get("attention_bias", False)
-    mlp_bias = kind == "llama" and config.get("mlp_bias", False)
+    attention_bias = kind not in ("mistral", "qwen2", "phi3") and config.get("attention_bias", False)
+    mlp_bias = kind in ("llama", "smollm3", "granite") and config.get("mlp_bias", False)
     qkv_bias = kind == "qwen2" or attention_bias
     linears = {
         "self_attn.q_proj": (q, hidden, qkv_bias),
@@ -126,6 +162,13 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
         "mlp.up_proj": (inner, hidden, mlp_bias),
         "mlp.down_proj": (hidden, inner, mlp_bias),
     }
+    if kind == "phi3":
+        linears = {
+            "self_attn.qkv_proj": (q + 2 * kv, hidden, False),
+            "self_attn.o_proj": (hidden, q, False),
+            "mlp.gate_up_proj": (2 * inner, hidden, False),
+            "mlp.down_proj": (hidden, inner, False),
+        }
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
@@ -135,7 +178,10 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
                 yield f"{prefix}.{name}.bias", (outputs,)
         yield f"{prefix}.input_layernorm.weight", (hidden,)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        if kind == "qwen3":
+        if kind == "gemma3_text":
+            yield f"{prefix}.pre_feedforward_layernorm.weight", (hidden,)
+            yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,)
+        if kind in ("qwen3", "gemma3_text"):
             yield f"{prefix}.self_attn.q_norm.weight", (dim,)
             yield f"{prefix}.self_attn.k_norm.weight", (dim,)
     yield "model.norm.weight", (hidden,)
@@ -151,7 +197,7 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]
     for name, shape in tensor_shapes(config):
         noise = torch.randn(shape, generator=generator)
         if "norm" in name:
-            value = 1 + 0.2 * noise
+            value = 0.2 * noise + (config["model_type"] != "gemma3_text")
         elif name.endswith(".bias"):
             value = 0.3 * noise
         elif "embed_tokens" in name:

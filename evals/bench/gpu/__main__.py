@@ -51,6 +51,7 @@ EXPECTED = {
     "add_rms_norm",
     "rotary",
     "silu_and_mul",
+    "gelu_and_mul",
     "choose",
 }
 

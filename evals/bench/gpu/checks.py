@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from personae.evals.bench.gpu.layer import Layer, Step, step_inputs
 from personae.evals.bench.gpu.shapes import (
@@ -131,18 +132,21 @@ def pointwise_checks(operators: Operators, dtype: torch.dtype, generator: torch.
     """Norms, rotation and activation of 33 tokens."""
     tokens, eps = 33, 1e-5
     x, residual = (noise((tokens, HIDDEN), dtype, generator) for _ in "xr")
-    weight = noise((HIDDEN,), dtype, generator)
+    weight = noise((HIDDEN,), torch.float32, generator)
     total = residual + x
     with poisoned_memory():
         normed = operators["rms_norm"](x, weight, eps)
         added, kept = operators["add_rms_norm"](x, residual, weight, eps)
-        gated = operators["silu_and_mul"](wide := noise((tokens, 2 * INNER), dtype, generator))
+        wide = noise((tokens, 2 * INNER), dtype, generator)
+        silu, gelu = operators["silu_and_mul"](wide), operators["gelu_and_mul"](wide)
     yield Check(f"rms_norm, {dtype}", relative_error(normed, _norm(x, weight, eps)), LIMITS[dtype])
     yield Check(f"add_rms_norm, {dtype}", relative_error(added, _norm(total, weight, eps)), LIMITS[dtype])
     yield Check(f"add_rms_norm's sum, {dtype}", relative_error(kept, total), 0.0)
     gate, up = wide.double().chunk(2, 1)
     truth = gate / (1 + (-gate).exp()) * up
-    yield Check(f"silu_and_mul, {dtype}", relative_error(gated, truth), LIMITS[dtype])
+    yield Check(f"silu_and_mul, {dtype}", relative_error(silu, truth), LIMITS[dtype])
+    truth = functional.gelu(gate, approximate="tanh") * up
+    yield Check(f"gelu_and_mul, {dtype}", relative_error(gelu, truth), LIMITS[dtype])
 
     angles = torch.rand(4096, DIM // 2, generator=generator, device=generator.device) * 2 * math.pi
     positions = torch.randint(0, 4096, (tokens,), generator=generator, device=generator.device)

@@ -36,8 +36,8 @@ SHAPE = ModelConfig(
     max_position=2048,
     eps=1e-5,
     tie=True,
-    rope=RopeConfig(theta=500000.0),
     windows=(None,) * 8,
+    ropes=(RopeConfig(theta=500000.0),) * 8,
 )
 Mix = Sequence[int | None]
 

@@ -39,8 +39,8 @@ def rms_norm_kernel(
 
 
 @triton.jit
-def _rotate(x_ptr, cos, sin, head, half, inside, HALF: tl.constexpr):
-    at = x_ptr + head[:, None] * (2 * HALF) + half[None, :]
+def _rotate(x_ptr, cos, sin, head, half, inside, HEAD: tl.constexpr, HALF: tl.constexpr):
+    at = x_ptr + head[:, None] * HEAD + half[None, :]
     first = tl.load(at, mask=inside, other=0.0)
     second = tl.load(at + HALF, mask=inside, other=0.0)
     a, b = first.to(tl.float32), second.to(tl.float32)
@@ -57,13 +57,18 @@ def rotary_kernel(
     sin_ptr,
     q_stride,
     k_stride,
+    Q_HEAD: tl.constexpr,
+    K_HEAD: tl.constexpr,
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin); one token and HEADS heads of q or of k each."""
+    """(x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin); one token and HEADS heads of q or of k each.
+
+    A head is HEAD elements after the one before it, and rotated in its first 2 HALF.
+    """
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, WIDE)
     position = tl.load(positions_ptr + token)
@@ -73,23 +78,27 @@ def rotary_kernel(
     if block < tl.cdiv(Q_HEADS, HEADS):
         head = block * HEADS + tl.arange(0, HEADS)
         inside = (head < Q_HEADS)[:, None] & (half < HALF)[None, :]
-        _rotate(q_ptr + token * q_stride, cos, sin, head, half, inside, HALF)
+        _rotate(q_ptr + token * q_stride, cos, sin, head, half, inside, Q_HEAD, HALF)
     else:
         head = (block - tl.cdiv(Q_HEADS, HEADS)) * HEADS + tl.arange(0, HEADS)
         inside = (head < K_HEADS)[:, None] & (half < HALF)[None, :]
-        _rotate(k_ptr + token * k_stride, cos, sin, head, half, inside, HALF)
+        _rotate(k_ptr + token * k_stride, cos, sin, head, half, inside, K_HEAD, HALF)
 
 
 @triton.jit
-def silu_and_mul_kernel(x_ptr, y_ptr, x_stride, size, BLOCK: tl.constexpr):
-    """y = gate / (1 + exp(-gate)) * up, x = (gate, up); one block of one row each."""
+def act_and_mul_kernel(x_ptr, y_ptr, x_stride, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """y = gate / (1 + exp(-z)) * up, x = (gate, up); one block of one row each.
+
+    z = gate is SiLU, z = 2 sqrt(2 / pi) (gate + 0.044715 gate^3) is GELU's form with tanh.
+    """
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < size
     gate = tl.load(x_ptr + row * x_stride + n, mask=inside, other=0.0)
     up = tl.load(x_ptr + row * x_stride + size + n, mask=inside, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
-    tl.store(y_ptr + row * size + n, (wide / (1.0 + tl.exp(-wide)) * up).to(gate.dtype), mask=inside)
+    z = 1.5957691216 * (wide + 0.044715 * wide * wide * wide) if GELU else wide
+    tl.store(y_ptr + row * size + n, (wide / (1.0 + tl.exp(-z)) * up).to(gate.dtype), mask=inside)
 
 
 @triton.jit

@@ -29,6 +29,7 @@ NAMES = (
     "add_rms_norm",
     "rotary",
     "silu_and_mul",
+    "gelu_and_mul",
     "choose",
 )
 REFERENCE = {name: getattr(reference, name) for name in NAMES}
@@ -57,6 +58,7 @@ TINY = replace(
     intermediate_size=48,
     max_position=256,
     windows=(None, None),
+    ropes=engine.SHAPE.ropes[:2],
 )
 
 

@@ -92,6 +92,31 @@ CASES: dict[str, Any] = {
         "items": {"type": "integer", "minimum": 1001, "multipleOf": 50},
         "minItems": 2,
     },
+    "names that few may end": CLOSED
+    | {"patternProperties": {"^\\w$": {"type": "object"}, "_meta": {"type": "null"}}, "minProperties": 1},
+    "ends far from the beginning": CLOSED
+    | {
+        "properties": {
+            "domain": {"type": "string", "pattern": "^([a-z0-9]+(-[a-z0-9]+)*\\.)+[a-z]{2,}$"},
+            "layout": {"type": "string", "pattern": "^[A-Z0-9_]+(_CONTROLLER|_DEVICE|_LAYOUT)$"},
+        },
+        "required": ["domain", "layout"],
+    },
+    "optional circles": {
+        "$defs": {
+            "heading": CLOSED
+            | {
+                "properties": {
+                    "headings": {"type": "array", "items": {"$ref": "#/$defs/heading"}, "minItems": 1},
+                    "identity": STRING,
+                },
+                "required": ["identity"],
+            }
+        },
+        **CLOSED,
+        "properties": {"headings": {"type": "array", "items": {"$ref": "#/$defs/heading"}, "minItems": 1}},
+        "required": ["headings"],
+    },
     "choices": {"enum": ["a", "a much longer one", 12345678, None, {"deep": [1, 2, {"deeper": True}]}]},
     "numbers": {
         "type": "array",
@@ -253,6 +278,46 @@ def test_the_shortest_answer_counts_the_tokens_that_write_it() -> None:
     assert grammar.shortest_plan is not None
     assert text_of(grammar.shortest_plan.tokens, VOCABULARY) == b'{"a":"the"}'
     assert grammar.shortest == len([b'{"a":', b'"', b"the", b'"}'])
+
+
+# Its automaton is past the library's limits after a few tokens of a text.
+GROWING = {
+    "type": "string",
+    "minLength": 10,
+    "maxLength": 90,
+    "allOf": [{"pattern": p} for p in (".*1.*2", "[aA][12].*[zZ]", "[0-9][0-9]", "ab1|b12|bc1")],
+}
+
+
+@pytest.mark.parametrize("spare", [0, 40])
+def test_where_the_backend_gives_up_the_answer_goes_on_to_its_end_as_planned(spare: int) -> None:
+    grammar = GrammarCompiler(VOCABULARY, sandboxed=False).compile(
+        GrammarSpec("json_schema", json.dumps(GROWING))
+    )
+    budget = grammar.shortest + spare
+    matcher = grammar.matcher(budget)
+    tokens = answer(matcher, VOCABULARY, WORST["long"], budget, 1)
+    text = text_of(tokens, VOCABULARY)
+    assert is_valid(GROWING, text)
+    assert matcher.accept(256)
+    assert matcher.terminated
+    matcher.rollback(3)
+    other = matcher.fork()
+    for one in (matcher, other):
+        assert one.feed([*tokens[-2:], 256]) == 3
+        assert one.terminated
+
+
+def test_a_schema_no_answer_to_which_is_found_is_refused_or_bound_by_its_type_alone() -> None:
+    multiples = [{"multipleOf": step} for step in (6.75, 19, 9.5, 2.125)]
+    schema = {"type": "number", "allOf": multiples, "exclusiveMinimum": -1e5, "exclusiveMaximum": -1e4}
+    with pytest.raises(GrammarError) as refused:
+        compiled("json_schema", json.dumps(schema))
+    assert refused.value.code == "grammar_too_complex"
+    loose = compiler().compile(GrammarSpec("json_schema", json.dumps(schema), strict=False))
+    assert isinstance(
+        json.loads(text_of(answer(loose.matcher(9), VOCABULARY, len, 9, 0), VOCABULARY)), float | int
+    )
 
 
 @pytest.mark.parametrize("schema", [{"type": "number"}, {"type": "integer"}, {}])

@@ -41,32 +41,38 @@ def test_norms_equal_the_reference(dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 16), (4, 1, 24)])
-def test_rotary_equals_the_reference_and_leaves_v_alone(
-    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "turned"), [(9, 3, 16, 16), (4, 1, 24, 24), (4, 2, 32, 24)]
+)
+def test_rotary_equals_the_reference_and_leaves_the_rest_alone(
+    heads: int, kv_heads: int, dim: int, turned: int, dtype: torch.dtype
 ) -> None:
     merged = noise(5, (heads + 2 * kv_heads) * dim, dtype=dtype)
-    angles = noise(100, dim // 2, seed=1)
+    angles = noise(100, turned // 2, seed=1)
     positions = torch.tensor([0, 3, 99, 4, 3])
     results = []
     for rotary in (OURS.rotary, reference.rotary):
         copy = merged.clone()
         q, k, _ = copy.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
-        rotary(q.view(5, heads, dim), k.view(5, kv_heads, dim), positions, angles.cos(), angles.sin())
+        parts = q.view(5, heads, dim)[..., :turned], k.view(5, kv_heads, dim)[..., :turned]
+        rotary(*parts, positions, angles.cos(), angles.sin())
         results.append(copy)
     close(*results)
-    assert torch.equal(results[0][:, (heads + kv_heads) * dim :], merged[:, (heads + kv_heads) * dim :])
+    kept = torch.ones(heads + 2 * kv_heads, dim, dtype=torch.bool)
+    kept[: heads + kv_heads, :turned] = False
+    assert torch.equal(results[0][:, kept.flatten()], merged[:, kept.flatten()])
 
 
 # The interpreter's NumPy warns where exp(-gate) is infinite; so it is on a GPU, and the quotient 0.
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_silu_equals_the_reference_at_every_magnitude(dtype: torch.dtype) -> None:
+def test_gates_equal_the_reference_at_every_magnitude(dtype: torch.dtype, name: str) -> None:
     gate = torch.cat([torch.linspace(-200, 200, 1101), torch.tensor([0.0, 1e-8, -1e-8, 88.0, -88.0, 6e4])])
     x = torch.cat([gate, torch.ones_like(gate)]).repeat(2, 1).to(dtype)
-    ours = OURS.silu_and_mul(x)
+    ours = OURS.by_name()[name](x)
     assert torch.isfinite(ours).all()
-    close(ours, reference.silu_and_mul(x))
+    close(ours, getattr(reference, name)(x))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -85,6 +91,7 @@ def test_what_the_kernels_do_not_take_the_reference_does() -> None:
     x, weight = noise(3, 16).double(), noise(16).double()
     torch.testing.assert_close(OURS.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     assert torch.equal(OURS.silu_and_mul(x), reference.silu_and_mul(x))
+    assert torch.equal(OURS.gelu_and_mul(x), reference.gelu_and_mul(x))
 
 
 def test_every_operator_of_the_reference_is_there() -> None:

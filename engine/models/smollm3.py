@@ -1,0 +1,31 @@
+"""SmolLM3: Llama with layers that have no rotary embedding, every fourth unless said."""
+
+from dataclasses import replace
+
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.models.common import decoder_config, mixed_windows
+
+
+def translate(architecture: str, fields: Fields) -> ModelConfig:
+    """SmolLM3's `config.json`; `no_rope_layers` has a 1 for a layer with a rotary embedding, else 0."""
+    layers, every = fields.size("num_hidden_layers"), fields.size("no_rope_layer_interval", default=4)
+    rotated = fields.raw("no_rope_layers")
+    if rotated is None:
+        rotated = [int((layer + 1) % every != 0) for layer in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) < layers or not {*rotated} <= {0, 1}:
+        raise fields.error("no_rope_layers", f"expected {layers} times 0 or 1, found {rotated!r}")
+    rotated = [bool(flag) for flag in rotated[:layers]]
+    bias = fields.get("attention_bias", False)
+    config = decoder_config(
+        architecture,
+        fields,
+        windows=mixed_windows(fields, windowed=[not flag for flag in rotated]),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=fields.get("mlp_bias", False),
+        default_theta=2000000.0,
+        tie=True,
+    )
+    return replace(
+        config, ropes=tuple(rope if flag else None for rope, flag in zip(config.ropes, rotated, strict=True))
+    )

@@ -1,0 +1,66 @@
+"""Adapters as the host's own pool has them: of each module, a half of all layers is one tensor.
+
+The thread that reads an adapter brings it into this form. To place it is then a matter of few copies, each of
+a page in many layers: the thread that runs the steps has no time for a call for every page of every layer,
+which takes far longer than the bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import Adapter, LoraPair
+from personae.lora.pace import Rest, no_rest
+from personae.lora.single import AT_ONCE
+from personae.lora.writing import fold
+
+
+def stacked(adapter: Adapter, layers: int, dtype: torch.dtype, rest: Rest = no_rest) -> Adapter:
+    """The adapter with `stacks`, zero where a layer has fewer ranks, of which its pairs are parts; as it is,
+    if its B depends on the base (DoRA). `rest` is called every now and then."""
+    if adapter.affine:
+        return adapter
+    widths = {module: (pair.a.shape[1], pair.b.shape[1]) for (_, module), pair in adapter.pairs.items()}
+    stacks = {
+        module: (torch.zeros(layers, rank, widths[module][0], dtype=dtype),
+                 torch.zeros(layers, rank, widths[module][1], dtype=dtype))
+        for module, rank in adapter.ranks.items()
+    }  # fmt: skip
+    pairs = {}
+    for (layer, module), pair in adapter.pairs.items():
+        rest()
+        a, b = (half[layer, : pair.rank] for half in stacks[module])
+        fold(a, pair, "a")
+        fold(b, pair, "b")
+        pairs[layer, module] = LoraPair(a, b, 1.0, ready=True)
+    before = sum(pair.a.nbytes + pair.b.nbytes for pair in adapter.pairs.values())
+    after = sum(a.nbytes + b.nbytes for a, b in stacks.values())
+    return replace(adapter, pairs=pairs, stacks=stacks, nbytes=adapter.nbytes - before + after)
+
+
+def stacking(groups: Tensor, pages: Sequence[int], stack: Tensor) -> Iterator[None]:
+    """Copy a half of a module to its pages; the rest of the last page is zeroed.
+
+    groups: [groups, layers, pages, RANK_PAGE, width]. stack: [layers, rank, width], of the same dtype. A
+    piece is a page in some of the layers, in parts small enough for torch to copy them on this thread.
+    """
+    layers, rank, width = stack.shape
+    ranks = min(max(AT_ONCE // width, 1), RANK_PAGE)
+    some = max(AT_ONCE // (ranks * width), 1)
+    for number, page in enumerate(pages):
+        group, place = divmod(page, groups.shape[2])
+        begin = number * RANK_PAGE
+        have = min(rank - begin, RANK_PAGE)
+        for layer in range(0, layers, some):
+            target = groups[group, layer : layer + some, place]
+            source = stack[layer : layer + some, begin : begin + have]
+            for first in range(0, RANK_PAGE, ranks):
+                given = min(max(have - first, 0), ranks)
+                if given:
+                    target[:, first : first + given].copy_(source[:, first : first + given])
+                if given < ranks:
+                    target[:, first + given : first + ranks].zero_()
+            yield
