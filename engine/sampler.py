@@ -28,12 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personae.engine.arrival import Arrival, to_host
 from personae.engine.logprobs import LogprobRows, logprob_rows
-from personae.engine.penalties import Additions, IntArray, Penalties, upload
+from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows, choose, overwrites
+from personae.kernels.upload import upload
 
 _GREEDY_BELOW = 1e-5
 
@@ -86,41 +88,28 @@ class Sampled:
 
     def _send(self, found: LogprobRows | None) -> None:
         """Queue the copies."""
-        self._tokens = _to_host(self.tokens)
-        self._best = _to_host(self._best_of_device)
-        self._found = found and LogprobRows(
-            _to_host(found.tokens),
-            _to_host(found.chosen),
-            _to_host(found.ranks),
-            _to_host(found.top_values),
-            _to_host(found.top_ids),
-        )
-        self._ready = None
-        if self.tokens.is_cuda:
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
-            self._ready.record()
-
-    def _wait(self) -> None:
-        if self._ready is not None:
-            self._ready.synchronize()
+        self._tokens = to_host(self.tokens)
+        self._best = to_host(self._best_of_device)
+        self._found = found and found.to_host()
+        self._arrival = Arrival(self.tokens.device)
 
     @property
     def ready(self) -> bool:
         """Whether `read` would not wait."""
-        return self._ready is None or bool(self._ready.query())  # type: ignore[no-untyped-call]  # torch, too
+        return self._arrival.reached
 
     def settle(self) -> None:
         """Make the tokens final, before others use them. Waits for the device if somebody is asked."""
         if self._ask is not None:
             ask, self._ask = self._ask, None
-            self._wait()
+            self._arrival.wait()
             ask(self._tokens.tolist())
             self._send(self._conclude())
 
     def read(self) -> Choices:
         """Wait until the tokens are final and on the host, and return them."""
         self.settle()
-        self._wait()
+        self._arrival.wait()
         best = self._best.numpy()
         tokens: list[int | None] = self._tokens.tolist()
         failures: dict[int, str] = {}
@@ -130,13 +119,6 @@ class Sampled:
         found = self._found.read(self._tops) if self._found is not None else []
         logprobs = {row: entry for row, entry in zip(self._rows, found, strict=True) if row not in failures}
         return Choices(tokens, logprobs, failures)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 class Sampler:
@@ -288,7 +270,7 @@ class Sampler:
             if not refused:
                 return
             open_rows = refused
-            index = torch.tensor(refused, device=logits.device)
+            index = upload(np.array(refused), self._device)
             again = rows.again(np.array(refused), attempt)
             tokens[index], best[index] = choose(logits[index], again, bitmask[refused], self._scratch)
             answers = tokens[index].tolist()

@@ -20,6 +20,7 @@ from personae.engine.layers.rotary import rotary_tables
 from personae.engine.layers.step import LoraLayers, LoraOutput, Step
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, fuse
+from personae.kernels.int8 import Int8Weight
 from personae.kernels.registry import references_only
 
 
@@ -63,7 +64,7 @@ class Layer:
             x = self.post_norms[half](x)
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
         """(checkpoint name, the view to fill)."""
         yield from self.attention.tensors(f"{prefix}.self_attn")
         yield from self.mlp.tensors(f"{prefix}.mlp")
@@ -109,6 +110,8 @@ class Decoder:
     """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
 
     `max_position` caps the rope tables at the longest context that will be run; None means the model's own.
+    `int8`: the linear modules and the output matrix are kept as `Int8Weight`. The embedding is not, even if
+    it is the same matrix: a step reads but a row of it for each token.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
+        int8: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -134,8 +138,13 @@ class Decoder:
         self.norm = RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(config.hidden_size, (config.vocab_size,), bias=False, dtype=dtype, device=device)
-        if config.tie:
+        self.int8 = int8
+        if int8:
+            for linear in self._linears():
+                linear.quantize()
+        elif config.tie:
             self.output.weight = self.embedding
+        self.output_fingerprint = ""  # of the output matrix as it is stored, where it is not the embedding
         self._fused: FusedDecoder | None = None
 
     def forward(
@@ -176,7 +185,7 @@ class Decoder:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
         return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor | Int8Weight]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
         yield "model.embed_tokens.weight", self.embedding
         for index, layer in enumerate(self.layers):
@@ -193,15 +202,22 @@ class Decoder:
         """
         for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
             norm.finish()
+        if self.config.tie and isinstance(self.output.weight, Int8Weight):
+            self.output.weight.copy_(self.embedding)
         self._fused = fuse(self._weights()) if self.config.plain else None
         if self._fused is None:
-            for linear in (*(linear for layer in self.layers for linear in layer.linears()), self.output):
+            for linear in self._linears():
                 linear.pack()
             return
         for layer, packed in zip(self.layers, self._fused.linears, strict=True):
             for linear, own in zip(layer.linears(), packed, strict=True):
                 linear.hand_over(own)
         self.output.hand_over(self._fused.output)
+
+    def _linears(self) -> Iterator[Linear]:
+        for layer in self.layers:
+            yield from layer.linears()
+        yield self.output
 
     def _weights(self) -> DecoderWeights:
         return DecoderWeights(
