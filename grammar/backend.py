@@ -22,8 +22,14 @@ class Matcher(Protocol):
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
 
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted, one after the other; a stop token may be the last."""
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
+
+    def forced(self) -> bytes:
+        """Text that has to follow, as far as it is known."""
 
     def fork(self) -> "Matcher":
         """A second matcher in the same state."""

@@ -42,7 +42,7 @@ class Layer:
 
         self.attention = Attention(config, index, rope, dtype=dtype, device=device)
         self.mlp = MLP(config, index, dtype=dtype, device=device)
-        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.pre_norms = (norm(), norm()) if config.pre_norms else None
         self.post_norms = (norm(), norm()) if config.post_norms else None
         self.scale = config.residual_scale
 
@@ -50,13 +50,17 @@ class Layer:
         self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: Step
     ) -> tuple[Tensor, Tensor]:
         """(output not yet added, residual stream) -> the same after this layer; None means zero."""
-        if residual is None:
-            normed, residual = self.attention_norm(x), x
-        else:
-            normed, residual = self.attention_norm.add(x, residual)
+        normed, residual = self._in(x, residual, 0)
         mixed = self._out(self.attention(normed, cache, step), 0)
-        normed, residual = self.mlp_norm.add(mixed, residual)
+        normed, residual = self._in(mixed, residual, 1)
         return self._out(self.mlp(normed, step), 1), residual
+
+    def _in(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
+        """(what a half of the layer reads, the residual stream with x in it)."""
+        if self.pre_norms is not None and residual is not None:
+            return self.pre_norms[half].add(x, residual)
+        total = x if residual is None else residual + x
+        return total if self.pre_norms is None else self.pre_norms[half](total), total
 
     def _out(self, x: Tensor, half: int) -> Tensor:
         """What a half of the layer adds to the residual stream."""
@@ -68,19 +72,19 @@ class Layer:
         """(checkpoint name, the view to fill)."""
         yield from self.attention.tensors(f"{prefix}.self_attn")
         yield from self.mlp.tensors(f"{prefix}.mlp")
-        yield f"{prefix}.input_layernorm.weight", self.attention_norm.weight
-        if self.post_norms is None:
-            yield f"{prefix}.post_attention_layernorm.weight", self.mlp_norm.weight
-            return
-        after_attention, after_mlp = self.post_norms
-        yield f"{prefix}.post_attention_layernorm.weight", after_attention.weight
-        yield f"{prefix}.pre_feedforward_layernorm.weight", self.mlp_norm.weight
-        yield f"{prefix}.post_feedforward_layernorm.weight", after_mlp.weight
+        before, after = self.pre_norms, self.post_norms
+        if before is not None:
+            second = "post_attention" if after is None else "pre_feedforward"
+            yield f"{prefix}.input_layernorm.weight", before[0].weight
+            yield f"{prefix}.{second}_layernorm.weight", before[1].weight
+        if after is not None:
+            yield f"{prefix}.post_attention_layernorm.weight", after[0].weight
+            yield f"{prefix}.post_feedforward_layernorm.weight", after[1].weight
 
     def norms(self) -> Iterator[RMSNorm]:
         """All of its norms."""
-        yield from (self.attention_norm, self.mlp_norm, *(self.post_norms or ()))
-        yield from self.attention.qk_norms or ()
+        for pair in (self.pre_norms, self.post_norms, self.attention.qk_norms):
+            yield from pair or ()
 
     def linears(self) -> Iterator[Linear]:
         """The linear modules: qkv, o, gate_up, down."""
@@ -88,17 +92,18 @@ class Layer:
         yield from self.mlp.linears()
 
     def weights(self) -> LayerWeights:
-        """Everything that the layer knows, as tensors."""
+        """Everything that the layer knows, as tensors; of a layer of a plain config."""
+        assert self.pre_norms is not None
         norms, (qkv, o, gate_up, down) = (
             self.attention.qk_norms,
             (linear.weights for linear in self.linears()),
         )
         return LayerWeights(
-            self.attention_norm.weight,
+            self.pre_norms[0].weight,
             qkv,
             None if norms is None else (norms[0].weight, norms[1].weight),
             o,
-            self.mlp_norm.weight,
+            self.pre_norms[1].weight,
             gate_up,
             down,
             self.attention.window,

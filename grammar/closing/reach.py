@@ -21,7 +21,7 @@ import msgspec
 from personae.grammar.closing.hints import examples_of, hints_of
 from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import children, subschemas
+from personae.grammar.schema.walk import children
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -29,6 +29,7 @@ _LEXEME = 64  # any number, any string of a known format
 Measure = Callable[[bytes], int]
 
 _FAR = 10**9
+_WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # Their texts are never any plain text: they have no blanks.
 _FIXED_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "email", "hostname")
@@ -46,6 +47,8 @@ class Reach(msgspec.Struct, frozen=True):
     where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
     that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
     is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
+    `texts` says that what stands in a string that may be any text is of no consequence, `blanks` that there
+    may be blanks between two tokens of JSON, `endless` that no string has a bound of length.
     """
 
     rest: int = 0
@@ -62,6 +65,7 @@ class Reach(msgspec.Struct, frozen=True):
     steps: tuple[tuple[int, int], ...] = ()
     texts: bool = False
     blanks: bool = False
+    endless: bool = False
 
     def then(self, other: "Reach") -> "Reach":
         """The reach of an answer of one kind and then the other."""
@@ -83,6 +87,7 @@ class Reach(msgspec.Struct, frozen=True):
             tuple(dict.fromkeys(self.exits + other.exits)),
             proven=self.proven and other.proven,
             texts=self.texts and other.texts,
+            endless=self.endless and other.endless,
             steps=tuple(dict.fromkeys(self.steps + other.steps)),
         )
 
@@ -100,7 +105,8 @@ def text_reach(
     ends, texts = tuple(ends), tuple(texts)
     length = sum(measure(text.encode()) for text in (*texts, *ends))
     firsts = {text.encode()[0] for text in (*ends, *barred) if text}
-    return Reach(length, barred=bytes(sorted(firsts)), ends=ends, texts=bool(texts) and not firsts)
+    alone = bool(texts) and not firsts
+    return Reach(length, barred=bytes(sorted(firsts)), ends=ends, texts=alone, endless=alone)
 
 
 def pattern_bound(pattern: str) -> Reach:
@@ -124,10 +130,11 @@ class _SchemaReach:
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
     _lexemes: dict[int, tuple[int, bool, bool]] = field(default_factory=dict)
+    _names: dict[str, float] = field(default_factory=dict)
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
-            return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True)
+            return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True, endless=True)
         nodes = list(self._nodes(self.document))
         self._settle(nodes)
         container = min(max(map(self._rest, self._nested(nodes)), default=0.0) + 8, _FAR)
@@ -158,6 +165,7 @@ class _SchemaReach:
             steps=_steps(nodes),
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
+            endless=not any("maxLength" in node for node in nodes),
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -200,12 +208,15 @@ class _SchemaReach:
         seen: set[int] = set()
         unseen: list[Any] = [document]
         while unseen:
-            for node, _ in subschemas(unseen.pop()):
-                if id(node) not in seen:
-                    seen.add(id(node))
-                    yield node
-                    if "$ref" in node and id(target := self._target(node["$ref"])) not in seen:
-                        unseen.append(target)
+            node = unseen.pop()
+            if isinstance(node, dict) and id(node) not in seen:
+                seen.add(id(node))
+                yield node
+                within = [child for _, child in children(node)]
+                if "$ref" in node:
+                    within.append(self._target(node["$ref"]))
+                within.reverse()
+                unseen += within
 
     def _target(self, reference: Any) -> Any:
         target: Any = self.document
@@ -339,7 +350,11 @@ class _SchemaReach:
         return max([length, *map(int, written)]), wide, narrow or "format" in schema
 
     def _written(self, value: Any) -> float:
-        return float(self.measure(_json(value)))
+        if not isinstance(value, str):
+            return float(self.measure(_json(value)))
+        if value not in self._names:
+            self._names[value] = float(self.measure(_json(value)))
+        return self._names[value]
 
 
 def _new_string(schema: dict[str, Any]) -> float:
@@ -390,5 +405,4 @@ def _steps(nodes: list[dict[str, Any]]) -> tuple[tuple[int, int], ...]:
 
 
 def _json(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass")
+    return _WRITER.encode(value).encode("utf-8", "surrogatepass")

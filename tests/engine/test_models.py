@@ -69,13 +69,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3, windows where no rope is": ("smollm3", {"use_sliding_window": True, "sliding_window": 40}),
     "granite": ("granite", {}),
     "granite tied with biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 tied with biases": ("olmo2", {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "olmo3, rope yarn": ("olmo3", {"rope_scaling": {**YARN, "rope_type": "yarn"}}),
     "gemma3": ("gemma3", {}),
     "gemma3 tied, rope linear": (
         "gemma3",
         {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "gemma3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "olmo3", "gemma3"]
 
 
 def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:

@@ -106,9 +106,10 @@ def loaded(base: Path, path: Path, *, int8: bool = False) -> PeftModel:
         ("phi3", {}, {}),
         ("smollm3", {}, {}),
         ("granite", {}, {}),
+        ("olmo3", {}, {}),
         ("gemma3", {}, {}),
     ],
-    ids=["llama", "int8", "tied", "qwen2", "phi3", "smollm3", "granite", "gemma3"],
+    ids=["llama", "int8", "tied", "qwen2", "phi3", "smollm3", "granite", "olmo3", "gemma3"],
 )
 def test_all_variants_in_one_batch_continue_as_in_peft(
     family: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path
