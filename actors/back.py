@@ -93,7 +93,9 @@ def spawn_back(
     )
     scheduler: Ref[Message] = back.spawn(
         "scheduler",
-        lambda: SchedulerActor(script.build_scheduler(), life, compiler, executor, streamer, ingress),
+        lambda: SchedulerActor(
+            script.build_scheduler(), life, compiler, executor, streamer, ingress, late=script.late
+        ),
         capacity=bound,
     )
     return store, scheduler
