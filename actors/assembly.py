@@ -29,9 +29,11 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
+from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.base import fingerprint
@@ -43,6 +45,7 @@ from personae.lora.stacking import stacked
 from personae.lora.writing import made_ready
 
 PAGE_SIZE = 16  # tokens
+FP8_CAPABILITY = (8, 9)  # of a GPU, from which on it converts that by itself
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
 HOST_KV_BYTES = 2 * 2**30
 SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise
@@ -55,16 +58,19 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
     `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
-    known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_memory` and
-    `adapter_memory` are in bytes, the other sizes are in tokens or sequences; `background_tokens` is what
-    batches may have of a step beside other requests. `secret` is what the tenants' prefix-cache salts are
-    derived from. `cuda_graphs`: on a GPU decode steps are captured as graphs (`engine/graphs.py`).
+    known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_cache_dtype`:
+    "fp8" keeps keys and values in half the memory. `kv_memory` and `adapter_memory` are in bytes, the other
+    sizes are in tokens or sequences; `background_tokens` is what batches may have of a step beside other
+    requests. `secret` is what the tenants' prefix-cache salts are derived from. `cuda_graphs`: on a GPU
+    decode steps are captured as graphs (`engine/graphs.py`). `quantize`: how the base's weights
+    are kept, None for as `dtype` says.
     """
 
     model: Path
     adapters: tuple[Path, ...] = ()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     max_model_len: int | None = None
     max_batch_tokens: int | None = None
     max_seqs: int | None = None
@@ -75,6 +81,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     secret: bytes | None = None
     background_tokens: int | None = None
     cuda_graphs: bool = True
+    quantize: Literal["int8"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +103,17 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
     """
     device = _device(options.device)
+    if options.quantize is not None and device.type != "cpu":
+        raise LoadError(f"--quantize {options.quantize} is served on a CPU only; use --device cpu.")
     model = load_model(
         options.model,
         device=device,
         dtype=options.dtype,
+        int8=options.quantize == "int8",
         max_position=options.max_model_len,
         on_progress=on_progress,
     )
-    config = model.config
+    config, kv_dtype = model.config, _kv_dtype(options, model)
     tokenizer = Tokenizer.load(options.model)
     defaults = read_generation_defaults(options.model, config.vocab_size)
     shapes = lora_shapes(model)
@@ -114,7 +124,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
     layout = _layout(options, model, 2 * pool_bytes(shapes, capacity, model.dtype))  # see LoraPool
-    lendable = layout.lendable * KVCache.bytes_per_page(config, PAGE_SIZE, model.dtype)
+    lendable = layout.lendable * KVCache.bytes_per_page(config, PAGE_SIZE, kv_dtype)
     spare = lendable // pool_bytes(shapes, RANK_PAGE, model.dtype) * RANK_PAGE
     max_adapters = max((capacity + spare) // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
@@ -144,9 +154,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
             copies=SideStream() if on_gpu else None,
         )
         captures = on_gpu and options.cuda_graphs
-        kv = KVCache(config, layout, model.dtype, device, spare=captures)
+        kv = KVCache(config, layout, kv_dtype, device, spare=captures)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
-        return StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
+        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        if on_gpu:
+            warm_up(runner)
+        return StepEngine(runner, sampler)
 
     def build_compiler() -> GrammarCompiler:
         compiler = GrammarCompiler(vocabulary)
@@ -167,7 +180,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         layout=layout,
         vocab_size=config.vocab_size,
         tokenizer=tokenizer,
-        models=_cards(base, options.model, named),
+        models=_cards(base, options, named),
         library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
         late=not on_gpu,
@@ -185,7 +198,7 @@ def lora_shapes(model: Decoder) -> LoraShapes:
     """What an adapter of this model has to fit."""
     config = model.config
     copies = {"embedding": fingerprint(model.embedding)}
-    copies["output"] = copies["embedding"] if config.tie else fingerprint(model.output.plain())
+    copies["output"] = copies["embedding"] if config.tie else model.output_fingerprint
     return LoraShapes(
         config.layers,
         config.linear_shapes,
@@ -209,7 +222,7 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayo
     allow."""
     on_cpu = model.device.type == "cpu"
     memory = options.kv_memory or (HOST_KV_BYTES if on_cpu else _free_device_bytes(reserved))
-    page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, model.dtype)
+    page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, _kv_dtype(options, model))
     num_pages = memory // page_bytes
     longest = min(model.config.max_position, num_pages * PAGE_SIZE)
     wanted = options.max_model_len or longest
@@ -233,6 +246,15 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayo
         # Only the CPU's memory can be given back and taken anew in the same place.
         lendable=min(num_pages // 2, num_pages - -(-wanted // PAGE_SIZE)) if on_cpu else 0,
     )
+
+
+def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
+    """What keys and values are kept as."""
+    if options.kv_cache_dtype == "auto":
+        return model.dtype
+    if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
+    return FP8
 
 
 def _free_device_bytes(reserved: int) -> int:
@@ -284,9 +306,9 @@ def _pages(adapter: Adapter) -> int:
     return -(-adapter.rank // RANK_PAGE)
 
 
-def _cards(base: str, folder: Path, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
-    created = int(os.stat(folder / "config.json").st_mtime)
-    cards = {base: ModelCard(base, None, created)}
+def _cards(base: str, options: EngineOptions, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
+    created = int(os.stat(options.model / "config.json").st_mtime)
+    cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(
             name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation

@@ -34,13 +34,14 @@ async def open_engine(
     if model is None:
         model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
         name = name or "personae-demo"
-        if dtype == "auto" and options.device != "cuda":
+        if dtype == "auto" and options.device != "cuda" and options.quantize is None:
             dtype = "float32"  # small enough, and then its answers are the same on every machine
     engine_options = EngineOptions(
         model,
         adapters,
         device=options.device,
         dtype=dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=options.max_model_len,
         max_batch_tokens=options.max_batch_tokens,
         max_seqs=options.max_seqs,
@@ -51,6 +52,7 @@ async def open_engine(
         secret=secret,
         background_tokens=options.background_tokens,
         cuda_graphs=options.cuda_graphs,
+        quantize=options.quantize,
     )
     if not options.one_process:
         async with open_company(

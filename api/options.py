@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizeChoice = Literal["int8"]
+KvDtypeChoice = Literal["auto", "fp8"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -36,13 +38,15 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
     sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a
-    GPU decode steps are captured as graphs.
+    GPU decode steps are captured as graphs. `kv_cache_dtype`: "fp8" keeps keys and values in half the memory.
+    `quantize` is how the base's weights are kept, None for as `dtype` says.
     """
 
     model: Path | None = None
     adapters: tuple[Path, ...] = ()
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
+    kv_cache_dtype: KvDtypeChoice = "auto"
     max_model_len: int | None = None
     max_batch_tokens: int | None = None
     max_seqs: int | None = None
@@ -62,6 +66,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     batch_concurrency: int = 64
     background_tokens: int | None = None
     cuda_graphs: bool = True
+    quantize: QuantizeChoice | None = None
 
 
 async def _never() -> None:

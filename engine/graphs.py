@@ -88,7 +88,8 @@ class Graph:
 
 
 class DecodeGraphs:
-    """The captured decode steps of one runner; each is captured when a step of its bucket first comes.
+    """The captured decode steps of one runner; each is captured by `capture_all`, or when a step of its
+    bucket first comes.
 
     kv: with a spare page.
     """
@@ -129,6 +130,29 @@ class DecodeGraphs:
             self._work.adapter,
         )
 
+    def capture_all(self) -> None:
+        """Capture every bucket now, the largest first: the others find their scratch memory in its. Steps of
+        nothing are captured, so each graph is on trial until real ones have come."""
+        for bucket in reversed(self._buckets):
+            self._page_table[:bucket, :1].fill_(cast(int, self._kv.spare_page))
+            self._kv_length[:bucket].fill_(1)
+            self._write_index[:bucket].fill_(cast(int, self._kv.spare_page) * self._kv.page_size)
+            for adapters in (False, True):
+                if self._capture is None:
+                    return
+                try:
+                    self._captured(bucket, adapters)
+                except Exception as error:
+                    self._give_up(error)
+
+    def _captured(self, bucket: int, adapters: bool) -> Graph:
+        assert self._capture is not None
+        graph = self._graphs.get((bucket, adapters))
+        if graph is None:
+            graph = Graph(*self._capture(lambda: self._forward(bucket, adapters)))
+            self._graphs[bucket, adapters] = graph
+        return graph
+
     def run(
         self, tokens: Tensor, positions: Tensor, batch: AttentionBatch, work: WorkList | None
     ) -> Tensor | None:
@@ -144,9 +168,7 @@ class DecodeGraphs:
         key = bucket, work is not None
         try:
             self._fill(tokens, positions, batch, work, bucket)
-            graph = self._graphs.get(key)
-            if graph is None:
-                graph = self._graphs[key] = Graph(*self._capture(lambda: self._forward(*key)))
+            graph = self._captured(*key)
             graph.replay()
             if graph.trials:
                 graph.trials -= 1

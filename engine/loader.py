@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from personae.engine.config import ModelConfig, read_config, read_fields
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
+from personae.kernels.int8 import Int8Weight
+from personae.lora.base import fingerprint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
@@ -21,6 +23,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HARMLESS = re.compile(
     r"\.rotary_emb\.inv_freq$"
 )  # a buffer that old checkpoints carry; it follows from the config
+# Checkpoints that have a part for images beside the decoder: what the decoder's tensors begin with there.
+DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
+HEAD = re.compile(r"^language_model\.(?=lm_head)")
+IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 LISTED = 40  # names in one error message
 
@@ -29,9 +35,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor as a file's header describes it."""
+    """A tensor as a file's header describes it; `name` is that in the file."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -47,13 +54,15 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     max_position: int | None = None,
+    int8: bool = False,
     on_progress: Progress | None = None,
 ) -> Decoder:
     """Loads a Hugging Face model folder: `config.json` and safetensors, single or sharded.
 
     `dtype` is "float32", "bfloat16", "float16" or "auto", the config's own. `max_position` caps the context
-    that will be run. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the
-    files. Beside the parameters themselves only one tensor at a time is held.
+    that will be run. `int8` quantizes the linear modules as they are read. `on_progress(done_bytes,
+    total_bytes)` is called after each tensor, in bytes of the files. Beside the parameters themselves only
+    one tensor at a time is held.
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
@@ -61,9 +70,11 @@ def load_model(
     """
     config = read_config(folder)
     stored = _read_headers(_weight_files(folder))
+    if config.images:
+        stored = _decoder_s(stored)
     kind = _resolve_dtype(dtype, config, stored)
     _check(config, stored)
-    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position)
+    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position, int8=int8)
     _fill(decoder, stored, on_progress)
     decoder.pack()
     return decoder
@@ -110,10 +121,22 @@ def _read_headers(files: list[Path]) -> dict[str, Stored]:
                     if name in stored:
                         raise ModelLoadError(f"{name} is both in {stored[name].file.name} and in {file.name}")
                     part = tensors.get_slice(name)
-                    stored[name] = Stored(file, tuple(part.get_shape()), part.get_dtype())
+                    stored[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{file.name} cannot be read as safetensors: {error}") from None
     return stored
+
+
+def _decoder_s(stored: dict[str, Stored]) -> dict[str, Stored]:
+    """The decoder's tensors, under the names that they have without a part for images."""
+    found: dict[str, Stored] = {}
+    for name, tensor in stored.items():
+        if not IMAGES.match(name):
+            plain = HEAD.sub("", DECODER.sub("model.", name))
+            if plain in found:
+                raise ModelLoadError(f"{name} and {found[plain].name} are the same tensor")
+            found[plain] = tensor
+    return found
 
 
 def _resolve_dtype(dtype: str, config: ModelConfig, stored: dict[str, Stored]) -> torch.dtype:
@@ -160,8 +183,14 @@ def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | N
     for file in sorted({stored[name].file for name in places}):
         with safe_open(file, framework="pt") as tensors:
             for name in (name for name in places if stored[name].file == file):
-                place = places[name].copy_(tensors.get_tensor(name))
-                if place.dtype is torch.float16 and not place.isfinite().all():
+                place, tensor = places[name], tensors.get_tensor(stored[name].name)
+                place.copy_(tensor)
+                if name == OUTPUT:
+                    decoder.output_fingerprint = fingerprint(tensor)
+                if isinstance(place, Int8Weight):
+                    if not place.scales.isfinite().all():
+                        raise ModelLoadError(f"{name} has values that are not finite, of which int8 has none")
+                elif place.dtype is torch.float16 and not place.isfinite().all():
                     raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")
                 done += stored[name].bytes
                 if on_progress is not None:
@@ -174,7 +203,7 @@ def _check_tied(stored: dict[str, Stored]) -> None:
         safe_open(stored[EMBEDDING].file, framework="pt") as one,
         safe_open(stored[OUTPUT].file, framework="pt") as other,
     ):
-        if not one.get_tensor(EMBEDDING).equal(other.get_tensor(OUTPUT)):
+        if not one.get_tensor(stored[EMBEDDING].name).equal(other.get_tensor(stored[OUTPUT].name)):
             raise ModelLoadError(
                 f"{OUTPUT} differs from {EMBEDDING}, but config.json says tie_word_embeddings"
             )

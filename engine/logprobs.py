@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from personae.engine.arrival import to_host
 from personae.engine.sequence import TokenLogprobs
 from personae.kernels.choice import top as largest
 
@@ -37,6 +38,16 @@ class LogprobRows:
             for token, value, rank, values, ids, count in rows
         ]
 
+    def to_host(self) -> "LogprobRows":
+        """Their copies on the host, to be read when they have arrived."""
+        return LogprobRows(
+            to_host(self.tokens),
+            to_host(self.chosen),
+            to_host(self.ranks),
+            to_host(self.top_values),
+            to_host(self.top_ids),
+        )
+
 
 def logprob_rows(logprobs: Tensor, tokens: Tensor, top: int) -> LogprobRows:
     """Look up `tokens` [R] and the `top` likeliest in `logprobs` [R, V] (a log_softmax)."""
@@ -46,10 +57,26 @@ def logprob_rows(logprobs: Tensor, tokens: Tensor, top: int) -> LogprobRows:
     return LogprobRows(tokens, chosen.squeeze(1), ranks, values, ids)
 
 
-def prompt_logprobs(logits: Tensor, targets: Tensor, top: int) -> list[TokenLogprobs]:
-    """What the model thought of a prompt's own tokens.
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """What the model thought of a prompt's own tokens, on its way to the host.
 
-    logits: [n, V] float32, those that predict `targets` [n] int64; `top` alternatives each. Waits for the
-    device.
+    first: the prompt's first token is among them, which nothing predicts. parts: what came out a piece at a
+    time; `top` alternatives each.
     """
-    return logprob_rows(torch.log_softmax(logits, 1), targets, top).read([top] * len(targets))
+
+    first: bool
+    parts: tuple[LogprobRows, ...]
+    top: int
+
+    def read(self) -> tuple[TokenLogprobs | None, ...]:
+        """An entry per token; they must have arrived."""
+        entries: list[TokenLogprobs | None] = [None] if self.first else []
+        for part in self.parts:
+            entries += part.read([self.top] * len(part.tokens))
+        return tuple(entries)
+
+
+def prompt_logprobs(logits: Tensor, targets: Tensor, top: int) -> LogprobRows:
+    """Logits [n, V] float32 are those that predict `targets` [n] int64. Does not wait for the device."""
+    return logprob_rows(torch.log_softmax(logits, 1), targets, top).to_host()

@@ -12,12 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personae.kernels.upload import upload
+
 IntArray = NDArray[np.int64]
-
-
-def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """`array` on `device`; on a GPU without waiting for it."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 class SlotEntries:

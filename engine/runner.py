@@ -5,6 +5,7 @@ each adapter's tokens are neighbours and one work list serves every layer. Per-s
 indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout, Row, StepPlan
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.upload import uploads
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch, segments_of
 
@@ -120,6 +122,18 @@ class Runner:
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
 
+    def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Run rows that nobody is in, kernel by kernel: (first position, tokens) each, with as many adapters
+        as there may be; the last row's logits [1, V]. Their keys go to a page that is nobody's yet."""
+        count = self.adapters.max_adapters
+        self._adapter_slot = [slot % count for slot in range(self.layout.max_seqs)]
+        last = len(spans) - 1
+        rows = (Row(slot, start, size, samples=slot == last) for slot, (start, size) in enumerate(spans))
+        packed = self.pack(tuple(rows))
+        self._adapter_slot = [None] * self.layout.max_seqs
+        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
+        return self.model.logits(hidden[packed.sampled])
+
     def _replayed(self, packed: PackedStep) -> torch.Tensor | None:
         """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
         ranks."""
@@ -153,21 +167,35 @@ class Runner:
         write_index = page_ids * page_size + positions % page_size
         lengths = starts + counts
         max_kv = int(lengths.max())
-        attention = AttentionBatch(
-            query_start=self._int32(np.concatenate(([0], ends))),
-            kv_length=self._int32(lengths),
-            page_table=self._int32(self._page_table[slots, : -(-max_kv // page_size)]),
-            write_index=self._int64(write_index),
-            max_query=int(counts.max()),
-            max_kv=max_kv,
-        )
         samples = [i for i, row in enumerate(ordered) if row.samples]
+        ids, newest = self._logged(slots, starts, counts, offsets, int(ends[-1]))
+        own = uploads(
+            (
+                ids,
+                offsets[newest],
+                slots[newest],
+                positions,
+                ends[samples] - 1,
+                write_index,
+                np.concatenate(([0], ends)).astype(np.int32),
+                lengths.astype(np.int32),
+                self._page_table[slots, : -(-max_kv // page_size)],
+            ),
+            self.device,
+        )
+        tokens, at, newest_slots, there, sampled, places, query_start, kv_length, page_table = own
+        if len(newest) == len(tokens):  # each row is a slot's newest token
+            tokens = self.last_tokens[newest_slots]
+        elif len(newest):
+            tokens[at] = self.last_tokens[newest_slots]
         return PackedStep(
-            tokens=self._tokens(slots, starts, counts, offsets, int(ends[-1])),
-            positions=self._int64(positions),
-            attention=attention,
+            tokens=tokens,
+            positions=there,
+            attention=AttentionBatch(
+                query_start, kv_length, page_table, places, max_query=int(counts.max()), max_kv=max_kv
+            ),
             lora=self._lora(slots, starts, counts),
-            sampled=self._int64(ends[samples] - 1),
+            sampled=sampled,
             sampled_rows=[order[i] for i in samples],
             sampled_slots=[ordered[i].slot for i in samples],
             offsets=offsets.tolist(),
@@ -202,30 +230,19 @@ class Runner:
         kept = [(adapter, count) for adapter, count in parts if count]
         return [adapter for adapter, _ in kept], [count for _, count in kept]
 
-    def _tokens(
+    def _logged(
         self,
         slots: NDArray[np.int64],
         starts: NDArray[np.int64],
         counts: NDArray[np.int64],
         offsets: NDArray[np.int64],
         total: int,
-    ) -> torch.Tensor:
-        """Input ids: from the log where it has them, else the slot's newest token, read on the device."""
-        logged = starts < self._known_length[slots]
-        if not logged.any():  # each row is a slot's newest token
-            return self.last_tokens[self._int64(slots)]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The input ids that the logs have, 0 for the others, and the rows of those: their input is the
+        slot's newest token, which only the device may know."""
         ids = np.zeros(total, np.int64)
+        logged = starts < self._known_length[slots]
         for i in np.flatnonzero(logged).tolist():
             start, count, offset = starts[i], counts[i], offsets[i]
             ids[offset : offset + count] = self._known[slots[i]][start : start + count]
-        tokens = self._int64(ids)
-        if not logged.all():
-            newest = ~logged
-            tokens[self._int64(offsets[newest])] = self.last_tokens[self._int64(slots[newest])]
-        return tokens
-
-    def _int64(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)
-
-    def _int32(self, array: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device, non_blocking=True)
+        return ids, np.flatnonzero(~logged)

@@ -28,12 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from personae.engine.arrival import Arrival, to_host
 from personae.engine.logprobs import LogprobRows, logprob_rows
-from personae.engine.penalties import Additions, IntArray, Penalties, upload
+from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows, choose, overwrites
+from personae.kernels.upload import upload
 
 _GREEDY_BELOW = 1e-5
 
@@ -73,29 +75,19 @@ class Sampled:
         self.tokens = tokens
         self._rows = rows
         self._tops = tops
-        self._tokens = _to_host(tokens)
-        self._best = _to_host(best)
-        self._found = found and LogprobRows(
-            _to_host(found.tokens),
-            _to_host(found.chosen),
-            _to_host(found.ranks),
-            _to_host(found.top_values),
-            _to_host(found.top_ids),
-        )
-        self._ready = None
-        if tokens.is_cuda:
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
-            self._ready.record()
+        self._tokens = to_host(tokens)
+        self._best = to_host(best)
+        self._found = found and found.to_host()
+        self._arrival = Arrival(tokens.device)
 
     @property
     def ready(self) -> bool:
         """Whether `read` would not wait."""
-        return self._ready is None or bool(self._ready.query())  # type: ignore[no-untyped-call]  # torch, too
+        return self._arrival.reached
 
     def read(self) -> Choices:
         """Wait until the tokens are on the host and return them."""
-        if self._ready is not None:
-            self._ready.synchronize()
+        self._arrival.wait()
         best = self._best.numpy()
         tokens: list[int | None] = self._tokens.tolist()
         failures: dict[int, str] = {}
@@ -105,13 +97,6 @@ class Sampled:
         found = self._found.read(self._tops) if self._found is not None else []
         logprobs = {row: entry for row, entry in zip(self._rows, found, strict=True) if row not in failures}
         return Choices(tokens, logprobs, failures)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 class Sampler:
@@ -246,7 +231,9 @@ class Sampler:
         open_rows = sorted(asking)
         for attempt in count(1):
             refused = []
-            for row, token in zip(open_rows, tokens[_index(open_rows, tokens)].tolist(), strict=True):
+            for row, token in zip(
+                open_rows, tokens[upload(np.array(open_rows), self._device)].tolist(), strict=True
+            ):
                 left_out = asking[row].objection(token)
                 if left_out is not None:
                     words[row] &= ~left_out
@@ -275,7 +262,3 @@ class Sampler:
 def _take(x: Tensor, rows: IntArray, device: torch.device) -> Tensor:
     """`x[rows]`, or `x` itself when that is all of it. rows: ascending and distinct."""
     return x if len(rows) == len(x) else x[upload(rows, device)]
-
-
-def _index(rows: list[int], beside: Tensor) -> Tensor:
-    return torch.tensor(rows, device=beside.device)

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from personae.engine.logprobs import prompt_logprobs
+from personae.engine.arrival import Arrival
+from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
 from personae.engine.sampler import Sampled, Sampler
@@ -27,6 +29,7 @@ from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.spec import GrammarSpec
+from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
 
 PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
@@ -35,14 +38,16 @@ PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, and `matchers`
-    theirs at launch. `masks` is kept until the device has read it."""
+    theirs at launch. `masks` is kept until the device has read it. `arrival`: of the prompts'
+    log-probabilities."""
 
     plan: StepPlan
     sampled: Sampled | None
     rows: list[int]
     matchers: list[Matcher | None]
     masks: "Masks | None"
-    prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]]
+    prompt_logprobs: dict[int, PromptLogprobs]
+    arrival: Arrival | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ class StepEngine:
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
-            return Launched(plan, None, [], [], None, {})
+            return Launched(plan, None, [], [], None, {}, None)
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
         matchers = [self._matchers.get(slot) for slot in slots]
         sampled = masks = None
@@ -128,7 +133,9 @@ class StepEngine:
                     if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
                 },
             )
-        return Launched(plan, sampled, rows, matchers, masks, self._prompt_logprobs(plan, forward))
+        prompts = self._prompt_logprobs(plan, forward)
+        arrival = Arrival(self.runner.device) if prompts else None
+        return Launched(plan, sampled, rows, matchers, masks, prompts, arrival)
 
     def _fill(self, slots: list[int]) -> Masks:
         """Have the grammars take the tokens before, and say what they allow next."""
@@ -146,7 +153,8 @@ class StepEngine:
 
     def ready(self, launched: Launched) -> bool:
         """Whether `finish` would not wait for the device."""
-        return launched.sampled is None or launched.sampled.ready
+        there = launched.arrival is None or launched.arrival.reached
+        return there and (launched.sampled is None or launched.sampled.ready)
 
     def finish(self, launched: Launched) -> StepResult:
         """Wait for the step and read its tokens; grammars take them before they next say what is allowed."""
@@ -165,7 +173,10 @@ class StepEngine:
                     self._untaken[slot] = token
         if launched.masks is not None:
             self._bitmasks.release(launched.masks.bitmask)
-        return StepResult(launched.plan.step, tuple(tokens), logprobs, launched.prompt_logprobs, failures)
+        if launched.arrival is not None:
+            launched.arrival.wait()
+        prompts = {row: entries.read() for row, entries in launched.prompt_logprobs.items()}
+        return StepResult(launched.plan.step, tuple(tokens), logprobs, prompts, failures)
 
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
@@ -225,11 +236,9 @@ class StepEngine:
         if self.runner.adapters.pins(digest):
             self.runner.adapters.unpin(digest)
 
-    def _prompt_logprobs(
-        self, plan: StepPlan, forward: Forward
-    ) -> dict[int, tuple[TokenLogprobs | None, ...]]:
+    def _prompt_logprobs(self, plan: StepPlan, forward: Forward) -> dict[int, PromptLogprobs]:
         """For each row that asks: an entry per prompt token that this chunk's logits (or none) precede."""
-        found: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+        found: dict[int, PromptLogprobs] = {}
         for packed_row, index in enumerate(forward.packed.order):
             row = plan.rows[index]
             log = self._logs[row.slot]
@@ -238,16 +247,13 @@ class StepEngine:
                 continue
             targets = log.tokens[row.start + 1 : min(row.start + row.count + 1, log.prompt_length)]
             first = forward.packed.offsets[packed_row]
-            entries: list[TokenLogprobs | None] = [None] if row.start == 0 else []
+            parts = []
             for done in range(0, len(targets), PROMPT_LOGITS_ROWS):
                 wanted = targets[done : done + PROMPT_LOGITS_ROWS]
                 hidden = forward.hidden[first + done : first + done + len(wanted)]
-                entries += prompt_logprobs(
-                    self.runner.model.logits(hidden, self.runner.output_of([row.slot], [len(wanted)])),
-                    torch.tensor(wanted, device=hidden.device),
-                    top,
-                )
-            found[index] = tuple(entries)
+                logits = self.runner.model.logits(hidden, self.runner.output_of([row.slot], [len(wanted)]))
+                parts.append(prompt_logprobs(logits, upload(np.array(wanted), hidden.device), top))
+            found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
         return found
 
 

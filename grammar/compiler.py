@@ -14,8 +14,8 @@ import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BoundGrammar, GrammarBackend
-from personae.grammar.closing.blueprint import Blueprint
-from personae.grammar.closing.build import blueprint_of, build, draft
+from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
+from personae.grammar.closing.build import Compiling, build, draft, sketch_of
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
@@ -24,6 +24,7 @@ from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.small import is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
@@ -36,11 +37,15 @@ from personae.grammar.schema.prepare import (
     without_ignored,
 )
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import Rewritings, structure_blueprint
+from personae.grammar.structure.compile import Rewritings, structure_sketch
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.vocabulary import Vocabulary
 
-Made = TypeVar("Made")  # of a blueprint
+Made = TypeVar("Made")  # of a sketch
+
+
+def _nobody(outline: Outline) -> None:
+    """Hears of it."""
 
 
 class _Elsewhere(Exception):
@@ -123,44 +128,57 @@ class GrammarCompiler:
             with suppress(_Elsewhere):
                 if is_small(spec):
                     return self._compile(spec, self._build)
-            return self._build(self._drafted(spec, self._sandbox))
+            return self._compiled_by(self._sandbox, spec)
         return self._compile(spec, self._build)
 
-    def draft(self, spec: GrammarSpec, *, rewritten: bool = True) -> Blueprint:
+    def draft(
+        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] = _nobody
+    ) -> Blueprint:
         """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does.
 
         Unless `rewritten`, schemas that are not enforced as they are written are not brought into another
-        form.
+        form. `tell` hears of each outline that has been compiled, before its answers are analysed; the last
+        is that of the blueprint.
         """
         rewritings = self._rewritings if rewritten else _as_written
-        return self._compile(spec, self._draft, rewritings)
+        return self._compile(
+            spec, lambda sketch: draft(sketch, *self._pair(sketch.outline), self._table, tell), rewritings
+        )
 
     def close(self) -> None:
         """End the helper processes."""
         if self._sandbox is not None:
             self._sandbox.close()
 
-    def _drafted(self, spec: GrammarSpec, sandbox: Sandbox) -> Blueprint:
+    def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> ClosingGrammar:
+        """Here it is compiled while there its answers are analysed: what has been compiled once, ends."""
+        begun: list[Compiling] = []
+        blueprint = self._drafted(
+            spec, sandbox, lambda outline: begun.append(Compiling(outline, *self._pair(outline)))
+        )
+        return begun[-1].grammar(blueprint, self._table)
+
+    def _drafted(self, spec: GrammarSpec, sandbox: Sandbox, tell: Callable[[Outline], None]) -> Blueprint:
         """Of what is too complex and not strict, what can be had: as it is written, or hardly bound."""
         try:
-            return sandbox.draft(spec)
+            return sandbox.draft(spec, tell=tell)
         except GrammarError as error:
             looser = loosened(spec) if error.code == TOO_COMPLEX else None
             if looser is None:
                 raise
             with suppress(GrammarError):
-                return sandbox.draft(spec, rewritten=False)
+                return sandbox.draft(spec, rewritten=False, tell=tell)
             with suppress(GrammarError):
-                return sandbox.draft(looser)
+                return sandbox.draft(looser, tell=tell)
             raise
 
     def _compile(
         self,
         spec: GrammarSpec,
-        finish: Callable[[Blueprint], Made],
+        finish: Callable[[Sketch], Made],
         rewritings: Rewritings | None = None,
     ) -> Made:
-        """What `finish` makes of the spec's blueprint. Raises _Elsewhere where there is a sandbox, and it is
+        """What `finish` makes of the spec's sketch. Raises _Elsewhere where there is a sandbox, and it is
         needed."""
         rewritings = rewritings or self._rewritings
         if spec.kind == "json_schema":
@@ -173,8 +191,8 @@ class GrammarCompiler:
         name = BACKENDS_OF_KIND[spec.kind][0]
         if spec.kind == "structure":
             backend = self._backend(name)
-            return finish(structure_blueprint(spec, backend, self._table, rewritings))
-        return finish(blueprint_of(name, spec, self._table))
+            return finish(structure_sketch(spec, backend, self._table, rewritings))
+        return finish(sketch_of(name, spec, self._table))
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""
@@ -189,7 +207,7 @@ class GrammarCompiler:
         return LimitedGrammar(inner, limit, tags)
 
     def _compile_schema(
-        self, spec: GrammarSpec, finish: Callable[[Blueprint], Made], rewritings: Rewritings
+        self, spec: GrammarSpec, finish: Callable[[Sketch], Made], rewritings: Rewritings
     ) -> Made:
         document = without_ignored(parse_schema(spec.source))
         check_answerable(document)
@@ -199,7 +217,7 @@ class GrammarCompiler:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
                     try:
-                        return finish(self._blueprint(name, spec, schema, strict=True))
+                        return finish(self._sketch(name, spec, schema, strict=True))
                     except GrammarError as error:
                         missing = error
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
@@ -217,28 +235,25 @@ class GrammarCompiler:
             yield spell_formats(strip(canonicalise(document)))
 
     def _compile_best_effort(
-        self, spec: GrammarSpec, document: Schema, finish: Callable[[Blueprint], Made]
+        self, spec: GrammarSpec, document: Schema, finish: Callable[[Sketch], Made]
     ) -> Made:
         """As much of the schema as llguidance takes; any JSON at the least."""
         for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose(document)):
             try:
-                return finish(self._blueprint("llguidance", spec, schema, strict=False))
+                return finish(self._sketch("llguidance", spec, schema, strict=False))
             except GrammarError:
                 continue
-        return finish(self._blueprint("llguidance", spec, True, strict=False))
+        return finish(self._sketch("llguidance", spec, True, strict=False))
 
-    def _blueprint(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> Blueprint:
+    def _sketch(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> Sketch:
         bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)
-        return blueprint_of(name, bound, self._table)
+        return sketch_of(name, bound, self._table)
 
-    def _build(self, blueprint: Blueprint) -> ClosingGrammar:
-        return build(blueprint, *self._pair(blueprint.backend), self._table)
+    def _build(self, sketch: Sketch) -> ClosingGrammar:
+        return build(sketch, *self._pair(sketch.outline), self._table)
 
-    def _draft(self, blueprint: Blueprint) -> Blueprint:
-        return draft(blueprint, *self._pair(blueprint.backend), self._table)
-
-    def _pair(self, name: str) -> tuple[GrammarBackend, GrammarBackend]:
-        return self._backend(name), self._bytewise_backend(name)
+    def _pair(self, outline: Outline) -> tuple[GrammarBackend, GrammarBackend]:
+        return self._backend(outline.backend), self._bytewise_backend(outline.backend)
 
     def _bytewise_backend(self, name: str) -> GrammarBackend:
         with self._backends_lock:
@@ -254,4 +269,4 @@ class GrammarCompiler:
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:
-    yield spell_formats(strip(document))
+    yield spell_formats(without_disjoint_one_of(strip(document)))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from personae.kernels.sampling import SamplingRows
     from personae.kernels.sgmv import Arena, RankTable, WorkList
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 
 
@@ -79,13 +81,18 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
     """cache[page, :, offset] = k[t] where write_index[t] = page * page_size + offset; the same for v.
 
-    k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D]; write_index: [T]
+    k, v: [T, kv_heads, D] (may be strided); caches: [num_pages, kv_heads, page_size, D], of k's dtype or
+    FP8 (E4M3, https://arxiv.org/abs/2209.05433), then rounded, and cut off at its largest; write_index: [T]
     int64.
     """
     page_size = k_cache.shape[2]
     page, offset = write_index // page_size, write_index % page_size
-    k_cache[page, :, offset] = k
-    v_cache[page, :, offset] = v
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        if cache.dtype is FP8:
+            stored = x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+            cache.view(torch.uint8)[page, :, offset] = stored  # torch cannot index FP8
+        else:
+            cache[page, :, offset] = x
 
 
 def paged_attention(
@@ -100,7 +107,7 @@ def paged_attention(
 
     i and j are positions in the row's own sequence; its keys and values are read through its page table.
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
-    page_size, D] -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
+    page_size, D] of q's dtype or FP8 -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for rows, first, count, lengths in _groups(batch.query_start.tolist(), batch.kv_length.tolist()):
@@ -140,7 +147,8 @@ def _attend(
     pages = pages[:, : -(-max(lengths) // page_size)].long()
     # [n, pages, kv_heads, page_size, D] -> [n, kv_heads, tokens, D]
     k, v = (
-        cache[pages]
+        cache.view(torch.uint8 if cache.dtype is FP8 else cache.dtype)[pages]
+        .view(cache.dtype)
         .transpose(1, 2)
         .to(torch.float32, memory_format=torch.contiguous_format)
         .reshape(n, kv_heads, -1, dim)

@@ -12,10 +12,12 @@ The norm needs no product of B and A: |W + s B A|^2 = |W|^2 + 2 s <B, W A^T> + s
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from personae.errors import AdapterError
+from personae.kernels.upload import uploads
 from personae.lora.base import BaseWeights, Site
 
 
@@ -126,9 +128,8 @@ class AffineTable:
                 index += [self._index[slot]] * count
         if not rows:
             return None
-        return AffineRows(
-            torch.tensor(rows, device=self._device), torch.tensor(index, device=self._device), self._vectors
-        )
+        there, whose = uploads((np.array(rows), np.array(index)), self._device)
+        return AffineRows(there, whose, self._vectors)
 
     def _take(self) -> int:
         if not self._free:

@@ -143,7 +143,8 @@ def _plan(
     shapes: LoraShapes,
 ) -> Plan:
     layer, module = place
-    path = f"model.layers.{layer}.{module}"
+    given = next(iter(names.values()))
+    path = given[len("base_model.model.") : given.index(module) + len(module)]  # as config's patterns see it
     parts = (SINGLE | MERGED)[module]
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:

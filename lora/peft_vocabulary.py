@@ -30,6 +30,8 @@ NAME = re.compile(
     rf"base_model\.model\.({'|'.join(map(re.escape, PATHS))})\.({'|'.join(map(re.escape, ROLES))})"
 )
 
+DECODER = "base_model.model.model."
+
 BESIDE = {"magnitude", "lora_bias"}
 
 Found = dict[str, dict[str, str]]
@@ -37,8 +39,11 @@ Found = dict[str, dict[str, str]]
 
 
 def plain(name: str) -> str:
-    """A tensor's name without the adapter's, which older versions of PEFT put before the last part."""
-    return re.sub(r"\.default(\.weight|\.bias|)$", r"\1", name)
+    """A tensor's name as it is for a base without a part for images, and without the adapter's name, which
+    older versions of PEFT put before the last part."""
+    name = re.sub(r"\.default(\.weight|\.bias|)$", r"\1", name)
+    name = re.sub(r"^base_model\.model\.(model\.language_model|language_model\.model)\.", DECODER, name)
+    return name.replace("base_model.model.language_model.lm_head.", "base_model.model.lm_head.", 1)
 
 
 def find(names: Iterable[str]) -> Found:

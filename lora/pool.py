@@ -15,12 +15,14 @@ needed. The pool is synchronous and has one owner; its copies to a device are be
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
 from personae.kernels.memory import zeros
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
+from personae.kernels.upload import upload
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
 from personae.lora.copies import AtOnce, Copies, Mark
@@ -254,9 +256,9 @@ class LoraPool:
         self._used += size
         for module, own in pages.items():
             self._stale[module].difference_update(own)
-            ids = torch.tensor([self._place(page) for page in own], dtype=torch.int32)
-            self._tables[module].pages[slot, : len(own)] = ids.to(self.device)
-            self._tables[module].rank[slot] = adapter.ranks[module]
+            ids = np.array([self._place(page) for page in own], np.int32)
+            self._tables[module].pages[slot, : len(own)] = upload(ids, self.device)
+            self._set_rank(module, slot, adapter.ranks[module])
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
         )
@@ -291,7 +293,7 @@ class LoraPool:
         for module, pages in resident.pages.items():
             self._free_pages[module].extend(reversed(pages))
             self._stale[module].update(pages)
-            self._tables[module].rank[resident.slot] = 0
+            self._set_rank(module, resident.slot, 0)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every slot and page has one place and the device's tables say the
@@ -314,6 +316,10 @@ class LoraPool:
         assert self._used == sum(r.size for r in self._residents.values()), "bytes"
         assert self._used <= self.budget, f"{self._used} bytes are used of {self.budget}"
         assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
+
+    def _set_rank(self, module: str, slot: int, rank: int) -> None:
+        # As a slice: to assign a number to one element is a copy, for which a GPU's host waits.
+        self._tables[module].rank[slot : slot + 1].fill_(rank)
 
     def _touch(self, digest: str) -> Resident:
         resident = self._residents[digest] = self._residents.pop(digest)

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import WorkList, sgmv
+from personae.kernels.upload import uploads
 from personae.lora.copies import Mark
 from personae.lora.extras import StepExtras
 from personae.lora.pool import LoraPool
@@ -54,8 +56,9 @@ def work_list(slots: Sequence[int | None], counts: Sequence[int], device: torch.
 
 
 def _on_device(segments: Sequence[tuple[int, int, int]], device: torch.device) -> WorkList:
-    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
-    return WorkList(first_row=columns[0], rows=columns[1], adapter=columns[2])
+    columns = np.array(segments, np.int32).reshape(-1, 3).T
+    first_row, rows, adapter = uploads(tuple(columns), device)
+    return WorkList(first_row, rows, adapter)
 
 
 def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int]) -> "LoraBatch | None":

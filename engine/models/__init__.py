@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
+    "Olmo2ForCausalLM": "olmo",
+    "Olmo3ForCausalLM": "olmo",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",

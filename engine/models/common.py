@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from personae.engine.config import Activation, Fields, ModelConfig, RopeConfig
+from personae.engine.config import Activation, Fields, ModelConfig, QkNorm, RopeConfig
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -22,10 +23,11 @@ def decoder_config(
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QkNorm | None = None,
     default_eps: float = 1e-6,
     default_theta: float = 10000.0,
     tie: bool = False,
+    images: bool = False,
 ) -> ModelConfig:
     """Builds the `ModelConfig` from the fields that nearly all families share; what differs comes as
     arguments, what few have is for the family to replace.
@@ -69,8 +71,26 @@ def decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         activation=activation(fields),
+        images=images,
         dtype=dtype.removeprefix("torch.") or None,
     )
+
+
+def text_fields(fields: Fields, model_type: str, **defaults: Any) -> Fields:
+    """Those of the decoder, which must be of that type, where the model has a part for images beside it.
+    `defaults` are those of the family, which such files often leave out; the dtype and the tying are the
+    whole model's."""
+    text = fields.section("text_config")
+    if text is None:
+        return fields
+    if text.get("model_type", model_type) != model_type:
+        raise text.error("model_type", f"{text.raw('model_type')!r} is not served, only {model_type!r}")
+    shared = {
+        name: fields.raw(name)
+        for name in ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+        if name in fields
+    }
+    return text.within(defaults, shared)
 
 
 def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
@@ -92,6 +112,8 @@ def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
 def read_rope(rope: Fields, fields: Fields, default_theta: float) -> RopeConfig:
     """Reads the section `rope`; `fields` are those of the file."""
     theta = (rope if "rope_theta" in rope else fields).number("rope_theta", default=default_theta)
+    if "llama_4_scaling_beta" in rope:
+        raise rope.error("llama_4_scaling_beta", "scores that are scaled by position are not served")
     for place in (fields, rope):
         if place.get("partial_rotary_factor", 1.0) != 1.0:
             raise place.error(
@@ -143,6 +165,24 @@ def context_length(rope: RopeConfig, max_position: int) -> int:
     if rope.type == "yarn":
         return max(max_position, math.floor(rope.original_max_position * rope.factor))
     return max_position
+
+
+def ropes_by_window(
+    fields: Fields, windows: Sequence[int | None], *, local: str, theta: float, local_theta: float
+) -> tuple[RopeConfig, ...]:
+    """Of each layer: those with a window have a rotary embedding of their own.
+
+    Before transformers 5 `rope_theta` and `rope_scaling` were of the layers without one; `local` is the field
+    of the others' base then. `theta`, `local_theta`: the bases where the file does not say.
+    """
+    rope = rope_section(fields)
+    near, far = rope.section("sliding_attention"), rope.section("full_attention")
+    if near is None or far is None:
+        near_rope = RopeConfig(fields.number(local, default=local_theta))
+        far_rope = read_rope(rope, fields, theta)
+    else:
+        near_rope, far_rope = read_rope(near, fields, local_theta), read_rope(far, fields, theta)
+    return tuple(far_rope if window is None else near_rope for window in windows)
 
 
 def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...]:

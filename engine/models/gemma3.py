@@ -1,34 +1,53 @@
-"""Gemma 3 (text): windows in five layers of six, which have a rotary embedding of their own, GELU, norms
-before and after each half of a layer."""
+"""Gemma 3, the decoder: windows in five layers of six, which have a rotary embedding of their own, GELU,
+norms before and after each half of a layer."""
 
 from dataclasses import replace
 
-from personae.engine.config import Fields, ModelConfig, RopeConfig
-from personae.engine.models.common import activation, decoder_config, read_rope, rope_section, windows_by_type
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.models.common import (
+    activation,
+    decoder_config,
+    ropes_by_window,
+    text_fields,
+    windows_by_type,
+)
 
+DEFAULTS = {  # of transformers; the files of 4B, 12B and 27B name what differs
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+}
 UNSERVED = ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention")
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Gemma 3's `config.json`."""
+    images, fields = "text_config" in fields, text_fields(fields, "gemma3_text", **DEFAULTS)
     for name in UNSERVED:
         if fields.raw(name):
             raise fields.error(name, "is not served")
     layers, every = fields.size("num_hidden_layers"), fields.size("sliding_window_pattern", default=6)
     windowed = [(layer + 1) % every != 0 for layer in range(layers)]
     windows = windows_by_type(fields, fields.size("sliding_window", default=4096), windowed)
-    near, far = _ropes(fields)
+    ropes = ropes_by_window(
+        fields, windows, local="rope_local_base_freq", theta=1000000.0, local_theta=10000.0
+    )
     bias = fields.get("attention_bias", False)
     config = decoder_config(
         architecture,
         fields,
         windows=windows,
-        ropes=tuple(far if window is None else near for window in windows),
+        ropes=ropes,
         head_dim=256,
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
         tie=True,
+        images=images,
     )
     return replace(
         config,
@@ -38,14 +57,3 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         embedding_scale=config.hidden_size**0.5,
         attention_scale=fields.number("query_pre_attn_scalar", default=256.0) ** -0.5,
     )
-
-
-def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
-    """Those of layers with a window and of layers without."""
-    rope = rope_section(fields)
-    near, far = rope.section("sliding_attention"), rope.section("full_attention")
-    if near is None or far is None:
-        # Before transformers 5: `rope_scaling` is that of the layers without a window.
-        local = RopeConfig(fields.number("rope_local_base_freq", default=10000.0))
-        return local, read_rope(rope, fields, 1000000.0)
-    return read_rope(near, fields, 10000.0), read_rope(far, fields, 1000000.0)

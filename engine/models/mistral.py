@@ -1,10 +1,12 @@
-"""Mistral: Llama with a sliding window in every layer, where `sliding_window` is not null."""
+"""Mistral: Llama with a sliding window in every layer, where `sliding_window` is not null. Of Mistral 3,
+which reads images too, the decoder."""
 
 from personae.engine.config import Fields, ModelConfig
-from personae.engine.models.common import decoder_config, uniform_windows
+from personae.engine.models.common import decoder_config, text_fields, uniform_windows
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Mistral's `config.json`."""
+    images, fields = "text_config" in fields, text_fields(fields, "mistral")
     window = fields.size("sliding_window") if "sliding_window" in fields else None
-    return decoder_config(architecture, fields, windows=uniform_windows(fields, window))
+    return decoder_config(architecture, fields, windows=uniform_windows(fields, window), images=images)

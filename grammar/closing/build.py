@@ -3,13 +3,13 @@
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 
-from personae.grammar.backend import GrammarBackend
-from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.backend import CompiledGrammar, GrammarBackend
+from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
 from personae.grammar.closing.grammar import ClosingGrammar, planned
 from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, schema_reach, text_reach
 from personae.grammar.closing.table import TokenTable
@@ -37,43 +37,77 @@ _BESIDE = ThreadPoolExecutor(32, "grammar")
 _TOKEN_ID = re.compile(r"<\[")
 
 
+class Compiling:
+    """The compiles of an outline, over the model's tokens and over bytes, begun on threads of their own."""
+
+    def __init__(self, outline: Outline, backend: GrammarBackend, bytewise: GrammarBackend) -> None:
+        self.outline = outline
+        self._inner = _BESIDE.submit(backend.compile, outline.inner)
+        self._other: Future[CompiledGrammar] | None = None
+        if outline.bytewise is not None:
+            before = [self._inner] if len(outline.bytewise.source) > _LARGE else []
+            self._other = _BESIDE.submit(_compile_after, before, bytewise, outline.bytewise)
+
+    def grammar(self, blueprint: Blueprint, table: TokenTable) -> ClosingGrammar:
+        """The grammar, whose outline it is. Raises GrammarError when it cannot be compiled."""
+        wait([one for one in (self._inner, self._other) if one is not None])
+        other = None if self._other is None else self._other.result()
+        return ClosingGrammar(blueprint, self._inner.result(), other, table)
+
+
+def _compile_after(
+    before: list[Future[CompiledGrammar]], backend: GrammarBackend, spec: GrammarSpec
+) -> CompiledGrammar:
+    wait(before)
+    return backend.compile(spec)
+
+
 def build(
-    blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
+    sketch: Sketch, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
 ) -> ClosingGrammar:
-    """Compile a blueprint twice: over the model's tokens and over bytes.
+    """Compile a sketch, over the model's tokens beside what is done over bytes.
 
     Raises GrammarError when it cannot be compiled.
     """
-    if blueprint.bytewise is None:
-        return ClosingGrammar(blueprint, backend.compile(blueprint.inner), None, table)
-    if len(blueprint.bytewise.source) > _LARGE:
-        inner, other = backend.compile(blueprint.inner), bytewise.compile(blueprint.bytewise)
-        return ClosingGrammar(blueprint, inner, other, table)
-    second = _BESIDE.submit(bytewise.compile, blueprint.bytewise)
+    outline = sketch.outline
+    if outline.bytewise is None:
+        inner = backend.compile(outline.inner)
+        return ClosingGrammar(planned(sketch, None, table), inner, None, table)
+    beside = _BESIDE.submit(backend.compile, outline.inner)
     try:
-        inner = backend.compile(blueprint.inner)
+        other = bytewise.compile(outline.bytewise)
+        blueprint = planned(sketch, other, table)
     finally:
-        wait([second])  # whoever asked has no more than its place's share of the cores
-    return ClosingGrammar(blueprint, inner, second.result(), table)
+        wait([beside])  # whoever asked has no more than its place's share of the cores
+    return ClosingGrammar(blueprint, beside.result(), other, table)
 
 
 def draft(
-    blueprint: Blueprint, backend: GrammarBackend, bytewise: GrammarBackend, table: TokenTable
+    sketch: Sketch,
+    backend: GrammarBackend,
+    bytewise: GrammarBackend,
+    table: TokenTable,
+    tell: Callable[[Outline], None],
 ) -> Blueprint:
-    """The blueprint with its shortest answer, compiled once: over bytes, where that can be done.
+    """The blueprint of a sketch, compiled once: over bytes, where that can be done. `tell` hears of the
+    outline as soon as it has been.
 
     Raises GrammarError when it cannot be compiled.
     """
-    if blueprint.bytewise is None:
-        backend.compile(blueprint.inner)
-        return planned(blueprint, None, table)
-    return planned(blueprint, bytewise.compile(blueprint.bytewise), table)
+    outline = sketch.outline
+    other = None
+    if outline.bytewise is None:
+        backend.compile(outline.inner)
+    else:
+        other = bytewise.compile(outline.bytewise)
+    tell(outline)
+    return planned(sketch, other, table)
 
 
-def blueprint_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Blueprint:
-    """The blueprint of a spec of any kind but "structure"."""
+def sketch_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Sketch:
+    """The sketch of a spec of any kind but "structure"."""
     bytewise = None if spec.kind == "lark" and names_tokens(spec.source) else spec
-    return Blueprint(backend, spec, bytewise, reach_of(spec, table))
+    return Sketch(Outline(backend, spec, bytewise), lambda: reach_of(spec, table))
 
 
 def names_tokens(source: str) -> bool:

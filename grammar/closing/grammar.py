@@ -4,7 +4,7 @@ import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
-from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.closing.blueprint import Blueprint, Sketch
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.plan import Plan
 from personae.grammar.closing.planner import Hints, Planner
@@ -16,7 +16,7 @@ from personae.grammar.schema.document import MAX_SHORTEST, SCHEMA_PARAM, TOO_COM
 class ClosingGrammar:
     """Shared by all answers that it binds; thread-safe.
 
-    `inner` and `bytewise` are what the blueprint's specs compile to.
+    `inner` and `bytewise` are what the blueprint's outline compiles to.
     `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
     closed. `plain` are the tokens of plain text, if that leads away from the end by no more than itself.
     """
@@ -32,8 +32,7 @@ class ClosingGrammar:
         self.table = table
         self._bytewise = bytewise
         self.texts = table.texts
-        self._hints = _hints(blueprint, table)
-        blueprint = planned(blueprint, bytewise, table, self._hints)
+        self._hints = _hints(blueprint.reach, table)
         self.shortest_plan = blueprint.plan
         self._varied = blueprint.varied
         self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
@@ -70,21 +69,18 @@ class ClosingGrammar:
         return Planner(self._hints, self.table.bytewise_size, varied=self._varied)
 
 
-def planned(
-    blueprint: Blueprint, bytewise: CompiledGrammar | None, table: TokenTable, hints: Hints | None = None
-) -> Blueprint:
-    """The blueprint with the shortest answer, if one is found. `bytewise` is what its bytewise spec compiles
+def planned(sketch: Sketch, bytewise: CompiledGrammar | None, table: TokenTable) -> Blueprint:
+    """The blueprint, with the shortest answer if one is found. `bytewise` is what its bytewise spec compiles
     to.
 
     Raises GrammarError if none is found of a schema: its answers could not be closed.
     """
-    if blueprint.planned:
-        return blueprint
+    reach = sketch.bounds()
     plan, varied = None, False
     if bytewise is not None:
-        hints = hints or _hints(blueprint, table)
+        hints = _hints(reach, table)
         plan = _shortest(bytewise, Planner(hints, table.bytewise_size), table)
-        if plan is None and blueprint.inner.kind == "json_schema":
+        if plan is None and sketch.outline.inner.kind == "json_schema":
             plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
             varied = True
             if plan is None:
@@ -93,7 +89,7 @@ def planned(
                     param=SCHEMA_PARAM,
                     code=TOO_COMPLEX,
                 )
-    return msgspec.structs.replace(blueprint, plan=plan, planned=True, varied=varied)
+    return Blueprint(sketch.outline, reach, plan, varied)
 
 
 def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) -> Plan | None:
@@ -102,8 +98,8 @@ def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) ->
     return None if piece is None or tokens is None else Plan(piece, tuple(tokens))
 
 
-def _hints(blueprint: Blueprint, table: TokenTable) -> Hints:
-    known = blueprint.reach or Reach()
+def _hints(reach: Reach | None, table: TokenTable) -> Hints:
+    known = reach or Reach()
     ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
     return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps)
 

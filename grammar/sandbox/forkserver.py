@@ -2,9 +2,9 @@
 
 The fork server has read the vocabulary once, and keeps a few children standing by, each for one spec. The
 kernel ends a child that takes too much processor time or memory, whatever library it is stuck in; all of it
-is given back, and others that are compiled meanwhile notice nothing. What comes back is a `Blueprint`, from
-which the grammar is made here without the analysis and the searches: they are the part that can explode, and
-would hold our interpreter's lock.
+is given back, and others that are compiled meanwhile notice nothing. What comes back is an `Outline` as soon
+as it has been compiled once, and then a `Blueprint`, from which the grammar is made here without the analysis
+and the searches: they are the part that can explode, and would hold our interpreter's lock.
 
 A request travels on a socket of its own, whose other end is sent to whichever child takes it first. A child
 says that it has taken one by closing its pipe to the server, which then forks the next. All end when we do.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from personae.errors import GrammarError, Overloaded
-from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.closing.blueprint import Blueprint, Outline
 from personae.grammar.sandbox.tour import TOUR, tour
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
 
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
+_HEAD = 4  # bytes of the length before each frame
 _STANDING = 2  # children that wait for a spec
-_BEGUN = b"!"
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
 _NEARLY_ALL, _GBNF = b"n", b"g"
 _FIRST = {_NEARLY_ALL: TOUR, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
@@ -53,7 +54,9 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 # Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
-_OUTCOMES: msgspec.msgpack.Decoder[Blueprint | Refusal] = msgspec.msgpack.Decoder(Blueprint | Refusal)
+_REPORTS: msgspec.msgpack.Decoder[Outline | Blueprint | Refusal] = msgspec.msgpack.Decoder(
+    Outline | Blueprint | Refusal
+)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -75,29 +78,37 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def draft(self, spec: GrammarSpec, *, rewritten: bool = True) -> Blueprint:
-        """What compiling `spec` comes to, its schemas `rewritten` where that is needed.
+    def draft(
+        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] | None = None
+    ) -> Blueprint:
+        """What compiling `spec` comes to, its schemas `rewritten` where that is needed. `tell` hears of each
+        outline that has been compiled, the last that of the blueprint.
 
         Raises the GrammarError that compiling it raises, one of its own (`grammar_too_complex`) when it does
         not end within the limits, and Overloaded when it is not known in time whether it does.
         """
+        request = msgspec.msgpack.encode((spec, rewritten))
+        begun = False
         try:
-            request = msgspec.msgpack.encode((spec, rewritten))
-            answer = self._ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request)
+            for frame in self._ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
+                begun = True
+                match _REPORTS.decode(frame) if frame else None:
+                    case Outline() as outline:
+                        if tell is not None:
+                            tell(outline)
+                    case Blueprint() as blueprint:
+                        return blueprint
+                    case Refusal(message=message, param=param, code=code):
+                        raise GrammarError(message, param=param, code=code)
         except OSError:  # the time-out among them
-            answer = b""
-        if not answer.startswith(_BEGUN):
+            begun = False
+        if not begun:
             raise Overloaded("The grammar could not be compiled in time; try again later.")
-        if answer == _BEGUN:
-            raise GrammarError(
-                "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
-                param=PARAMS.get(spec.kind),
-                code=TOO_COMPLEX,
-            )
-        outcome = _OUTCOMES.decode(answer[len(_BEGUN) :])
-        if isinstance(outcome, Refusal):
-            raise GrammarError(outcome.message, param=outcome.param, code=outcome.code)
-        return outcome
+        raise GrammarError(
+            "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
+            param=PARAMS.get(spec.kind),
+            code=TOO_COMPLEX,
+        )
 
     def start(self) -> None:
         """Start the server, so that nobody has to wait for it; takes as long as a Python process takes."""
@@ -109,7 +120,8 @@ class Sandbox:
         with self._lock:
             self._end()
 
-    def _ask(self, kind: bytes, request: bytes) -> bytes:
+    def _ask(self, kind: bytes, request: bytes) -> Iterator[bytes]:
+        """What a child says, one frame after the other; the first, which is empty, that it has begun."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._lock:
@@ -117,7 +129,13 @@ class Sandbox:
             ours.settimeout(self._limits.patience)
             ours.sendall(request)
             ours.shutdown(socket.SHUT_WR)
-            return _all(ours)
+            with ours.makefile("rb") as line:
+                while len(head := line.read(_HEAD)) == _HEAD:
+                    length = int.from_bytes(head, "big")
+                    frame = line.read(length)
+                    if len(frame) < length:
+                        return  # it was ended
+                    yield frame
 
     def _running(self) -> socket.socket:
         """The way to the server, which is started if there is none."""
@@ -239,12 +257,18 @@ def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     """A child's life."""
     spec, rewritten = msgspec.msgpack.decode(_all(connection), type=tuple[GrammarSpec, bool])
-    connection.sendall(_BEGUN)
+
+    def report(frame: bytes) -> None:
+        connection.sendall(len(frame).to_bytes(_HEAD, "big") + frame)
+
+    report(b"")
     try:
-        outcome: Blueprint | Refusal = compiler.draft(spec, rewritten=rewritten)
+        outcome: Blueprint | Refusal = compiler.draft(
+            spec, rewritten=rewritten, tell=lambda outline: report(msgspec.msgpack.encode(outline))
+        )
     except GrammarError as error:
         outcome = Refusal(error.message, error.param, error.code)
-    connection.sendall(msgspec.msgpack.encode(outcome))
+    report(msgspec.msgpack.encode(outcome))
 
 
 def _bound(limits: Limits) -> None:

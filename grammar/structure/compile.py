@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
-from personae.grammar.closing.blueprint import Blueprint
+from personae.grammar.closing.blueprint import Outline, Sketch
 from personae.grammar.closing.build import names_tokens, structure_reach
+from personae.grammar.closing.reach import Reach
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -30,9 +31,9 @@ _BACKEND = "llguidance"
 Rewritings = Callable[[Schema], Iterator[Schema]]
 
 
-def structure_blueprint(
+def structure_sketch(
     spec: GrammarSpec, backend: GrammarBackend, table: TokenTable, rewritings: Rewritings
-) -> Blueprint:
+) -> Sketch:
     """What a spec of kind "structure" comes to, for llguidance. `rewritings` gives schemas equal to one.
 
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
@@ -57,13 +58,15 @@ def structure_blueprint(
     def written(special: Mapping[str, int]) -> GrammarSpec:
         return GrammarSpec("lark", lark(element, special, _written))
 
+    def bounds() -> Reach | None:
+        try:
+            return structure_reach(element, table.measure)
+        except ANALYSIS_ERRORS:
+            return None
+
     element = replace_bound(decode_structure(spec.source), bind)
-    try:
-        reach = structure_reach(element, table.measure)
-    except ANALYSIS_ERRORS:
-        reach = None
     second = None if names_tokens(spec.source) else written(table.bytewise().special)
-    return Blueprint(_BACKEND, written(table.vocabulary.special), second, reach)
+    return Sketch(Outline(_BACKEND, written(table.vocabulary.special), second), bounds)
 
 
 def _written(element: Bound) -> str:

@@ -11,6 +11,7 @@ from personae.kernels.triton.device.attention import attention_kernel, merge_ker
 from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
 SHORTEST_SPLIT = 256  # keys; shorter ones cost more in merging than they win
+LISTED = 256  # sequences that a program finds its own among; more are padded to a power of two
 SPLIT_SLOTS = 256  # queries whose sequences may be split, in all: it bounds the scratch memory
 
 
@@ -103,7 +104,7 @@ def paged_attention(
         GROUP=group,
         PAGE=page_size,
         ROWS=tile.rows,
-        SEQUENCES=0 if single else max(64, power_of_two(sequences)),
+        SEQUENCES=0 if single else max(LISTED, power_of_two(sequences)),
         num_warps=tile.warps,
         num_stages=tile.stages,
         **shared,

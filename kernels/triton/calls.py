@@ -51,7 +51,7 @@ class TritonOperators:
         window: int | None = None,
     ) -> Tensor:
         """See `reference.paged_attention`."""
-        if q.dtype not in TYPES or k_cache.dtype != q.dtype or not _dense_heads(q):
+        if q.dtype not in TYPES or k_cache.dtype not in (q.dtype, reference.FP8) or not _dense_heads(q):
             return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
         return triton_attention.paged_attention(q, k_cache, v_cache, batch, scale, window, self.gpu)
 
@@ -72,7 +72,7 @@ class TritonOperators:
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""
-        if k_cache.dtype != k.dtype or not _dense_heads(k) or not _dense_heads(v):
+        if k_cache.dtype not in (k.dtype, reference.FP8) or not _dense_heads(k) or not _dense_heads(v):
             reference.append_kv(k, v, k_cache, v_cache, write_index)
             return
         pointwise.append_kv(k, v, k_cache, v_cache, write_index)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from personae.kernels.reference import FP8, FP8_MAX
 from personae.kernels.triton.device.pointwise import (
     act_and_mul_kernel,
     append_kv_kernel,
@@ -97,4 +98,5 @@ def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_inde
             DIM=dim,
             PAGE=k_cache.shape[2],
             WIDE=power_of_two(heads * dim),
+            LARGEST=FP8_MAX if k_cache.dtype is FP8 else 0.0,
         )

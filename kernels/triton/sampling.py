@@ -7,6 +7,7 @@ from torch import Tensor
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.triton.device.sampling import draw_kernel, greatest_kernel, weigh_kernel
 from personae.kernels.triton.sizes import ceil_div, power_of_two
+from personae.kernels.upload import uploads
 
 CHUNK = 1024  # logits a program reads at once
 MOST_CHUNKS = 512  # of a row, which one program looks at
@@ -20,8 +21,7 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
     best = torch.empty(count, dtype=torch.float32, device=device)
     if not count:
         return tokens, best
-    table, masks = _table(rows, bitmask)
-    table, masks = (tensor.to(device, non_blocking=True) for tensor in (table, masks))
+    table, masks = _on_device(rows, bitmask, device)
     tops = torch.empty(count, chunks, dtype=torch.float32, device=device)
     ids = torch.empty(count, chunks, dtype=torch.int32, device=device)
     weights = torch.empty(count, chunks, dtype=torch.float32, device=device)
@@ -57,9 +57,9 @@ def choose(logits: Tensor, rows: SamplingRows, bitmask: Tensor | None) -> tuple[
     return tokens, best
 
 
-def _table(rows: SamplingRows, bitmask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The parameters as one tensor for one copy, see `device/sampling.py`, and the masks that forbid
-    anything, [at least 1, words] int32."""
+def _on_device(rows: SamplingRows, bitmask: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The parameters as one tensor, see `device/sampling.py`, and the masks that forbid anything, [at least
+    1, words] int32; in one copy."""
     mask = np.full(len(rows.positions), -1, np.int64)
     words = np.zeros((1, 1), np.int32)
     if bitmask is not None:
@@ -77,4 +77,5 @@ def _table(rows: SamplingRows, bitmask: Tensor | None) -> tuple[Tensor, Tensor]:
         rows.min_p.astype(np.float64).view(np.int64),
         mask,
     )
-    return torch.from_numpy(np.stack(table)), torch.from_numpy(words)
+    found, masks = uploads((np.stack(table), words), device)
+    return found, masks

@@ -14,7 +14,7 @@ from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
-from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
+from personae.kernels.triton.sizes import Gpu, ceil_div
 
 VECTOR_ROWS = 4  # up to here a segment's rows are multiplied one by one, without tensor cores
 SPLIT_K = 512  # the least inputs of a split
@@ -51,8 +51,9 @@ def tiles_for(tokens: int) -> Tiles:
 
 
 def splits_for(tokens: int, inputs: int) -> int:
-    """How many parts the inputs are summed in: many where few rows would leave the device idle."""
-    most = MOST_SPLITS if tokens <= LARGE.rows else max(1, 2048 // power_of_two(tokens))
+    """How many parts the inputs are summed in: many where few rows would leave the device idle. Few different
+    ones, as each is compiled for."""
+    most = MOST_SPLITS if tokens <= LARGE.rows else 8 if tokens <= 256 else 2 if tokens <= 1024 else 1
     parts = max(1, min(most, inputs // SPLIT_K))
     return ceil_div(inputs, split_length(inputs, parts))
 
@@ -74,7 +75,7 @@ class Plan:
 
 def padded_segments(count: int) -> int:
     """The compiled length of the list: few different ones, so that few kernels are compiled."""
-    length = 64
+    length = 256
     while length < count:
         length *= 4
     return length

@@ -10,6 +10,12 @@ from personae.actors.assembly import PAGE_SIZE, EngineOptions, assemble
 from personae.errors import AdapterError, LoadError
 
 
+def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
+    options = EngineOptions(model_folder("llama"), device="cpu", kv_cache_dtype="fp8")
+    with pytest.raises(LoadError, match=r"--kv-cache-dtype fp8 needs a GPU of compute capability 8\.9"):
+        assemble(options)
+
+
 def test_model_and_adapter_may_not_share_a_name(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "same", base, rank=2)
@@ -29,6 +35,20 @@ def test_an_adapter_of_another_base_stops_the_start_with_the_tensor_named(tmp_pa
     make_adapter_folder(tmp_path / "stranger", model_folder("llama", hidden_size=32), rank=2)
     with pytest.raises(AdapterError, match=r"stranger: .*layers\.0\.mlp\.down_proj\.lora_B\.weight"):
         assemble(EngineOptions(model_folder("qwen3"), (tmp_path,), device="cpu"))
+
+
+def test_on_a_gpu_the_option_that_quantizes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(LoadError, match="--quantize int8 is served on a CPU only"):
+        assemble(EngineOptions(model_folder("qwen3"), quantize="int8"))
+
+
+def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
+    base = model_folder("qwen3")
+    make_adapter_folder(tmp_path / "poet", base, rank=2)
+    options = EngineOptions(base, (tmp_path,), device="cpu", served_model_name="base", quantize="int8")
+    cards = assemble(options).script.models
+    assert {name: card.quantization for name, card in cards.items()} == {"base": "int8", "poet": None}
 
 
 @pytest.mark.parametrize(

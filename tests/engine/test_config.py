@@ -8,6 +8,8 @@ from tiny_models import COMMON, FAMILIES, write_json
 from personae.engine.config import GenerationDefaults, read_config, read_generation_defaults
 from personae.errors import ModelLoadError
 
+GEMMA = {"architectures": ["Gemma3ForCausalLM"]}
+PHI = {"architectures": ["Phi3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 
 
@@ -142,6 +144,20 @@ def test_the_sliding_window_is_that_of_each_layer(
         ("rope_parameters: full_attention", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}),
         ("rope_parameters: partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
         ("rope_theta", {"rope_theta": 0}),
+        ("rope_parameters: llama_4_scaling_beta", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}),
+        (
+            "text_config: model_type",
+            {
+                "architectures": ["Mistral3ForConditionalGeneration"],
+                "text_config": {"model_type": "ministral3"},
+            },
+        ),
+        ("final_logit_softcapping", {**GEMMA, "final_logit_softcapping": 30.0}),
+        ("hidden_activation", {**GEMMA, "hidden_activation": "relu"}),
+        ("no_rope_layers", {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}),
+        ("partial_rotary_factor", {**PHI, "partial_rotary_factor": 0.01}),
+        ("rope_scaling: rope_type", {**PHI, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("rope_scaling: short_factor", {**PHI, "rope_scaling": {"type": "longrope", "short_factor": [1]}}),
         ("vocab_size", {"vocab_size": ...}),
         ("num_hidden_layers", {"num_hidden_layers": 0}),
         ("hidden_size", {"hidden_size": "64"}),

@@ -1,14 +1,18 @@
+import random
 import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import model_folder
+from paged import PagedSequences
+from tiny_models import VOCAB, model_folder
 
 from personae.engine.config import read_config
 from personae.engine.kv import KVCache
+from personae.engine.loader import load_model
 from personae.engine.plan import MemoryLayout
+from personae.kernels.reference import FP8
 
 LAYOUT = MemoryLayout(num_pages=6, page_size=4, max_seqs=2, max_model_len=16, max_batch_tokens=16)
 
@@ -37,6 +41,23 @@ def test_copying_a_page_copies_it_in_all_layers_and_nothing_else() -> None:
     assert torch.equal(kv.data[:, :, 1], before[:, :, 4])
     assert torch.equal(kv.data[:, :, 0], before[:, :, 4])
     assert torch.equal(kv.data[:, :, 2:], before[:, :, 2:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cache_of_fp8_takes_a_byte_a_number_and_gives_nearly_the_same_logits(dtype: str) -> None:
+    decoder = load_model(model_folder("llama", head_dim=32), device=torch.device("cpu"), dtype=dtype)
+    decoder._fused = None  # which keeps bfloat16
+    prompt = random.Random(1).choices(range(VOCAB), k=120)
+    whole, eighth = (PagedSequences(decoder, kv_dtype=kv) for kv in (None, FP8))
+    assert eighth.kv.data.nbytes * decoder.dtype.itemsize == whole.kv.data.nbytes
+    assert eighth.kv.page_bytes * decoder.dtype.itemsize == whole.kv.page_bytes
+    for chunk in (prompt[:100], prompt[100:119], prompt[119:]):
+        truth, found = (sequences.step({"a": chunk})["a"] for sequences in (whole, eighth))
+        assert not torch.equal(found, truth)
+        assert torch.corrcoef(torch.stack((found, truth)))[0, 1] > 0.98
+    eighth.kv.copy_pages([(eighth.pages["a"][0], 0)])
+    copied = eighth.kv.data.view(torch.uint8)
+    assert torch.equal(copied[:, :, 0], copied[:, :, eighth.pages["a"][0]])
 
 
 def test_bytes_per_page_is_what_a_page_takes() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from hf import hf_greedy, hf_logits, hf_model, relative_error
+from hf import as_int8, hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
-from tiny_models import VOCAB, model_folder
+from safetensors.torch import load_file, save_file
+from tiny_models import VOCAB, model_folder, write_json
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.errors import ModelLoadError
 from personae.kernels.registry import reference_only
 
 CPU = torch.device("cpu")
@@ -67,13 +69,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3, windows where no rope is": ("smollm3", {"use_sliding_window": True, "sliding_window": 40}),
     "granite": ("granite", {}),
     "granite tied with biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 tied with biases": ("olmo2", {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "olmo3, rope yarn": ("olmo3", {"rope_scaling": {**YARN, "rope_type": "yarn"}}),
     "gemma3": ("gemma3", {}),
     "gemma3 tied, rope linear": (
         "gemma3",
         {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "gemma3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "olmo3", "gemma3"]
 
 
 def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:
@@ -112,6 +118,19 @@ def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_lengt
     with kernels():
         for index, token in enumerate(prompt):
             assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_int8_the_weights_are_rounded_and_nothing_else(family: str, tied: bool) -> None:
+    folder = model_folder(family, tie_word_embeddings=tied)
+    prompt = tokens_of(9, 100)
+    decoder = load_model(folder, device=CPU, int8=True)
+    hidden, _ = PagedSequences(decoder).forward({"a": prompt})
+    model = hf_model(folder)
+    exact, truth = hf_logits(model, prompt), hf_logits(as_int8(model), prompt)
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+    assert max(map(relative_error, exact, truth)) > 1e-3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -207,6 +226,54 @@ def test_longrope_takes_the_factors_of_the_longest_context_that_is_served(contex
     truth = hf_logits(hf_model(folder), prompt)  # transformers decides by the length of the prompt
     hidden, _ = PagedSequences(decoder, page_size=8).forward({"a": prompt})
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+@pytest.mark.parametrize("root", ["model.language_model.", "language_model.model."])
+def test_the_decoder_of_a_model_that_reads_images_is_served(family: str, root: str, tmp_path: Path) -> None:
+    folder = model_folder(family)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"gemma3": "Gemma3ForConditionalGeneration", "mistral": "Mistral3ForConditionalGeneration"}
+    around = {"architectures": [names[family]], "vision_config": {}, "torch_dtype": "float32"}
+    write_json(tmp_path / "config.json", around | {"text_config": config, "tie_word_embeddings": False})
+    head = "lm_head." if root.startswith("model") else "language_model.lm_head."
+    tensors = {
+        name.replace("model.", root, 1)
+        if name.startswith("model.")
+        else name.replace("lm_head.", head): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    beside = {"vision_tower.x.weight": torch.ones(2, 2), "multi_modal_projector.y.weight": torch.ones(3)}
+    prefix = "model." if root.startswith("model") else ""
+    save_file(
+        tensors | {prefix + name: tensor for name, tensor in beside.items()}, tmp_path / "model.safetensors"
+    )
+    prompt = tokens_of(3, 60)
+    plain, decoder = (
+        PagedSequences(decoder_of(path)).step({"a": prompt})["a"] for path in (folder, tmp_path)
+    )
+    assert torch.equal(plain, decoder)
+    save_file(tensors | {"audio_tower.z.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"unexpected: audio_tower\.z\.weight"):
+        decoder_of(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_gemma_3_with_images_as_transformers_saves_it_gives_the_same_logits(tmp_path: Path) -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = json.loads((model_folder("gemma3") / "config.json").read_text())
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    torch.manual_seed(3)
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=1, tie_word_embeddings=True
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    prompt = tokens_of(4, 80)
+    logits = PagedSequences(decoder_of(tmp_path)).step({"a": prompt})["a"]
+    assert relative_error(logits, hf_logits(model, prompt)[-1]) < 1e-4
 
 
 def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:

@@ -432,14 +432,14 @@ def test_prompt_logprobs_are_log_softmax_at_the_targets() -> None:
     torch.manual_seed(1)
     logits = torch.randn(6, 90)
     targets = torch.randint(0, 90, (6,))
-    entries = prompt_logprobs(logits, targets, 2)
+    entries = prompt_logprobs(logits, targets, 2).read([2] * 6)
     expected = torch.log_softmax(logits, 1)
     for row, entry in enumerate(entries):
         assert entry.token == int(targets[row])
         assert entry.logprob == float(expected[row, targets[row]])
         assert entry.rank == 1 + int((logits[row] > logits[row, targets[row]]).sum())
         assert [id for id, _ in entry.top] == expected[row].topk(2).indices.tolist()
-    assert prompt_logprobs(logits[:0], targets[:0], 2) == []
+    assert prompt_logprobs(logits[:0], targets[:0], 2).read([]) == []
 
 
 def test_an_empty_step_chooses_nothing() -> None:

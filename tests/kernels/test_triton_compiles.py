@@ -110,6 +110,30 @@ def test_attention_runs_on_tensor_cores_without_spills(
         assert found[0].options["num_stages"] > 1
 
 
+@pytest.mark.parametrize("max_query", [1, 512])
+def test_a_cache_of_fp8_compiles_for_hopper_without_spills(max_query: int, tmp_path: Path) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.reference import FP8
+    from personae.kernels.triton import pointwise
+    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.sizes import Gpu
+
+    caches = meta(2, 4096, 8, 16, 128, dtype=FP8)
+    batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), max_query, max_kv=8192)
+    q, k = meta(63 + max_query, 32, 128), meta(64, 8, 128)
+    with launches() as found:
+        paged_attention(q, caches[0], caches[1], batch, 0.1, None, Gpu(132, hopper=True))
+        pointwise.append_kv(k, k, caches[0], caches[1], meta(64, dtype=torch.int64))
+    for launch in found:
+        machine = compiled(launch, 90, tmp_path)
+        print(max_query, machine)
+        assert machine.stack == machine.spills == 0
+    attention, append = (compiled(launch, 90, tmp_path) for launch in (found[0], found[-1]))
+    assert attention.instructions["HGMMA" if max_query > 1 else "HMMA"]
+    assert append.instructions["F2FP"]  # rounded by the processor, two at a time
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 def test_what_lies_between_the_products_compiles_without_spills(capability: int, tmp_path: Path) -> None:
     from triton_aot import compiled, launches

@@ -88,6 +88,22 @@ def test_names_with_the_adapter_s_name_in_them_mean_the_same(folder: Path) -> No
     assert read_adapter(folder, SHAPES).digest == plain.digest
 
 
+@pytest.mark.parametrize("root", ["model.language_model.", "language_model.model."])
+def test_names_of_a_base_that_reads_images_too_mean_the_same(root: str, folder: Path) -> None:
+    set_config(folder, alpha_pattern={"model.layers.1.self_attn.q_proj": 3})
+    plain = read_adapter(folder, SHAPES)
+    set_config(folder, alpha_pattern={f"{root}layers.1.self_attn.q_proj": 3})
+    assert read_adapter(folder, SHAPES).digest != plain.digest
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            name = key.removeprefix("base_model.model.model.")
+            tensors[f"base_model.model.{root}{name}"] = tensors.pop(key)
+
+    edit_tensors(folder, rename)
+    assert read_adapter(folder, SHAPES).digest == plain.digest
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_float_tensors_keep_the_dtype_of_their_file(dtype: torch.dtype, tmp_path: Path) -> None:
     adapter = read_adapter(make_adapter_folder(tmp_path / "a", BASE, dtype=dtype), SHAPES)

@@ -20,10 +20,18 @@ class PagedSequences:
     last token.
     """
 
-    def __init__(self, decoder: Decoder, *, num_pages: int = 96, page_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        num_pages: int = 96,
+        page_size: int = 16,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         layout = MemoryLayout(num_pages, page_size, max_seqs=64, max_model_len=4096, max_batch_tokens=4096)
         self.decoder = decoder
-        self.kv = KVCache(decoder.config, layout, decoder.dtype, decoder.device)
+        self.kv = KVCache(decoder.config, layout, kv_dtype or decoder.dtype, decoder.device)
         self.kv.data.fill_(torch.nan)
         self.lengths: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}

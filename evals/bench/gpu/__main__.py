@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from personae.actors.assembly import FP8_CAPABILITY
 from personae.engine.graphs import CudaCapture
 from personae.evals.bench.gpu.arriving import DelayedStream, arriving_checks, arriving_table
 from personae.evals.bench.gpu.checks import (
@@ -41,6 +42,7 @@ from personae.evals.bench.gpu.tables import (
 )
 from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
 from personae.kernels import registry
+from personae.kernels.reference import FP8
 from personae.lora.copies import SideStream, pinned
 
 EXPECTED = {
@@ -61,6 +63,8 @@ def all_checks(operators: dict[str, Callable[..., Any]], generator: torch.Genera
     for dtype in LIMITS:
         for checks in (sgmv_checks, attention_checks, pointwise_checks):
             yield from checks(operators, dtype, generator)
+    if generator.device.type == "cuda" and torch.cuda.get_device_capability() >= FP8_CAPABILITY:
+        yield from attention_checks(operators, torch.bfloat16, generator, kept=FP8)
     yield from sampling_checks(operators, generator)
 
 

@@ -103,15 +103,20 @@ ATTENTION_CASES: dict[str, list[tuple[int, int]]] = {
 
 
 def attention_checks(
-    operators: Operators, dtype: torch.dtype, generator: torch.Generator, shrink: int = 1
+    operators: Operators,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    shrink: int = 1,
+    kept: torch.dtype | None = None,
 ) -> Iterator[Check]:
-    """Every mix of rows with and without a window. shrink: divides lengths, for slow machines."""
+    """Every mix of rows with and without a window. shrink: divides lengths, for slow machines. kept: the
+    cache's dtype, where it is not the same."""
     for name, full in ATTENTION_CASES.items():
         rows = [(max(1, q // shrink), max(1, q // shrink, kv // shrink)) for q, kv in full]
         for window in (None, 100):
             batch, num_pages = attention_batch(rows, generator.device, seed=len(rows))
             caches = torch.full(
-                (2, num_pages, KV_HEADS, PAGE, DIM), torch.nan, dtype=dtype, device=generator.device
+                (2, num_pages, KV_HEADS, PAGE, DIM), torch.nan, dtype=kept or dtype, device=generator.device
             )
             whole, _ = attention_batch([(kv, kv) for _, kv in rows], generator.device, seed=len(rows))
             total = len(whole.write_index)
@@ -125,7 +130,8 @@ def attention_checks(
             with poisoned_memory():
                 ours = operators["paged_attention"](q, caches[0], caches[1], batch, DIM**-0.5, window)
             limit = LIMITS[dtype] if dtype is not torch.float32 else 1e-4
-            yield Check(f"attention, {name}, window {window}, {dtype}", relative_error(ours, truth), limit)
+            label = f"attention, {name}, window {window}, {dtype}" + (f", kept as {kept}" if kept else "")
+            yield Check(label, relative_error(ours, truth), limit)
 
 
 def pointwise_checks(operators: Operators, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Check]:

@@ -32,7 +32,7 @@ def visible_keys(count, length, window, WINDOWED: tl.constexpr, KEYS: tl.constex
     return first
 
 
-@triton.jit(do_not_specialize=["sequences", "most_splits", "split_queries"])
+@triton.jit(do_not_specialize=["sequences", "table_stride", "most_splits", "split_queries"])
 def attention_kernel(
     q_ptr,
     k_ptr,
@@ -117,7 +117,7 @@ def attention_kernel(
             page = tl.load(pages + keys // PAGE, mask=inside, other=0).to(tl.int64)
             offset = page * page_stride + head_offset + (keys % PAGE) * DIM
             k = tl.load(k_ptr + offset[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            scores = tl.dot(q, k, input_precision="ieee") * scale
+            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
             seen = inside[None, :] & (keys[None, :] <= position[:, None])
             if WINDOWED:
                 seen = seen & (keys[None, :] > position[:, None] - window)
@@ -129,7 +129,7 @@ def attention_kernel(
             shrink = tl.exp2(top - level)
             weight = weight * shrink + tl.sum(p, 1)
             v = tl.load(v_ptr + offset[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-            acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+            acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
             top = higher
 
         at = head * GROUP + row % GROUP

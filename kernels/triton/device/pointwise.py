@@ -115,12 +115,21 @@ def append_kv_kernel(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
-    """cache[index // PAGE, :, index % PAGE] = k[token], and v; one token each."""
+    """cache[index // PAGE, :, index % PAGE] = k[token], and v; one token each.
+
+    What is larger than LARGEST is cut off there before it is rounded to the cache's type; 0: nothing is.
+    """
     token = tl.program_id(0).to(tl.int64)
     index = tl.load(index_ptr + token)
     n = tl.arange(0, WIDE)
     inside = n < HEADS * DIM
     place = index // PAGE * page_stride + (n // DIM * PAGE + index % PAGE) * DIM + n % DIM
-    tl.store(k_cache_ptr + place, tl.load(k_ptr + token * k_stride + n, mask=inside), mask=inside)
-    tl.store(v_cache_ptr + place, tl.load(v_ptr + token * v_stride + n, mask=inside), mask=inside)
+    k = tl.load(k_ptr + token * k_stride + n, mask=inside)
+    v = tl.load(v_ptr + token * v_stride + n, mask=inside)
+    if LARGEST > 0:
+        k = tl.clamp(k.to(tl.float32), -LARGEST, LARGEST)
+        v = tl.clamp(v.to(tl.float32), -LARGEST, LARGEST)
+    tl.store(k_cache_ptr + place, k.to(k_cache_ptr.dtype.element_ty), mask=inside)
+    tl.store(v_cache_ptr + place, v.to(v_cache_ptr.dtype.element_ty), mask=inside)

@@ -46,7 +46,7 @@ def _masked(logits_ptr, stride, rows_ptr, rows, masks_ptr, words, row, t, inside
     return x
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "words"])
 def greatest_kernel(
     logits_ptr,
     rows_ptr,
@@ -72,7 +72,7 @@ def greatest_kernel(
     tl.store(tops_ptr + place, tl.where(tl.max(wrong.to(tl.int32), 0) > 0, float("nan"), top))
 
 
-@triton.jit(do_not_specialize=["rows", "chunks"])
+@triton.jit(do_not_specialize=["rows", "words", "chunks"])
 def weigh_kernel(
     logits_ptr,
     rows_ptr,

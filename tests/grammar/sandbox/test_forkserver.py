@@ -16,6 +16,7 @@ import pytest
 from personae.errors import GrammarError, Overloaded
 from personae.evals.hostile import alternatives, laughs, wide
 from personae.grammar.backend import BoundGrammar
+from personae.grammar.closing.blueprint import Outline
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Limits, Sandbox
 from personae.grammar.spec import GrammarSpec
@@ -62,7 +63,10 @@ def here() -> GrammarCompiler:
 def test_what_comes_back_is_what_compiling_here_comes_to(
     sandbox: Sandbox, here: GrammarCompiler, spec: GrammarSpec
 ) -> None:
-    assert sandbox.draft(spec) == here.draft(spec)
+    there: list[Outline] = []
+    blueprint = sandbox.draft(spec, tell=there.append)
+    assert blueprint == here.draft(spec)
+    assert there[-1] == blueprint.outline
 
 
 @pytest.mark.parametrize(
@@ -91,16 +95,16 @@ def test_a_bomb_ends_by_itself_and_others_are_compiled_meanwhile(sandbox: Sandbo
 
     bomb = threading.Thread(target=light)
     bomb.start()
-    assert sandbox.draft(GOOD).planned
+    assert sandbox.draft(GOOD).plan
     bomb.join(300)
     [error] = refused
     assert (error.code, error.param) == ("grammar_too_complex", "response_format.json_schema.schema")
-    assert sandbox.draft(GOOD).planned
+    assert sandbox.draft(GOOD).plan
 
 
 def test_memory_is_a_limit_of_its_own() -> None:
     small = Sandbox(VOCABULARY, Limits(processor=60.0, memory=2**25, patience=300.0))
-    assert small.draft(GOOD).planned
+    assert small.draft(GOOD).plan
     with pytest.raises(GrammarError, match="limits"):
         small.draft(BOMB)
     small.close()
@@ -138,12 +142,12 @@ def test_children_stand_by_before_anybody_asks_and_others_take_their_places() ->
     sandbox = Sandbox(VOCABULARY, PATIENT)
     sandbox.start()
     first = standing(sandbox)
-    assert sandbox.draft(GOOD).planned
+    assert sandbox.draft(GOOD).plan
     second = standing(sandbox, 1, but=first)
     for pid in first | second:  # by whatever hand
         with suppress(ProcessLookupError):  # the one that has answered
             os.kill(pid, signal.SIGKILL)
-    assert sandbox.draft(GOOD).planned
+    assert sandbox.draft(GOOD).plan
     last = standing(sandbox, but=first | second)
     sandbox.close()
     deadline = time.monotonic() + 60
@@ -170,7 +174,7 @@ def test_a_server_that_has_died_is_begun_again_and_who_waits_too_long_may_come_a
     assert sandbox._process is not None
     os.kill(sandbox._process.pid, signal.SIGKILL)
     sandbox._process.wait()
-    assert sandbox.draft(GOOD).planned
+    assert sandbox.draft(GOOD).plan
     sandbox.close()
     sandbox.close()
     hurried = Sandbox(VOCABULARY, Limits(patience=0.001))
@@ -184,7 +188,9 @@ def test_only_what_is_not_small_or_has_to_be_rewritten_goes_there(monkeypatch: p
     compiler = GrammarCompiler(VOCABULARY)
     assert compiler._sandbox is not None
     inner = compiler._sandbox.draft
-    monkeypatch.setattr(compiler._sandbox, "draft", lambda spec: asked.append(spec) or inner(spec))
+    monkeypatch.setattr(
+        compiler._sandbox, "draft", lambda spec, **more: asked.append(spec) or inner(spec, **more)
+    )
     compiler.compile(spec_of({"type": "object", "properties": {"n": {"type": "integer"}}}))
     assert asked == []
     for spec, first, not_first in ((GOOD, "{", "["), (REWRITTEN, "5", "-")):
@@ -197,7 +203,7 @@ def test_only_what_is_not_small_or_has_to_be_rewritten_goes_there(monkeypatch: p
 def test_a_schema_whose_references_explode_is_refused_and_the_next_is_served(sandbox: Sandbox) -> None:
     with pytest.raises(GrammarError):
         sandbox.draft(spec_of(laughs(40)))
-    assert sandbox.draft(REWRITTEN).planned
+    assert sandbox.draft(REWRITTEN).plan
 
 
 def accepts(grammar: BoundGrammar, text: str) -> bool:

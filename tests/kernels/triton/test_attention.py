@@ -96,6 +96,17 @@ def test_every_shape_of_heads_and_pages_equals_the_reference(
     torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("mix", ["decode in splits", "mixed"])
+def test_a_cache_of_fp8_is_read_as_what_was_rounded(mix: str, dtype: torch.dtype) -> None:
+    q, k, v, batch = case(MIXES[mix], 6, 2, 16, 16, dtype)
+    k, v = (cache.to(reference.FP8) for cache in (k, v))
+    found = host.paged_attention(q, k, v, batch, 0.3, None, GPU)
+    assert found.dtype == dtype
+    expected = truth(q, k, v, batch, 0.3, None)
+    torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_decode_rows_bits_are_the_same_alone_and_in_any_company(window: int | None) -> None:
     rows = [(300, 1), (20, 1), (0, 1), (130, 1)]

@@ -87,6 +87,23 @@ def test_append_writes_where_it_should_and_nowhere_else(dtype: torch.dtype) -> N
         torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
 
 
+# Of numbers that FP8 has: the interpreter's rounding loses carries into the exponent, and the least number.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_append_keeps_fp8_and_cuts_off_what_is_too_large(dtype: torch.dtype) -> None:
+    caches = [torch.zeros(4, 2, 8, 16, dtype=reference.FP8) for _ in range(4)]
+    k, v = (
+        (noise(3, 2, 16, seed=seed) * 10.0 ** (2 - seed)).to(reference.FP8).to(dtype).clamp(-448, 448)
+        for seed in (0, 4)
+    )
+    k[0, 0, :3] = torch.tensor([1000.0, -1000.0, 448.0])
+    index = torch.tensor([0, 31, 9])
+    OURS.append_kv(k, v, caches[0], caches[1], index)
+    reference.append_kv(k, v, caches[2], caches[3], index)
+    for ours, truth in zip(caches[:2], caches[2:], strict=True):
+        assert torch.equal(ours.view(torch.uint8), truth.view(torch.uint8))
+    assert caches[0][0, 0, 0, :3].float().tolist() == [448.0, -448.0, 448.0]
+
+
 def test_what_the_kernels_do_not_take_the_reference_does() -> None:
     x, weight = noise(3, 16).double(), noise(16).double()
     torch.testing.assert_close(OURS.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))

@@ -1,0 +1,76 @@
+"""What a GPU does before its first request: every kernel is compiled, every decode step captured.
+
+Triton compiles a kernel when it is launched with constants and alignments that it has not met yet, a second
+or so for each; the answer that happened to need it would wait. So each shape of step is run once that kernels
+are compiled for: contexts that attention splits into twice as many parts, prompts that fill one tile of
+queries or the next, numbers of tokens for which SGMV splits its sums in another way. Compiled kernels stay on
+disk, so the next start is quick.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from personae.engine.plan import MemoryLayout
+from personae.engine.runner import Runner
+from personae.kernels.masks import Scratch
+from personae.kernels.sampling import SamplingRows, choose
+
+Spans = list[tuple[int, int]]
+"""Rows of a step: the position of the first token, and how many there are."""
+
+FEW = 64  # tokens of a prompt; up to here tiles of queries grow with it
+
+_log = logging.getLogger("personae.engine")
+
+
+def warm_up(runner: Runner) -> None:
+    """Run and capture what requests will need; the cache and the adapters must be nobody's yet. Waits for the
+    device, so that what it cannot do shows here."""
+    begun = time.monotonic()
+    logits = torch.zeros(0)
+    for spans in shapes(runner.layout):
+        logits = runner.rehearse(spans)
+    drawn = SamplingRows(
+        np.ones(1, np.float32),
+        np.full(1, 2),
+        np.full(1, 0.5),
+        np.zeros(1, np.float32),
+        np.zeros(1, np.uint64),
+        np.zeros(1, np.int64),
+    )
+    choose(logits[:1].clone(), drawn, None, Scratch(runner.device))
+    if runner.graphs is not None:
+        runner.graphs.capture_all()
+    torch.cuda.synchronize(runner.device)
+    _log.info("the GPU's kernels are ready after %.1f s", time.monotonic() - begun)
+
+
+def shapes(layout: MemoryLayout) -> Iterator[Spans]:
+    """Steps that between them launch every kernel in every form in which a step of this layout may."""
+    longest, most = layout.max_model_len, layout.max_batch_tokens
+    contexts = [1, *_doublings(257, longest, of=256), longest]
+    for context in contexts:
+        yield [(context - 1, 1)]
+        few = min(FEW, context, most)
+        yield [(context - few, few)]
+    for count in _doublings(2, min(FEW, longest, most)):
+        yield [(0, count)]
+    for tokens in (*_doublings(2 * FEW, most), most):
+        whole, rest = divmod(tokens, longest)
+        spans = [(0, longest)] * whole + ([(0, rest)] if rest else [])
+        yield spans[: layout.max_seqs]
+    everybody = [(0, 1)] * layout.max_seqs
+    yield everybody
+    if most > layout.max_seqs and longest > 1:
+        yield [(0, 2), *everybody[1:]]
+
+
+def _doublings(first: int, last: int, of: int | None = None) -> Iterator[int]:
+    """From `first` on by doubling, or doubling what it has of a number, up to `last`."""
+    while first <= last:
+        yield first
+        first += first if of is None else first // of * of

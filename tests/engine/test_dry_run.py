@@ -1,0 +1,180 @@
+"""The whole path of a GPU without one: on paper (`paper_gpu`), as `actors/assembly.py` builds it for `cuda`.
+
+Its device is late: nothing runs until the host waits for it. So these tests hold the engine to the answers of
+a CPU with whatever the host had overwritten, freed or not waited for gone wrong, and to waiting once a step:
+for its tokens.
+"""
+
+import os
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available(),
+    reason="needs Triton's compiler, and no GPU",
+)
+from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
+from paper_gpu import Late, PaperGpu  # noqa: E402
+from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
+from tiny_models import model_folder  # noqa: E402
+from troupe import Played, Troupe  # noqa: E402
+
+from personae.grammar.compiler import GrammarCompiler  # noqa: E402
+from personae.grammar.spec import GrammarSpec  # noqa: E402
+from personae.grammar.vocabulary import Vocabulary  # noqa: E402
+from personae.kernels.registry import reference_only  # noqa: E402
+
+RANKS = ("rank-1", "rank-8-attention", "rank-64", "rslora")
+MORE = {
+    "dora": {"use_dora": True, "rank": 8, "seed": 21},
+    "bias": {"lora_bias": True, "rank": 4, "alpha": 12, "seed": 22},
+    "words": {"rank": 4, "targets": ("q_proj", "embed_tokens"), "scale": 0.5, "seed": 23},
+    "output": {"rank": 6, "targets": ("v_proj", "lm_head"), "scale": 0.5, "seed": 24},
+}
+SCHEMA = GrammarSpec(
+    "json_schema", '{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}'
+)
+Answers = dict[str, Played]
+SMALL = 24 << 20
+SIZES = {"dtype": "float32", "max_seqs": 16, "max_batch_tokens": 256, "max_model_len": 256}
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    return model_folder("qwen3", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for name, options in ({name: ZOO[name] for name in RANKS} | MORE).items():
+        make_adapter_folder(root / name, base, **options)
+    return root
+
+
+def scene(engine: Troupe | DryEngine, compiled: dict) -> list:
+    """Everything that a step may be asked for, at once: 12 sequences of a few dozen tokens."""
+    engine.grammars |= compiled
+    prompt = [*range(40, 110)]
+    return [
+        *(
+            engine.log(name, [30 + i, *range(5, 20)], name, max_tokens=9)
+            for i, name in enumerate((*RANKS, *MORE))
+        ),
+        engine.log("long", prompt, max_tokens=8, logprobs=3, prompt_logprobs=2),
+        engine.log("drawn", prompt[:40], temperature=0.9, top_p=0.8, seed=3, max_tokens=12, min_tokens=5),
+        engine.log("filtered", [7], "rank-1", temperature=1.1, top_k=9, min_p=0.02, seed=4, max_tokens=12),
+        engine.log(
+            "punished", [9, 9, 8], repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2
+        ),
+        engine.log("biased", [11, 12], "rslora", logit_bias={5: 4.0, 6: -100.0}, logprobs=0),
+        engine.log("bound", [13, 14], grammar=SCHEMA, max_tokens=20, temperature=0.7, seed=5),
+        engine.log("bound, adapted", [15], "rank-64", grammar=SCHEMA, max_tokens=12),
+    ]
+
+
+@pytest.fixture(scope="module")
+def compiled(base: Path) -> dict:
+    tokenizer = (base / "tokenizer.json").read_bytes()
+    compiler = GrammarCompiler(Vocabulary.from_tokenizer_json(tokenizer, 512, (2, 0)), sandboxed=False)
+    return {SCHEMA: compiler.compile(SCHEMA)}
+
+
+@pytest.fixture(scope="module")
+def truth(base: Path, adapters: Path, compiled: dict) -> Answers:
+    with reference_only():
+        troupe = Troupe(base, {path.name: path for path in adapters.iterdir()})
+        return troupe.play(scene(troupe, compiled))
+
+
+def close(found: Played, wanted: Played) -> bool:
+    """Whether log-probabilities are the same; the tokens are compared before."""
+    mine, theirs = ([*one.logprobs, *one.prompt_logprobs] for one in (found, wanted))
+    assert len(mine) == len(theirs)
+    return all(
+        a is b is None
+        or (a is not None and b is not None and a.logprob == pytest.approx(b.logprob, abs=1e-4))
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def differing(found: Answers, truth: Answers) -> list[str]:
+    """Whose answers differ."""
+    return [
+        name for name, one in found.items() if one.tokens != truth[name].tokens or not close(one, truth[name])
+    ]
+
+
+@pytest.mark.parametrize("late", Late)
+def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters, compiled, truth) -> None:
+    with PaperGpu(SMALL, late=late) as gpu:
+        engine = DryEngine(gpu, base, adapters, **SIZES)
+        ready = set(gpu.machine.compiled)
+        engine.place(*RANKS, *MORE)
+        found = engine.play(scene(engine, compiled))
+        assert differing(found, truth) == []
+        assert gpu.machine.compiled == ready, "the warm-up left kernels for the first request to compile"
+        assert gpu.machine.captures == 2 * 8
+        runner = engine.engine.runner
+        assert runner.graphs is not None
+        assert runner.graphs._capture is not None, "graphs were given up"
+        runner.adapters.check_integrity()
+
+
+@pytest.mark.parametrize("late", [Late.ALL, Late.MAIN])
+def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
+    late: Late, base, adapters, compiled, truth
+) -> None:
+    with PaperGpu(SMALL, late=late) as gpu:
+        tight = {
+            "max_batch_tokens": 24,
+            "kv_memory": 20 * 16384,
+            "max_model_len": 128,
+            "adapter_memory": 716_800,
+        }
+        engine = DryEngine(gpu, base, adapters, dtype="float32", max_seqs=5, **tight)
+        assert engine.layout.num_pages == 20
+        ready, copied = set(gpu.machine.compiled), []
+        copy_pages = engine.engine.runner.kv.copy_pages
+        engine.engine.runner.kv.copy_pages = lambda pairs: copied.extend(pairs) or copy_pages(pairs)  # type: ignore[method-assign]
+        logs = {log.id: log for log in scene(engine, compiled)}
+        found: Answers = {}
+        for names in (("rank-64", "rslora"), ("rank-1", "dora"), ("rank-64", "rank-8-attention")):
+            engine.place(*names)  # in the place of others, and again
+            digests = {engine.cards[name].adapter for name in names}
+            mine = [
+                log for log in logs.values() if log.adapter in digests or (log.adapter is None and not found)
+            ]
+            found |= engine.play(mine)
+            found |= engine.play([logs["drawn"]])  # whose prompt's pages are there already
+            for digest in digests:
+                engine.engine.release(digest or "")
+        assert differing(found, truth) == []
+        assert engine.engine.holdings[2] > 0, "nobody was evicted"
+        assert copied, "no page was copied"
+        assert gpu.machine.compiled == ready
+
+
+def test_a_step_waits_once_for_its_tokens_and_for_nothing_else(base, adapters) -> None:
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, base, adapters, **SIZES)
+        engine.place(*RANKS)
+        assert engine.waits["place"] == []
+        placed = {engine.cards[name].adapter for name in RANKS}
+        logs = [log for log in scene(engine, {}) if log.grammar is None and "prompt" not in log.id]
+        plain = [log for log in logs if log.adapter is None or log.adapter in placed]
+        engine.play(plain)
+        assert {wait.kind for wait in engine.waits["forward"]} == {"a value is read"}  # graphs on trial
+        engine.play(plain)
+        engine.place(*MORE)
+        before = engine.reads
+        engine.waits = {what: [] for what in ("prepare", "forward", "sample", "finish")}
+        engine.play(logs)
+        engine.play(plain)
+        assert engine.waits["prepare"] == engine.waits["forward"] == engine.waits["sample"] == []
+        reads = Counter(wait.kind for wait in engine.waits["finish"])
+        assert reads == {"the host waits for an event": engine.reads - before}

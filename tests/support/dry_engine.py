@@ -1,0 +1,124 @@
+"""An engine as `actors/assembly.py` builds it for `cuda`, on a GPU made of paper, driven as the executor
+drives it.
+
+engine = DryEngine(gpu, folder, adapters=root)
+engine.play([engine.log("a", [5, 6, 7], "poet")])     # {"a": Played}
+engine.waits["forward"]                               # what made the host wait, by what it was doing
+
+Step N + 1 is launched before the tokens of step N are read.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paper_gpu import PaperGpu, Wait
+from troupe import Played
+
+from personae.actors.assembly import EngineOptions, assemble
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.grammar.backend import BoundGrammar
+from personae.grammar.spec import GrammarSpec
+from personae.lora.activation import activation_start
+from personae.lora.adapter import Adapter
+
+
+class DryEngine:
+    """`options` go to EngineOptions."""
+
+    def __init__(self, gpu: PaperGpu, folder: Path, adapters: Path | None = None, **options: Any) -> None:
+        self.gpu = gpu
+        self.waits: dict[str, list[Wait]] = {}
+        with self.doing("assemble"):
+            roots = () if adapters is None else (adapters,)
+            self.assembly = assemble(EngineOptions(folder, roots, **{"device": "cuda", **options}))
+        script = self.assembly.script
+        self.layout = script.layout
+        with self.doing("build"):
+            self.engine = script.build_step_engine()
+        self.scheduler = script.build_scheduler()
+        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.cards = {name: card for name, card in script.models.items() if card.adapter}
+        self.reads = 0  # one for a step's tokens, one for the log-probabilities of its prompts
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """What waits within the block waits for this."""
+        with self.gpu.waiting() as found:
+            try:
+                yield
+            finally:
+                pass
+        self.waits.setdefault(what, []).extend(found)
+
+    def adapter(self, name: str) -> Adapter:
+        """As the library has it."""
+        digest = self.cards[name].adapter
+        assert digest is not None
+        found = self.assembly.script.library.get(digest)
+        assert found is not None
+        return found
+
+    def place(self, *names: str) -> None:
+        """Have adapters copied to the device; the host does not wait until they are there."""
+        for name in names:
+            with self.doing("place"):
+                assert self.engine.place(self.adapter(name))
+
+    def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
+        """Run the logs to their end, all offered at once."""
+        played: dict[str, Played] = {}
+        for log in logs:
+            played[log.id] = Played()
+            self.scheduler.add(log)
+        unread = None
+        while True:
+            plan, result = self.scheduler.plan(), None
+            if plan is not None:
+                with self.doing("prepare"):
+                    packed = self.engine.prepare(plan, self.grammars)
+                with self.doing("forward"):
+                    forward = self.engine.forward(packed)
+            if unread is not None:
+                with self.doing("finish"):
+                    result = self.engine.finish(unread)
+                unread = None
+            if plan is not None:
+                with self.doing("sample"):
+                    unread = self.engine.sample(plan, forward)
+                self.reads += (unread.sampled is not None) + (unread.arrival is not None)
+            if result is not None:
+                for delta in self.scheduler.commit(result):
+                    one = played[delta.id]
+                    one.tokens += delta.tokens
+                    one.logprobs += delta.logprobs
+                    one.prompt_logprobs += delta.prompt_logprobs
+                    one.finish, one.error = delta.finish, delta.error
+            elif plan is None:
+                break
+        self.scheduler.check_integrity()
+        assert all(one.finish is not None for one in played.values())
+        return played
+
+    def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
+        """As `Troupe.log`."""
+        fields = {"grammar", "after", "tenant", "salt", "eos"}
+        rest = {name: changes.pop(name) for name in fields & changes.keys()}
+        digest, start = None, 0
+        if adapter is not None:
+            digest = self.cards[adapter].adapter
+            if invocation := self.adapter(adapter).invocation:
+                found = activation_start(tokens, invocation)
+                digest, start = (None, 0) if found is None else (digest, found)
+        params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
+        return SequenceLog(
+            id=id,
+            tokens=tuple(tokens),
+            prompt_length=len(tokens),
+            params=SamplingParams(**params),
+            adapter=digest,
+            adapter_start=start,
+            **rest,
+        )

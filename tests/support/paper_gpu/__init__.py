@@ -1,0 +1,14 @@
+"""A GPU made of paper: tensors that say they are on `cuda`, a device that works late, and no graphics card.
+
+with PaperGpu() as gpu:                      # torch.cuda, Triton's launches and the allocators are doubles
+    x = torch.zeros(4, device="cuda")        # computed when something waits for it, and not before
+    gpu.waits                                # whatever made the host wait, and where
+
+See `machine.py` for how it works, `tensors.py` for what is refused, `launches.py` for what a launch must be.
+"""
+
+from paper_gpu.cuda import PaperGpu
+from paper_gpu.machine import Late, Machine, Mistake, Wait
+from paper_gpu.tensors import PaperTensor
+
+__all__ = ["Late", "Machine", "Mistake", "PaperGpu", "PaperTensor", "Wait"]

@@ -1,0 +1,163 @@
+"""Launches of Triton's kernels: checked as the real launcher would, and computed by the references.
+
+Triton's own binder says what would be compiled (types of pointers, alignment, constants, options) and refuses
+what it does not know. What it cannot know is checked here: that pointers are the device's, that none of them
+is beyond its block, that the grid is one that CUDA takes. The numbers are the references', as a job of the
+operator.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paper_gpu.machine import Machine, Mistake
+from paper_gpu.tensors import PaperTensor, leaves, mapped
+from personae.kernels import reference, registry
+from personae.kernels.masks import Scratch
+from personae.kernels.sampling import SamplingRows
+
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+POINTERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+
+
+def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyPatch) -> None:
+    """Have kernels be launched on paper, and the registry give the Triton operators for `cuda`."""
+    from triton.runtime.jit import JITFunction
+
+    target = capability[0] * 10 + capability[1]
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launched(machine, target, kernel, args, grid, kwargs)
+
+    patch.setattr(JITFunction, "run", run)
+    plain, found = registry.operators, None
+
+    def operators(device_type: str) -> dict[str, Callable[..., Any]]:
+        nonlocal found
+        if device_type != "cuda":
+            return plain(device_type)
+        if found is None:
+            from personae.kernels import triton as backend
+
+            found = {name: _whole(machine, name, run) for name, run in backend.operators().items()}
+        return found
+
+    patch.setattr(registry, "operators", operators)
+
+
+@cache
+def _binder(kernel: Any, target: int) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    backend = make_backend(GPUTarget("cuda", target, 32))
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
+def launched(
+    machine: Machine, target: int, kernel: Any, args: Any, grid: Any, kwargs: dict[str, Any]
+) -> None:
+    """One launch. Raises Mistake for what the launcher or CUDA would refuse, or would read amiss."""
+    from triton.runtime.jit import compute_cache_key
+
+    name = kernel.__name__
+    backend, bind = _binder(kernel, target)
+    bound, specialization, options = bind(*args, **{**kwargs, "debug": False, "instrumentation_mode": ""})
+    kernel._pack_args(
+        backend, {**kwargs, "debug": False, "instrumentation_mode": ""}, bound, specialization, options
+    )
+    for parameter, value in bound.items():
+        if isinstance(value, PaperTensor):
+            _check_pointer(f"{name}: {parameter}", value)
+        elif isinstance(value, Tensor):
+            raise Mistake(f"{name}: {parameter} is a tensor of {value.device}")
+        elif not isinstance(value, int | float | bool):
+            raise Mistake(f"{name}: {parameter} is {value!r}")
+        elif isinstance(value, int) and not -(2**31) <= value < 2**31:
+            raise Mistake(
+                f"{name}: {parameter} = {value} does not fit the 32 bits that its kernel was tested with"
+            )
+    blocks = (*grid, 1, 1)[:3]
+    if not all(isinstance(n, int) and 1 <= n <= most for n, most in zip(blocks, MOST_BLOCKS, strict=True)):
+        raise Mistake(f"{name}: a grid of {blocks}")
+    machine.launches[name] += 1
+    machine.bound[name] = bound
+    key = compute_cache_key({}, specialization, options)
+    machine.compiled.add((name, key))
+
+
+def _check_pointer(what: str, tensor: PaperTensor) -> None:
+    if tensor.dtype not in POINTERS:
+        raise Mistake(f"{what} points to {tensor.dtype}")
+    if tensor.numel() and tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        raise Mistake(f"{what} has strides {tensor.stride()}: kernels take the last dimension as contiguous")
+    if tensor.data_ptr() % 16:
+        raise Mistake(f"{what} is not on a multiple of 16 bytes: another kernel would be compiled for it")
+
+
+def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator whose kernels are on paper: its host's code as it is, its numbers by the reference."""
+
+    def operator(*args: Any) -> Any:
+        before = machine.launches.total()
+        result = run(*args)
+        if machine.launches.total() == before:  # nothing to do, or left to the reference
+            return result
+        given = [_given(value) for value in args]
+        sampling = machine.bound.get("greatest_kernel") if name == "choose" else None
+        targets = [value.sheet for value in leaves(result) if isinstance(value, PaperTensor)]
+        truth = getattr(reference, name)
+
+        def job() -> None:
+            if sampling is not None:
+                given[1:3] = _asked(
+                    sampling["rows_ptr"].sheet, sampling["masks_ptr"].sheet, given[0].shape[1]
+                )
+            with registry.reference_only():
+                found = leaves(truth(*given))
+            for target, value in zip(targets, found if targets else [], strict=False):
+                target.copy_(value)
+
+        machine.push(job)
+        return result
+
+    return operator
+
+
+def _asked(table: Tensor, masks: Tensor, width: int) -> tuple[SamplingRows, Tensor]:
+    """What the sampling kernels read of the rows, from the device's own copy; see `device/sampling.py`."""
+    columns = [column.numpy() for column in table]
+    streams, positions, top_k, top_p, temperature, min_p, mask = columns
+    allowed = np.full((len(mask), -(-width // 32)), -1, np.int32)
+    allowed[mask >= 0] = masks.numpy()[mask[mask >= 0]]
+    rows = SamplingRows(
+        temperature.view(np.float64).astype(np.float32),
+        top_k,
+        top_p.view(np.float64),
+        min_p.view(np.float64).astype(np.float32),
+        streams.view(np.uint64),
+        positions,
+    )
+    return rows, torch.from_numpy(allowed)
+
+
+def _given(value: Any) -> Any:
+    """An argument as the kernels will find it: the device's memory then, the host's as it is now."""
+    if isinstance(value, Scratch):
+        return Scratch(torch.device("cpu"))
+    if hasattr(value, "plans"):
+        value = replace(value, plans={})
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, PaperTensor):
+            return leaf.sheet
+        return leaf.clone() if isinstance(leaf, Tensor) else getattr(leaf, "copy", lambda: leaf)()
+
+    return mapped(value, change)
