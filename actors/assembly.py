@@ -62,7 +62,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     "fp8" keeps keys and values in half the memory. `kv_memory` and `adapter_memory` are in bytes, the other
     sizes are in tokens or sequences; `background_tokens` is what batches may have of a step beside other
     requests. `secret` is what the tenants' prefix-cache salts are derived from. `cuda_graphs`: on a GPU
-    decode steps are captured as graphs (`engine/graphs.py`).
+    decode steps are captured as graphs (`engine/graphs.py`). `quantize`: how the base's weights
+    are kept, None for as `dtype` says.
     """
 
     model: Path
@@ -80,6 +81,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     secret: bytes | None = None
     background_tokens: int | None = None
     cuda_graphs: bool = True
+    quantize: Literal["int8"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,13 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     Raises ModelLoadError, AdapterError or LoadError with what is wrong and where.
     """
     device = _device(options.device)
+    if options.quantize is not None and device.type != "cpu":
+        raise LoadError(f"--quantize {options.quantize} is served on a CPU only; use --device cpu.")
     model = load_model(
         options.model,
         device=device,
         dtype=options.dtype,
+        int8=options.quantize == "int8",
         max_position=options.max_model_len,
         on_progress=on_progress,
     )
@@ -175,7 +180,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         layout=layout,
         vocab_size=config.vocab_size,
         tokenizer=tokenizer,
-        models=_cards(base, options.model, named),
+        models=_cards(base, options, named),
         library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
     )
@@ -192,7 +197,7 @@ def lora_shapes(model: Decoder) -> LoraShapes:
     """What an adapter of this model has to fit."""
     config = model.config
     copies = {"embedding": fingerprint(model.embedding)}
-    copies["output"] = copies["embedding"] if config.tie else fingerprint(model.output.plain())
+    copies["output"] = copies["embedding"] if config.tie else model.output_fingerprint
     return LoraShapes(
         config.layers,
         config.linear_shapes,
@@ -300,9 +305,9 @@ def _pages(adapter: Adapter) -> int:
     return -(-adapter.rank // RANK_PAGE)
 
 
-def _cards(base: str, folder: Path, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
-    created = int(os.stat(folder / "config.json").st_mtime)
-    cards = {base: ModelCard(base, None, created)}
+def _cards(base: str, options: EngineOptions, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
+    created = int(os.stat(options.model / "config.json").st_mtime)
+    cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(
             name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation

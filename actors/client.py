@@ -19,6 +19,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     `created` is Unix time in seconds; `parent` is the base's name for an adapter. `traits` say what it is
     beside low rank on linear modules; `invocation` are the tokens that activate it, none for always.
+    `quantization`: how the base's weights are kept, None as its dtype says.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     rank: int | None = None
     traits: tuple[str, ...] = ()
     invocation: tuple[int, ...] = ()
+    quantization: str | None = None
 
 
 class AdapterStats(msgspec.Struct, frozen=True):

@@ -224,13 +224,17 @@ class Completion(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """One name that a request may put in `model`; `parent` is the base's name for an adapter."""
+    """One name that a request may put in `model`; `parent` is the base's name for an adapter.
+
+    `quantization` is how the base's weights are kept, null for as its dtype says.
+    """
 
     id: str
     created: int
     max_model_len: int
     parent: str | None
     root: str
+    quantization: str | None
     object: Literal["model"] = "model"
     owned_by: str = "personae"
 

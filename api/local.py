@@ -34,7 +34,7 @@ async def open_engine(
     if model is None:
         model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
         name = name or "personae-demo"
-        if dtype == "auto" and options.device != "cuda":
+        if dtype == "auto" and options.device != "cuda" and options.quantize is None:
             dtype = "float32"  # small enough, and then its answers are the same on every machine
     engine_options = EngineOptions(
         model,
@@ -52,6 +52,7 @@ async def open_engine(
         secret=secret,
         background_tokens=options.background_tokens,
         cuda_graphs=options.cuda_graphs,
+        quantize=options.quantize,
     )
     if not options.one_process:
         async with open_company(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizeChoice = Literal["int8"]
 KvDtypeChoice = Literal["auto", "fp8"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
@@ -38,6 +39,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
     sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a
     GPU decode steps are captured as graphs. `kv_cache_dtype`: "fp8" keeps keys and values in half the memory.
+    `quantize` is how the base's weights are kept, None for as `dtype` says.
     """
 
     model: Path | None = None
@@ -64,6 +66,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     batch_concurrency: int = 64
     background_tokens: int | None = None
     cuda_graphs: bool = True
+    quantize: QuantizeChoice | None = None
 
 
 async def _never() -> None:

@@ -18,7 +18,12 @@ from personae.errors import Overloaded, RequestError
 
 def _model(card: ModelCard, door: Door) -> Model:
     return Model(
-        card.name, card.created, door.client.max_model_len, card.parent, root=card.parent or card.name
+        card.name,
+        card.created,
+        door.client.max_model_len,
+        card.parent,
+        root=card.parent or card.name,
+        quantization=card.quantization,
     )
 
 

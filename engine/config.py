@@ -19,6 +19,7 @@ from personae.errors import ModelLoadError
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu_tanh"]
+QkNorm = Literal["head", "all"]  # over each head, or all heads of a token together
 Scalar = TypeVar("Scalar", int, float, bool, str)
 
 
@@ -55,7 +56,8 @@ class ModelConfig:
     entry per layer: the sliding window in tokens (a query sees itself and the `window - 1` tokens before it),
     or None for full attention; the rotary embedding, or None for a layer without. `tie` says that the output
     matrix is the embedding. `merged`: the checkpoint has q, k and v as one tensor, and gate and up.
-    `post_norms`: what attention and MLP put out is normalised before it is added. `norm_offset` is added to
+    `pre_norms`: what attention and MLP read is normalised; `post_norms`: what they put out, before it is
+    added. `norm_offset` is added to
     norms' weights as they are stored. The scales are those of what the embedding, and each half of a layer,
     add to the residual stream, of scores (None: 1 / sqrt(head_dim)), and of the logits. `images`: the
     checkpoint has a part for images as well. `dtype` is the dtype the checkpoint was made in, None where the
@@ -78,9 +80,10 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     merged: bool = False
     activation: Activation = "silu"
+    pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
@@ -98,7 +101,9 @@ class ModelConfig:
             scales == {1.0}
             and self.attention_scale is None
             and self.activation == "silu"
+            and self.pre_norms
             and not self.post_norms
+            and self.qk_norm != "all"
         )
 
     @property

@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from personae.engine.config import ModelConfig, read_config, read_fields
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
+from personae.kernels.int8 import Int8Weight
+from personae.lora.base import fingerprint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
@@ -52,13 +54,15 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     max_position: int | None = None,
+    int8: bool = False,
     on_progress: Progress | None = None,
 ) -> Decoder:
     """Loads a Hugging Face model folder: `config.json` and safetensors, single or sharded.
 
     `dtype` is "float32", "bfloat16", "float16" or "auto", the config's own. `max_position` caps the context
-    that will be run. `on_progress(done_bytes, total_bytes)` is called after each tensor, in bytes of the
-    files. Beside the parameters themselves only one tensor at a time is held.
+    that will be run. `int8` quantizes the linear modules as they are read. `on_progress(done_bytes,
+    total_bytes)` is called after each tensor, in bytes of the files. Beside the parameters themselves only
+    one tensor at a time is held.
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
@@ -70,7 +74,7 @@ def load_model(
         stored = _decoder_s(stored)
     kind = _resolve_dtype(dtype, config, stored)
     _check(config, stored)
-    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position)
+    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position, int8=int8)
     _fill(decoder, stored, on_progress)
     decoder.pack()
     return decoder
@@ -179,8 +183,14 @@ def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | N
     for file in sorted({stored[name].file for name in places}):
         with safe_open(file, framework="pt") as tensors:
             for name in (name for name in places if stored[name].file == file):
-                place = places[name].copy_(tensors.get_tensor(stored[name].name))
-                if place.dtype is torch.float16 and not place.isfinite().all():
+                place, tensor = places[name], tensors.get_tensor(stored[name].name)
+                place.copy_(tensor)
+                if name == OUTPUT:
+                    decoder.output_fingerprint = fingerprint(tensor)
+                if isinstance(place, Int8Weight):
+                    if not place.scales.isfinite().all():
+                        raise ModelLoadError(f"{name} has values that are not finite, of which int8 has none")
+                elif place.dtype is torch.float16 and not place.isfinite().all():
                     raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")
                 done += stored[name].bytes
                 if on_progress is not None:

@@ -25,6 +25,9 @@ class Matcher(Protocol):
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
 
+    def forced(self) -> bytes:
+        """Text that has to follow, as far as it is known."""
+
     def fork(self) -> "Matcher":
         """A second matcher in the same state."""
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.int8 import Int8Weight
 from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
 
@@ -18,7 +20,7 @@ from personae.kernels.sgmv import RankTable, WorkList
 class LinearWeights:
     """y = x weight^T + bias. weight: [outputs, inputs]; merged modules lie one after the other."""
 
-    weight: Tensor
+    weight: Tensor | Int8Weight
     bias: Tensor | None
 
 
@@ -45,7 +47,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    output: Tensor
+    output: Tensor | Int8Weight
     heads: int
     kv_heads: int
     head_dim: int
@@ -76,7 +78,7 @@ class PackedLinear(Protocol):
         """x: [T, inputs] -> [T, outputs]."""
 
     def plain(self) -> Tensor:
-        """The weight as it was given, [outputs, inputs]: a copy."""
+        """The weight as it was given, [outputs, inputs]: a copy, in bfloat16 if it was int8."""
 
 
 class FusedDecoder(Protocol):
@@ -113,3 +115,12 @@ def fuse(weights: DecoderWeights) -> FusedDecoder | None:
     backend = optional("fuse", weights.embedding.device)
     fused: FusedDecoder | None = None if backend is None else backend(weights)
     return fused
+
+
+def pack_int8(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
+    """Hands an int8 weight to the backend of its device, for products with activations of `dtype`; None if
+    it has none."""
+    assert isinstance(linear.weight, Int8Weight)
+    backend = optional("pack_int8", linear.weight.values.device)
+    packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
+    return packed

@@ -10,6 +10,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.step import Step
 from personae.kernels.attention import append_kv, paged_attention
+from personae.kernels.int8 import Int8Weight
 from personae.kernels.rotary import rotary
 
 
@@ -41,9 +42,10 @@ class Attention:
         )
         self.o = Linear(shapes["o"][0], (shapes["o"][1],), bias=config.o_bias, dtype=dtype, device=device)
         self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
-        if config.qk_norm:
+        if config.qk_norm is not None:
+            widths = [config.head_dim] * 2 if config.qk_norm == "head" else self.sizes[:2]
             q_norm, k_norm = (
-                RMSNorm(config.head_dim, config.eps, device=device, offset=config.norm_offset) for _ in "qk"
+                RMSNorm(width, config.eps, device=device, offset=config.norm_offset) for width in widths
             )
             self.qk_norms = q_norm, k_norm
 
@@ -52,9 +54,13 @@ class Attention:
         q, k, v = torch.split(self.qkv(x), self.sizes, dim=-1)
         if step.lora is not None:
             step.lora.apply(self.layer, "qkv", x, (q, k, v))
-        q, k, v = (part.view(x.shape[0], -1, self.head_dim) for part in (q, k, v))
         if self.qk_norms is not None:
-            q, k = self.qk_norms[0](q), self.qk_norms[1](k)
+            # Each head by itself, or all of them at once.
+            q, k = (
+                norm(part.view(*part.shape[:1], -1, norm.width)).flatten(1)
+                for norm, part in zip(self.qk_norms, (q, k), strict=True)
+            )
+        q, k, v = (part.view(x.shape[0], -1, self.head_dim) for part in (q, k, v))
         if self.rope is not None:
             cos, sin = self.rope
             turned = 2 * cos.shape[1]
@@ -66,7 +72,7 @@ class Attention:
             step.lora.apply(self.layer, "o", mixed, (y,))
         return y
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
         """(checkpoint name, the view to fill)."""
         names = ("qkv",) if self.merged else tuple("qkv")
         yield from self.qkv.tensors(*(f"{prefix}.{name}_proj" for name in names))

@@ -12,6 +12,7 @@ class RMSNorm:
     def __init__(self, size: int, eps: float, *, device: torch.device, offset: float = 0.0) -> None:
         self.weight = torch.empty(size, dtype=torch.float32, device=device)
         self.eps = eps
+        self.width = size
         self._offset = offset
 
     def finish(self) -> None:

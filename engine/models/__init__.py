@@ -23,6 +23,8 @@ FAMILIES = {
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
+    "Olmo2ForCausalLM": "olmo",
+    "Olmo3ForCausalLM": "olmo",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from personae.engine.config import Activation, Fields, ModelConfig, RopeConfig
+from personae.engine.config import Activation, Fields, ModelConfig, QkNorm, RopeConfig
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -23,7 +23,7 @@ def decoder_config(
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QkNorm | None = None,
     default_eps: float = 1e-6,
     default_theta: float = 10000.0,
     tie: bool = False,
@@ -165,6 +165,24 @@ def context_length(rope: RopeConfig, max_position: int) -> int:
     if rope.type == "yarn":
         return max(max_position, math.floor(rope.original_max_position * rope.factor))
     return max_position
+
+
+def ropes_by_window(
+    fields: Fields, windows: Sequence[int | None], *, local: str, theta: float, local_theta: float
+) -> tuple[RopeConfig, ...]:
+    """Of each layer: those with a window have a rotary embedding of their own.
+
+    Before transformers 5 `rope_theta` and `rope_scaling` were of the layers without one; `local` is the field
+    of the others' base then. `theta`, `local_theta`: the bases where the file does not say.
+    """
+    rope = rope_section(fields)
+    near, far = rope.section("sliding_attention"), rope.section("full_attention")
+    if near is None or far is None:
+        near_rope = RopeConfig(fields.number(local, default=local_theta))
+        far_rope = read_rope(rope, fields, theta)
+    else:
+        near_rope, far_rope = read_rope(near, fields, local_theta), read_rope(far, fields, theta)
+    return tuple(far_rope if window is None else near_rope for window in windows)
 
 
 def uniform_windows(fields: Fields, window: int | None) -> tuple[int | None, ...]:

@@ -20,6 +20,7 @@ from personae.engine.layers.rotary import rotary_tables
 from personae.engine.layers.step import LoraLayers, LoraOutput, Step
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, fuse
+from personae.kernels.int8 import Int8Weight
 from personae.kernels.registry import references_only
 
 
@@ -41,7 +42,7 @@ class Layer:
 
         self.attention = Attention(config, index, rope, dtype=dtype, device=device)
         self.mlp = MLP(config, index, dtype=dtype, device=device)
-        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.pre_norms = (norm(), norm()) if config.pre_norms else None
         self.post_norms = (norm(), norm()) if config.post_norms else None
         self.scale = config.residual_scale
 
@@ -49,13 +50,17 @@ class Layer:
         self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: Step
     ) -> tuple[Tensor, Tensor]:
         """(output not yet added, residual stream) -> the same after this layer; None means zero."""
-        if residual is None:
-            normed, residual = self.attention_norm(x), x
-        else:
-            normed, residual = self.attention_norm.add(x, residual)
+        normed, residual = self._in(x, residual, 0)
         mixed = self._out(self.attention(normed, cache, step), 0)
-        normed, residual = self.mlp_norm.add(mixed, residual)
+        normed, residual = self._in(mixed, residual, 1)
         return self._out(self.mlp(normed, step), 1), residual
+
+    def _in(self, x: Tensor, residual: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
+        """(what a half of the layer reads, the residual stream with x in it)."""
+        if self.pre_norms is not None and residual is not None:
+            return self.pre_norms[half].add(x, residual)
+        total = x if residual is None else residual + x
+        return total if self.pre_norms is None else self.pre_norms[half](total), total
 
     def _out(self, x: Tensor, half: int) -> Tensor:
         """What a half of the layer adds to the residual stream."""
@@ -63,23 +68,23 @@ class Layer:
             x = self.post_norms[half](x)
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
         """(checkpoint name, the view to fill)."""
         yield from self.attention.tensors(f"{prefix}.self_attn")
         yield from self.mlp.tensors(f"{prefix}.mlp")
-        yield f"{prefix}.input_layernorm.weight", self.attention_norm.weight
-        if self.post_norms is None:
-            yield f"{prefix}.post_attention_layernorm.weight", self.mlp_norm.weight
-            return
-        after_attention, after_mlp = self.post_norms
-        yield f"{prefix}.post_attention_layernorm.weight", after_attention.weight
-        yield f"{prefix}.pre_feedforward_layernorm.weight", self.mlp_norm.weight
-        yield f"{prefix}.post_feedforward_layernorm.weight", after_mlp.weight
+        before, after = self.pre_norms, self.post_norms
+        if before is not None:
+            second = "post_attention" if after is None else "pre_feedforward"
+            yield f"{prefix}.input_layernorm.weight", before[0].weight
+            yield f"{prefix}.{second}_layernorm.weight", before[1].weight
+        if after is not None:
+            yield f"{prefix}.post_attention_layernorm.weight", after[0].weight
+            yield f"{prefix}.post_feedforward_layernorm.weight", after[1].weight
 
     def norms(self) -> Iterator[RMSNorm]:
         """All of its norms."""
-        yield from (self.attention_norm, self.mlp_norm, *(self.post_norms or ()))
-        yield from self.attention.qk_norms or ()
+        for pair in (self.pre_norms, self.post_norms, self.attention.qk_norms):
+            yield from pair or ()
 
     def linears(self) -> Iterator[Linear]:
         """The linear modules: qkv, o, gate_up, down."""
@@ -87,17 +92,18 @@ class Layer:
         yield from self.mlp.linears()
 
     def weights(self) -> LayerWeights:
-        """Everything that the layer knows, as tensors."""
+        """Everything that the layer knows, as tensors; of a layer of a plain config."""
+        assert self.pre_norms is not None
         norms, (qkv, o, gate_up, down) = (
             self.attention.qk_norms,
             (linear.weights for linear in self.linears()),
         )
         return LayerWeights(
-            self.attention_norm.weight,
+            self.pre_norms[0].weight,
             qkv,
             None if norms is None else (norms[0].weight, norms[1].weight),
             o,
-            self.mlp_norm.weight,
+            self.pre_norms[1].weight,
             gate_up,
             down,
             self.attention.window,
@@ -109,6 +115,8 @@ class Decoder:
     """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
 
     `max_position` caps the rope tables at the longest context that will be run; None means the model's own.
+    `int8`: the linear modules and the output matrix are kept as `Int8Weight`. The embedding is not, even if
+    it is the same matrix: a step reads but a row of it for each token.
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
+        int8: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -134,8 +143,13 @@ class Decoder:
         self.norm = RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(config.hidden_size, (config.vocab_size,), bias=False, dtype=dtype, device=device)
-        if config.tie:
+        self.int8 = int8
+        if int8:
+            for linear in self._linears():
+                linear.quantize()
+        elif config.tie:
             self.output.weight = self.embedding
+        self.output_fingerprint = ""  # of the output matrix as it is stored, where it is not the embedding
         self._fused: FusedDecoder | None = None
 
     def forward(
@@ -176,7 +190,7 @@ class Decoder:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
         return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor | Int8Weight]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
         yield "model.embed_tokens.weight", self.embedding
         for index, layer in enumerate(self.layers):
@@ -193,15 +207,22 @@ class Decoder:
         """
         for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
             norm.finish()
+        if self.config.tie and isinstance(self.output.weight, Int8Weight):
+            self.output.weight.copy_(self.embedding)
         self._fused = fuse(self._weights()) if self.config.plain else None
         if self._fused is None:
-            for linear in (*(linear for layer in self.layers for linear in layer.linears()), self.output):
+            for linear in self._linears():
                 linear.pack()
             return
         for layer, packed in zip(self.layers, self._fused.linears, strict=True):
             for linear, own in zip(layer.linears(), packed, strict=True):
                 linear.hand_over(own)
         self.output.hand_over(self._fused.output)
+
+    def _linears(self) -> Iterator[Linear]:
+        for layer in self.layers:
+            yield from layer.linears()
+        yield self.output
 
     def _weights(self) -> DecoderWeights:
         return DecoderWeights(

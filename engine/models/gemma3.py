@@ -3,12 +3,11 @@ norms before and after each half of a layer."""
 
 from dataclasses import replace
 
-from personae.engine.config import Fields, ModelConfig, RopeConfig
+from personae.engine.config import Fields, ModelConfig
 from personae.engine.models.common import (
     activation,
     decoder_config,
-    read_rope,
-    rope_section,
+    ropes_by_window,
     text_fields,
     windows_by_type,
 )
@@ -34,17 +33,19 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     layers, every = fields.size("num_hidden_layers"), fields.size("sliding_window_pattern", default=6)
     windowed = [(layer + 1) % every != 0 for layer in range(layers)]
     windows = windows_by_type(fields, fields.size("sliding_window", default=4096), windowed)
-    near, far = _ropes(fields)
+    ropes = ropes_by_window(
+        fields, windows, local="rope_local_base_freq", theta=1000000.0, local_theta=10000.0
+    )
     bias = fields.get("attention_bias", False)
     config = decoder_config(
         architecture,
         fields,
         windows=windows,
-        ropes=tuple(far if window is None else near for window in windows),
+        ropes=ropes,
         head_dim=256,
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
         tie=True,
         images=images,
     )
@@ -56,14 +57,3 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         embedding_scale=config.hidden_size**0.5,
         attention_scale=fields.number("query_pre_attn_scalar", default=256.0) ** -0.5,
     )
-
-
-def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
-    """Those of layers with a window and of layers without."""
-    rope = rope_section(fields)
-    near, far = rope.section("sliding_attention"), rope.section("full_attention")
-    if near is None or far is None:
-        # Before transformers 5: `rope_scaling` is that of the layers without a window.
-        local = RopeConfig(fields.number("rope_local_base_freq", default=10000.0))
-        return local, read_rope(rope, fields, 1000000.0)
-    return read_rope(near, fields, 10000.0), read_rope(far, fields, 1000000.0)

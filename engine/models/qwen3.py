@@ -14,5 +14,5 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         head_dim=128,
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm=True,
+        qk_norm="head",
     )

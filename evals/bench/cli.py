@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from personae.api.options import QuantizeChoice
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
 
@@ -45,6 +46,9 @@ def bench(
     ] = None,
     adapters: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Without --url: folders of adapters.")
+    ] = None,
+    quantize: Annotated[
+        QuantizeChoice | None, typer.Option(help="Without --url: how the model's weights are kept.")
     ] = None,
     models: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="What to ask for; else all that are served.")
@@ -113,7 +117,7 @@ def bench(
     with ExitStack() as stack:
         if url is None:
             folder.mkdir(parents=True, exist_ok=True)
-            url = f"personae={_serve(stack, model, adapters or (), folder / 'server.log')}"
+            url = f"personae={_serve(stack, model, adapters or (), quantize, folder / 'server.log')}"
         _measure(
             [url, *(compare or ())],
             models or (),
@@ -135,6 +139,7 @@ def steps(
     rows: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 64,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
     count: Annotated[int, typer.Option("--steps", min=16, help="Steps.")] = 64,
+    quantize: Annotated[QuantizeChoice | None, typer.Option(help="How the model's weights are kept.")] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also which operators the time goes to.")
     ] = False,
@@ -145,15 +150,19 @@ def steps(
     """Where a decode step goes, without HTTP: its parts, and the host's time between two steps."""
     from personae.evals.bench.steps import report
 
-    report(model, adapters, rows, prompt, count, profile=profile, busy=busy)
+    report(model, adapters, rows, prompt, count, quantize=quantize, profile=profile, busy=busy)
 
 
-def _serve(stack: ExitStack, model: Path | None, adapters: Sequence[Path], log: Path) -> str:
+def _serve(
+    stack: ExitStack, model: Path | None, adapters: Sequence[Path], quantize: str | None, log: Path
+) -> str:
     from personae.evals.served import Served, exit_on_sigterm
 
     arguments = [str(model)] if model else []
     for folder in adapters:
         arguments += ["--adapters", str(folder)]
+    if quantize:
+        arguments += ["--quantize", quantize]
     stack.enter_context(exit_on_sigterm())
     return stack.enter_context(Served(arguments, log)).url
 

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import torch
@@ -197,6 +198,7 @@ def report(
     prompt: int,
     steps: int,
     *,
+    quantize: Literal["int8"] | None = None,
     profile: bool = False,
     busy: bool = False,
 ) -> None:
@@ -204,7 +206,9 @@ def report(
     if busy:
         torch.set_num_threads(1)
     folders = (adapters,) if adapters else () if model else (DEMO / "adapters",)
-    options = EngineOptions(model or DEMO / "model", folders, max_seqs=rows, max_model_len=2048)
+    options = EngineOptions(
+        model or DEMO / "model", folders, max_seqs=rows, max_model_len=2048, quantize=quantize
+    )
     script = assemble(options).script
     console = Console()
     for mixed in (False, True) if folders else (False,):

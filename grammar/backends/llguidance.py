@@ -195,6 +195,11 @@ class LLGuidanceMatcher:
         if text_tokens:
             self._matcher.rollback(text_tokens)
 
+    def forced(self) -> bytes:
+        """The text that alone may follow; nothing where there is a choice, be it of blanks."""
+        # Special tokens begin with a byte that no text has.
+        return b"" if self._ended else bytes(self._matcher.compute_ff_bytes()).partition(b"\xff")[0]
+
     def fork(self) -> "LLGuidanceMatcher":
         """A second matcher in the same state."""
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._spoil, self._ended)

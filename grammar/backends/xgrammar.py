@@ -101,6 +101,10 @@ class XGrammarMatcher:
         """Take back the last `count` accepted tokens."""
         self._matcher.rollback(count)
 
+    def forced(self) -> bytes:
+        """Not asked for."""
+        return b""
+
     def fork(self) -> "XGrammarMatcher":
         """A second matcher in the same state."""
         return XGrammarMatcher(self._matcher.fork(), self._vocabulary)

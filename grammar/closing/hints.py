@@ -1,12 +1,12 @@
 """What an answer by a schema may have to write: the strings in it, for the search to try."""
 
-import json
 import math
+from json.encoder import encode_basestring
 from typing import Any
 
 from personae.grammar.closing.regexes import pattern_reach
-from personae.grammar.schema.shortest import shortest_instance
-from personae.grammar.schema.walk import children, subschemas
+from personae.grammar.schema.shortest import shortest_alone
+from personae.grammar.schema.walk import children
 
 _MOST_HINTS = 50_000  # bytes
 
@@ -28,7 +28,7 @@ def hints_of(schema: Any) -> list[bytes]:
             found.setdefault(written, weight + len(written))
         for keyword in ("anyOf", "oneOf"):
             for one in node.get(keyword, ()):
-                visit(one, min(shortest_instance(one) if _is_closed(one) else 0.0, 1e6))
+                visit(one, min(shortest_alone(one) or 0.0, 1e6))
         for step, child in children(node):
             if step[0] not in ("anyOf", "oneOf"):
                 visit(child, weight)
@@ -57,11 +57,6 @@ def examples_of(node: dict[str, Any]) -> list[str]:
     return [*together, *(examples[:1] if "pattern" in node else ())]
 
 
-def _is_closed(schema: Any) -> bool:
-    """Whether it can be measured alone: no reference leads out of it."""
-    return not any("$ref" in node for node, _ in subschemas(schema))
-
-
 def _text(text: str) -> bytes:
     """The string as it stands between quotes, the closing one included."""
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
+    return encode_basestring(text).encode("utf-8", "surrogatepass")[1:]

@@ -209,6 +209,10 @@ class ClosingMatcher:
             self._accepted.append(token)
             self._advance(token)
 
+    def forced(self) -> bytes:
+        """The text that the grammar alone allows, budget or not."""
+        return b"" if self._following else self._inner.forced()
+
     def fork(self) -> "ClosingMatcher":
         """A second matcher in the same state."""
         other = ClosingMatcher(self._inner.fork(), self._grammar, self._budget)

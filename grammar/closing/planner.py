@@ -127,6 +127,13 @@ class Planner:
                 looked += _EVERY
                 if _depth(text) > _DEEP:
                     return None
+            if (value is None or not value.ended) and (forced := matcher.forced()):
+                forced = forced if value is None else value.follow(forced)
+                if matcher.feed(forced) != len(forced):
+                    return None
+                out += forced
+                text += forced
+                continue
             mask = self.mask(matcher)
             self._fuel -= value is not None
             if self._fuel < 0 and value is not None:
@@ -287,6 +294,14 @@ class _Value:
     @property
     def ended(self) -> bool:
         return not self._depth and not self._quoted
+
+    def follow(self, text: bytes) -> bytes:
+        """Write `text` as far as it is of the value; that much of it."""
+        for count, byte in enumerate(text, 1):
+            self.write(byte)
+            if self.ended:
+                return text[:count]
+        return text
 
     def write(self, byte: int) -> None:
         if self._escaped:

@@ -21,7 +21,7 @@ import msgspec
 from personae.grammar.closing.hints import examples_of, hints_of
 from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import children, subschemas
+from personae.grammar.schema.walk import children
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -29,6 +29,7 @@ _LEXEME = 64  # any number, any string of a known format
 Measure = Callable[[bytes], int]
 
 _FAR = 10**9
+_WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # Their texts are never any plain text: they have no blanks.
 _FIXED_FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "email", "hostname")
@@ -124,6 +125,7 @@ class _SchemaReach:
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
     _lexemes: dict[int, tuple[int, bool, bool]] = field(default_factory=dict)
+    _names: dict[str, float] = field(default_factory=dict)
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
@@ -200,12 +202,15 @@ class _SchemaReach:
         seen: set[int] = set()
         unseen: list[Any] = [document]
         while unseen:
-            for node, _ in subschemas(unseen.pop()):
-                if id(node) not in seen:
-                    seen.add(id(node))
-                    yield node
-                    if "$ref" in node and id(target := self._target(node["$ref"])) not in seen:
-                        unseen.append(target)
+            node = unseen.pop()
+            if isinstance(node, dict) and id(node) not in seen:
+                seen.add(id(node))
+                yield node
+                within = [child for _, child in children(node)]
+                if "$ref" in node:
+                    within.append(self._target(node["$ref"]))
+                within.reverse()
+                unseen += within
 
     def _target(self, reference: Any) -> Any:
         target: Any = self.document
@@ -339,7 +344,11 @@ class _SchemaReach:
         return max([length, *map(int, written)]), wide, narrow or "format" in schema
 
     def _written(self, value: Any) -> float:
-        return float(self.measure(_json(value)))
+        if not isinstance(value, str):
+            return float(self.measure(_json(value)))
+        if value not in self._names:
+            self._names[value] = float(self.measure(_json(value)))
+        return self._names[value]
 
 
 def _new_string(schema: dict[str, Any]) -> float:
@@ -390,5 +399,4 @@ def _steps(nodes: list[dict[str, Any]]) -> tuple[tuple[int, int], ...]:
 
 
 def _json(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass")
+    return _WRITER.encode(value).encode("utf-8", "surrogatepass")

@@ -188,6 +188,10 @@ class LimitedMatcher:
             if self._phase is not _Phase.AFTER:
                 self._write(token)
 
+    def forced(self) -> bytes:
+        """The text that the inner grammar alone allows."""
+        return self._inner.forced()
+
     def fork(self) -> "LimitedMatcher":
         """A second matcher in the same state."""
         other = LimitedMatcher(self._inner.fork(), self._tags, self._limit)

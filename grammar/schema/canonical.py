@@ -2,8 +2,9 @@
 
 The set algebra (references inlined, allOf merged, schemas without a type split by type, if/then/else,
 dependent schemas and oneOf turned into disjoint alternatives, `not` complemented) is jsonschema-rs's
-canonical form. It speaks a little more than grammars do, which `_lower` rewrites in turn, and it sorts names,
-which `_reorder` undoes: the order of properties is the order in which a model writes them.
+canonical form. What inlining has copied in it is put under references again. It speaks a little more than
+grammars do, which `_lower` rewrites in turn, and it sorts names, which `_reorder` undoes: the order of
+properties is the order in which a model writes them.
 """
 
 import math
@@ -14,6 +15,7 @@ import jsonschema_rs
 from personae.grammar.schema.document import Schema, dialect
 from personae.grammar.schema.gate import is_exact
 from personae.grammar.schema.patterns import any_of_length, anything_but, complement
+from personae.grammar.schema.shared import shared
 from personae.grammar.schema.walk import rebuild, subschemas
 
 # Drafts in which a reference stands for the whole schema that it is in.
@@ -37,7 +39,7 @@ def canonicalise(document: Schema) -> Schema:
         beside = document if draft in _REF_ALONE else _apart(document)
         inlined = jsonschema_rs.dereference(beside, draft=draft, offline=True)
     canonical = jsonschema_rs.canonicalize(inlined, draft=draft, validate_formats=True, offline=True)
-    lowered = _lower(canonical.to_json_schema())
+    lowered = _lower(shared(canonical.to_json_schema()))
     return lowered if isinstance(lowered, bool) else _reorder(lowered, _name_order(document, {}))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.walk import subschemas
 
+_WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
 
 
@@ -33,6 +34,14 @@ def shortest_instance(schema: Schema) -> float:
         if improved == lengths:
             return _length(schema, lengths)
         lengths = improved
+
+
+def shortest_alone(schema: Any) -> float | None:
+    """As `shortest_instance`, of a part of a schema; None if that depends on a reference."""
+    try:
+        return _length(schema, {})
+    except KeyError:
+        return None
 
 
 def _resolve(schema: Schema, reference: str) -> Any:
@@ -98,4 +107,4 @@ def _length_of_array(schema: dict[str, Any], lengths: dict[str, float]) -> float
 
 
 def _written(value: Any) -> float:
-    return float(len(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
+    return float(len(_WRITER.encode(value)))

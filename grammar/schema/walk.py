@@ -24,13 +24,19 @@ NAMED = frozenset(
 )
 
 
+_HOLDING = ONE | MANY | NAMED
+
+
 def children(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
     """(path from here, schema) of each schema directly within `schema`."""
     for keyword, value in schema.items():
-        if keyword in NAMED and isinstance(value, dict):
-            for name, one in value.items():
-                yield (keyword, name), one
-        elif isinstance(value, list) and (keyword in MANY or keyword in ONE):
+        if keyword not in _HOLDING:
+            continue
+        if keyword in NAMED:
+            if isinstance(value, dict):
+                for name, one in value.items():
+                    yield (keyword, name), one
+        elif isinstance(value, list):
             for index, one in enumerate(value):
                 yield (keyword, index), one
         elif keyword in ONE:
@@ -41,7 +47,9 @@ def rebuild(schema: dict[str, Any], change: Callable[[Path, Any], Any]) -> dict[
     """A copy of `schema` with each schema directly within it replaced by `change(path from here, it)`."""
     rebuilt: dict[str, Any] = {}
     for keyword, value in schema.items():
-        if keyword in NAMED and isinstance(value, dict):
+        if keyword not in _HOLDING:
+            pass
+        elif keyword in NAMED and isinstance(value, dict):
             value = {name: change((keyword, name), one) for name, one in value.items()}
         elif isinstance(value, list) and (keyword in MANY or keyword in ONE):
             value = [change((keyword, index), one) for index, one in enumerate(value)]
@@ -58,4 +66,7 @@ def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[dict[str, Any], P
         one, path = unseen.pop()
         if isinstance(one, dict):
             yield one, path
-            unseen += reversed([(child, path + step) for step, child in children(one)])
+            within = [(child, path + step) for step, child in children(one)]
+            if within:
+                within.reverse()
+                unseen += within

@@ -20,5 +20,6 @@ def operators() -> dict[str, Callable[..., Any]]:
     if handle.personae_has_decoder():
         from personae.kernels.cpu.fused import Fused
 
-        found["fuse"] = Fused(handle).take
+        fused = Fused(handle)
+        found["fuse"], found["pack_int8"] = fused.take, fused.pack_int8
     return found

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <vector>
 
-#include "packed.h"
+#include "product.h"
 
 namespace {
 

@@ -12,8 +12,15 @@ int personae_amx(int on) {
     return amx_on();
 }
 
-void* personae_pack(const void* weight, int64_t n, int64_t k, int paired) {
-    return pack((const bf16*)weight, n, k, paired);
+// The same of widening int8 through float16.
+int personae_half(int on) {
+    if (on == 0 || on == 1) half_on() = on && HALF_BUILT;
+    return half_on();
+}
+
+// A weight [n, k] of bfloat16, or, where there are scales [n], of int8.
+void* personae_pack(const void* weight, const float* scales, int64_t n, int64_t k, int paired) {
+    return scales ? pack((const int8_t*)weight, scales, n, k, paired) : pack((const bf16*)weight, nullptr, n, k, paired);
 }
 void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
 void personae_unpack(void* packed) { delete (Packed*)packed; }

@@ -75,6 +75,8 @@ class AtHand {
         for (const Part& part : parts_) weave(part);
     }
 
+    bool any() const { return !parts_.empty(); }  // something is added to this group
+
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
     // The sums of rows `row` to `row + count` are in tiles 0 and 1 (the first 16 rows), 2 and 3.
     void add_tiles(int64_t row, int64_t count) const {

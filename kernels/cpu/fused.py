@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep
+from personae.kernels.int8 import Int8Weight
 
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
@@ -67,11 +68,11 @@ class _Batch(ctypes.Structure):
 
 
 class Fused:
-    """The library's functions for decoders; `take` is the backend's operator `fuse`."""
+    """The library's functions for decoders; `take` and `pack_int8` are the backend's operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.pack = library.personae_pack
-        self.pack.argtypes, self.pack.restype = [c_void_p, c_int64, c_int64, c_int], c_void_p
+        self.pack.argtypes, self.pack.restype = [c_void_p, c_void_p, c_int64, c_int64, c_int], c_void_p
         self.unpack = library.personae_unpack
         self.unpack.argtypes = [c_void_p]
         self.plain = library.personae_plain
@@ -103,6 +104,10 @@ class Fused:
             return None
         return CpuDecoder(self, weights)
 
+    def pack_int8(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
+        """See `kernels.decoder.pack_int8`."""
+        return CpuLinear(self, linear) if dtype is torch.bfloat16 else None
+
 
 def _turned(weights: DecoderWeights) -> set[int]:
     """How many of a head's dimensions the layers rotate."""
@@ -113,13 +118,16 @@ class CpuLinear:
     """See `kernels.decoder.PackedLinear`. Holds the packed weight until it is collected."""
 
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
-        weight = linear.weight.contiguous()
+        values, scales = linear.weight, None
+        if isinstance(values, Int8Weight):
+            scales, values = values.scales.data_ptr(), values.values
+        weight = values.contiguous()
         self._calls = calls
         self._outputs, self._inputs = weight.shape
         self.bias = (
             None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
         )  # see multiply
-        handle = calls.pack(weight.data_ptr(), self._outputs, self._inputs, paired)
+        handle = calls.pack(weight.data_ptr(), scales, self._outputs, self._inputs, paired)
         if handle is None:
             raise MemoryError(f"no memory for a packed weight of {weight.nbytes} bytes")
         self.handle: int = handle

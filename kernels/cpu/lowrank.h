@@ -6,7 +6,7 @@
 #pragma once
 #include <vector>
 
-#include "packed.h"
+#include "product.h"
 
 namespace {
 

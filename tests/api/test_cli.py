@@ -120,7 +120,7 @@ def test_every_option_is_passed_on(
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
-        "--no-cuda-graphs --kv-cache-dtype fp8"
+        "--no-cuda-graphs --kv-cache-dtype fp8 --quantize int8"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -142,6 +142,7 @@ def test_every_option_is_passed_on(
         drain_timeout=7,
         cuda_graphs=False,
         kv_cache_dtype="fp8",
+        quantize="int8",
     )
     assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True))]
 
@@ -157,6 +158,7 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--kv-memory", "lots"], "--kv-memory"),
         (["--device", "tpu"], "--device"),
         (["--dtype", "int8"], "--dtype"),
+        (["--quantize", "int3"], "--quantize"),
         (["--max-seqs", "0"], "--max-seqs"),
         (["--port", "70000"], "--port"),
         (["no/such/model"], "'no/such/model' does not exist"),

@@ -23,6 +23,7 @@ async def test_models_are_listed_base_first(app: Starlette) -> None:
     assert [model["id"] for model in models] == ["base", "team/pirate"]
     assert one == models[1]
     assert (one["parent"], one["max_model_len"], models[0]["parent"]) == ("base", 512, None)
+    assert [model["quantization"] for model in models] == ["int8", None]
 
 
 async def test_ready_waits_for_the_engine_and_health_does_not(app: Starlette, engine: FakeEngine) -> None:

@@ -1,7 +1,11 @@
-"""In bfloat16 a CPU with AVX-512 says the same in any company, to the last bit of every logprob."""
+"""In bfloat16 a CPU with AVX-512 says the same in any company, to the last bit of every logprob.
+
+With the weights of the base in bfloat16 and in int8.
+"""
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -50,10 +54,16 @@ def ensemble(troupe: Troupe, salt: bytes = b"") -> list[SequenceLog]:
     ]
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["bfloat16", "int8"])
+def kept(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How weights are kept."""
+    return {"dtype": "bfloat16", "int8": request.param}
+
+
 @pytest.fixture(scope="module")
-def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
+def solo(base: Path, adapters: dict[str, Path], kept: dict[str, Any]) -> dict[str, Played]:
     """Each alone, unchunked, from a cold cache, without lookahead."""
-    troupe = Troupe(base, adapters, lookahead=1, dtype="bfloat16")
+    troupe = Troupe(base, adapters, lookahead=1, **kept)
     played: dict[str, Played] = {}
     for number in range(len(VOICES) * len(CAST)):
         played |= troupe.play([ensemble(troupe, bytes([number]))[number]])
@@ -71,8 +81,10 @@ def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
         ("preemption", {"num_pages": 20}),
     ],
 )
-def test_tokens_and_logprobs_have_the_same_bits_in_any_company(base, adapters, solo, what, settings) -> None:
-    troupe = Troupe(base, adapters, dtype="bfloat16", **settings)
+def test_tokens_and_logprobs_have_the_same_bits_in_any_company(
+    base, adapters, kept, solo, what, settings
+) -> None:
+    troupe = Troupe(base, adapters, **kept, **settings)
     logs = ensemble(troupe)
     random.Random(what).shuffle(logs)
     played = troupe.play(logs)
@@ -81,8 +93,8 @@ def test_tokens_and_logprobs_have_the_same_bits_in_any_company(base, adapters, s
         assert (played[id].tokens, played[id].logprobs) == (alone.tokens, alone.logprobs), id
 
 
-def test_a_prefix_hit_brings_the_same_bits_as_a_cold_start(base, adapters, solo) -> None:
-    troupe = Troupe(base, adapters, dtype="bfloat16")
+def test_a_prefix_hit_brings_the_same_bits_as_a_cold_start(base, adapters, kept, solo) -> None:
+    troupe = Troupe(base, adapters, **kept)
     troupe.play(ensemble(troupe))
     warm = troupe.play(ensemble(troupe))
     assert sum(one.cached or 0 for one in warm.values()) > 0
@@ -90,9 +102,9 @@ def test_a_prefix_hit_brings_the_same_bits_as_a_cold_start(base, adapters, solo)
         assert (warm[id].tokens, warm[id].logprobs) == (alone.tokens, alone.logprobs), id
 
 
-def test_a_log_taken_up_half_way_goes_on_with_the_same_bits(base, adapters, solo) -> None:
+def test_a_log_taken_up_half_way_goes_on_with_the_same_bits(base, adapters, kept, solo) -> None:
     """As after a crash: the tokens so far are the log's, and everything else is computed anew."""
-    troupe = Troupe(base, adapters, dtype="bfloat16")
+    troupe = Troupe(base, adapters, **kept)
     resumed = []
     for log in ensemble(troupe):
         said = solo[log.id].tokens[: len(log.id) % 11 + 4]

@@ -156,6 +156,18 @@ def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
         load(folder, "float16")
 
 
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_values_that_int8_has_no_scale_for_are_refused(value: float, tmp_path: Path) -> None:
+    def spoil(weights: Weights) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+
+    folder = changed(tmp_path, spoil)
+    with pytest.raises(
+        ModelLoadError, match=r"layers\.1\.mlp\.up_proj\.weight has values that are not finite"
+    ):
+        load_model(folder, device=CPU, int8=True)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_pickled_weights_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     make_model_folder(tmp_path)
@@ -228,7 +240,8 @@ def anonymous_memory() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
-def test_loading_holds_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("int8", "share"), [(False, 1.0), (True, 0.3)])
+def test_loading_holds_no_second_copy_of_the_weights(int8: bool, share: float, tmp_path: Path) -> None:
     make_model_folder(tmp_path, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, vocab_size=4096)
     size = (tmp_path / "model.safetensors").stat().st_size
     gc.collect()
@@ -239,6 +252,6 @@ def test_loading_holds_no_second_copy_of_the_weights(tmp_path: Path) -> None:
         nonlocal peak
         peak = max(peak, anonymous_memory() - before)
 
-    decoder = load_model(tmp_path, device=CPU, on_progress=measure)
+    decoder = load_model(tmp_path, device=CPU, int8=int8, on_progress=measure)
     assert decoder.config.layers == 8
-    assert size * 0.5 < peak < size * 1.25
+    assert size * share * 0.5 < peak < size * (share + 0.25)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf import hf_greedy, hf_logits, hf_model, relative_error
+from hf import as_int8, hf_greedy, hf_logits, hf_model, relative_error
 from paged import PagedSequences
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB, model_folder, write_json
@@ -69,13 +69,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3, windows where no rope is": ("smollm3", {"use_sliding_window": True, "sliding_window": 40}),
     "granite": ("granite", {}),
     "granite tied with biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+    "olmo2 tied with biases": ("olmo2", {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "olmo3, rope yarn": ("olmo3", {"rope_scaling": {**YARN, "rope_type": "yarn"}}),
     "gemma3": ("gemma3", {}),
     "gemma3 tied, rope linear": (
         "gemma3",
         {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "gemma3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "olmo3", "gemma3"]
 
 
 def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:
@@ -114,6 +118,19 @@ def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_lengt
     with kernels():
         for index, token in enumerate(prompt):
             assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_int8_the_weights_are_rounded_and_nothing_else(family: str, tied: bool) -> None:
+    folder = model_folder(family, tie_word_embeddings=tied)
+    prompt = tokens_of(9, 100)
+    decoder = load_model(folder, device=CPU, int8=True)
+    hidden, _ = PagedSequences(decoder).forward({"a": prompt})
+    model = hf_model(folder)
+    exact, truth = hf_logits(model, prompt), hf_logits(as_int8(model), prompt)
+    assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
+    assert max(map(relative_error, exact, truth)) > 1e-3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf import hf_greedy, hf_logits, hf_model
+from hf import as_int8, hf_greedy, hf_logits, hf_model
 from peft import PeftModel
 from tiny_adapters import ALL_TARGETS, make_adapter
 from tiny_models import VOCAB, model_folder
@@ -77,16 +77,18 @@ def of_family(family: str, options: dict[str, Any]) -> dict[str, Any]:
     return options | {"targets": tuple(name if name in ends else f"{name}_proj" for name in found)}
 
 
-def loaded(base: Path, path: Path) -> PeftModel:
+def loaded(base: Path, path: Path, *, int8: bool = False) -> PeftModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied weights, and of alora's generate
-        return PeftModel.from_pretrained(hf_model(base), path).eval()
+        model = PeftModel.from_pretrained(hf_model(base), path).eval()
+    return as_int8(model) if int8 else model  # now, since a file may bring its own copy of the base's matrix
 
 
 @pytest.mark.parametrize(
     ("family", "changes", "more"),
     [
         ("llama", {}, {}),
+        ("llama", {}, {"int8": {"rank": 64}}),
         (
             "llama",
             {"tie_word_embeddings": True},
@@ -104,9 +106,10 @@ def loaded(base: Path, path: Path) -> PeftModel:
         ("phi3", {}, {}),
         ("smollm3", {}, {}),
         ("granite", {}, {}),
+        ("olmo3", {}, {}),
         ("gemma3", {}, {}),
     ],
-    ids=["llama", "tied", "qwen2", "phi3", "smollm3", "granite", "gemma3"],
+    ids=["llama", "int8", "tied", "qwen2", "phi3", "smollm3", "granite", "olmo3", "gemma3"],
 )
 def test_all_variants_in_one_batch_continue_as_in_peft(
     family: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path
@@ -116,7 +119,8 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
         name: saved(tmp_path / name, base, seed, **of_family(family, options))
         for seed, (name, options) in enumerate({**VARIANTS, **more}.items())
     }
-    troupe = Troupe(base, made)
+    int8 = "int8" in made
+    troupe = Troupe(base, made, int8=int8)
     cast: dict[str, list[int]] = {name: prompt(20 + 7 * i) for i, name in enumerate(made)}
     cast["alora"] = [*prompt(40), *INVOCATION, *prompt(20, 1), *INVOCATION, *prompt(3)]
     cast["trained-tokens"] = [5, 6, 77, 30, 78, 5, *prompt(9)]
@@ -124,9 +128,11 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
     logs.append(troupe.log("base", prompt(33), max_tokens=24))
     random.Random(family).shuffle(logs)
     played = troupe.play(logs)
-    assert played["base"].tokens == hf_greedy(hf_model(base), prompt(33), 24)
+    assert played["base"].tokens == hf_greedy(
+        as_int8(hf_model(base)) if int8 else hf_model(base), prompt(33), 24
+    )
     for name, tokens in cast.items():
-        model = loaded(base, made[name])
+        model = loaded(base, made[name], int8=int8)
         assert played[name].tokens == hf_greedy(model, tokens, 24), name
         truth = torch.log_softmax(hf_logits(model, tokens), -1)
         for position, entry in enumerate(played[name].prompt_logprobs[1:], start=1):

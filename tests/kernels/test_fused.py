@@ -1,14 +1,18 @@
-"""The fused decoder: transformers' arithmetic, and a row's bits that do not depend on its company."""
+"""The fused decoder: transformers' arithmetic, and a row's bits that do not depend on its company.
+
+With weights in bfloat16 and in int8, and with each kind of instructions that there is.
+"""
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hf import hf_logits, hf_model, relative_error
+from hf import as_int8, hf_logits, hf_model, relative_error
 from paged import PagedSequences
 from safetensors import safe_open
 from tiny_adapters import lora_shapes, make_adapter_folder
@@ -18,6 +22,9 @@ from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import library
+from personae.kernels.cpu.fused import CpuLinear
+from personae.kernels.decoder import LinearWeights
+from personae.kernels.int8 import Int8Weight
 from personae.kernels.registry import reference_only
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
@@ -40,26 +47,49 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=["amx", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    found = library()
+@dataclass(frozen=True)
+class Way:
+    """Which instructions multiply, and how the weights are kept."""
+
+    amx: bool
+    int8: bool = False
+    halves: bool = True  # int8 is widened through float16
+
+    def decoder(self, folder: Path) -> Decoder:
+        decoder = load_model(folder, device=CPU, int8=self.int8)
+        assert decoder._fused is not None
+        return decoder
+
+    def truth(self, folder: Path) -> Any:
+        """transformers' model with the same weights, for float32 arithmetic."""
+        return as_int8(hf_model(folder)) if self.int8 else hf_model(folder)
+
+
+WAYS = {
+    "amx": Way(amx=True),
+    "avx512": Way(amx=False),
+    "int8, amx": Way(amx=True, int8=True),
+    "int8, amx, no float16": Way(amx=True, int8=True, halves=False),
+    "int8, avx512": Way(amx=False, int8=True),
+    "int8, avx512, no float16": Way(amx=False, int8=True, halves=False),
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    found, wanted = library(), request.param
     assert found is not None
-    before = found.personae_amx(-1)
-    if found.personae_amx(request.param == "amx") != (request.param == "amx"):
-        pytest.skip("no AMX on this machine")
-    yield request.param
-    found.personae_amx(before)
+    before = found.personae_amx(-1), found.personae_half(-1)
+    if found.personae_amx(wanted.amx) != wanted.amx or found.personae_half(wanted.halves) != wanted.halves:
+        pytest.skip("not on this machine")
+    yield wanted
+    found.personae_amx(before[0])
+    found.personae_half(before[1])
 
 
 def folder_of(variant: str) -> Path:
     family, overrides = VARIANTS[variant]
     return model_folder(family, torch_dtype="bfloat16", **overrides)
-
-
-def decoder_of(folder: Path) -> Decoder:
-    decoder = load_model(folder, device=CPU)
-    assert decoder._fused is not None
-    return decoder
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -72,11 +102,11 @@ def all_logits(decoder: Decoder, prompt: list[int], **pages: int) -> torch.Tenso
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(variant: str, isa: str) -> None:
+def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(variant: str, way: Way) -> None:
     folder = folder_of(variant)
     prompt = tokens_of(1, 150)
-    truth = hf_logits(hf_model(folder), prompt)  # float32 arithmetic on the same weights
-    decoder = decoder_of(folder)
+    truth = hf_logits(way.truth(folder), prompt)
+    decoder = way.decoder(folder)
     fused = all_logits(decoder, prompt)
     with reference_only():
         layered = all_logits(decoder, prompt)
@@ -87,8 +117,8 @@ def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(varia
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_token_has_the_same_bits_prefilled_chunked_decoded_and_in_company(variant: str, isa: str) -> None:
-    decoder = decoder_of(folder_of(variant))
+def test_a_token_has_the_same_bits_prefilled_chunked_decoded_and_in_company(variant: str, way: Way) -> None:
+    decoder = way.decoder(folder_of(variant))
     prompt = tokens_of(2, 100)
     whole = all_logits(decoder, prompt)
     parts = PagedSequences(decoder, page_size=8, seed=1)
@@ -105,25 +135,25 @@ def test_a_token_has_the_same_bits_prefilled_chunked_decoded_and_in_company(vari
     assert at == len(prompt)
 
 
-def test_the_number_of_threads_does_not_show(isa: str) -> None:
+def test_the_number_of_threads_does_not_show(way: Way) -> None:
     folder, prompt = folder_of("qwen3"), tokens_of(3, 70)
     before = torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(all_logits(decoder_of(folder), prompt))
+            found.append(all_logits(way.decoder(folder), prompt))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
 
-def test_long_contexts_and_steps_of_many_rows() -> None:
+def test_long_contexts_and_steps_of_many_rows(way: Way) -> None:
     folder = folder_of("llama")
-    decoder = decoder_of(folder)
+    decoder = way.decoder(folder)
     prompt = tokens_of(4, 1000)
-    assert relative_error(all_logits(decoder, prompt)[-1], hf_logits(hf_model(folder), prompt)[-1]) < 0.05
+    assert relative_error(all_logits(decoder, prompt)[-1], hf_logits(way.truth(folder), prompt)[-1]) < 0.05
     together = PagedSequences(decoder)
     step = together.step({f"{i}": prompt[i : i + 2] for i in range(40)})
     for i in (0, 17, 39):
@@ -134,8 +164,8 @@ RANKS = {"small": 3, "eight": 8, "wide": 64, "odd": 13}
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, LoraPool, dict[str, int]]:
-    """A decoder and a pool of adapters of several ranks, one of them on two modules only."""
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoraPool, dict[str, int]]:
+    """A base and a pool of adapters of several ranks, one of them on two modules only."""
     folder = model_folder("llama", torch_dtype="bfloat16", head_dim=32)
     shapes = lora_shapes(folder)
     pool = LoraPool(shapes, capacity_rows=192, max_adapters=8, dtype=torch.bfloat16, device=CPU)
@@ -146,7 +176,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, LoraPool
         adapter = read_adapter(path, shapes)
         slots[name] = pool.load(adapter)
         pool.pin(adapter.digest)
-    return decoder_of(folder), pool, slots
+    return folder, pool, slots
 
 
 def batch_of(pool: LoraPool, slots: list[int | None], counts: list[int]) -> LoraBatch:
@@ -154,9 +184,10 @@ def batch_of(pool: LoraPool, slots: list[int | None], counts: list[int]) -> Lora
 
 
 def test_adapters_change_what_they_change_layer_by_layer(
-    adapted: tuple[Decoder, LoraPool, dict[str, int]], isa: str
+    pooled: tuple[Path, LoraPool, dict[str, int]], way: Way
 ) -> None:
-    decoder, pool, slots = adapted
+    folder, pool, slots = pooled
+    decoder = way.decoder(folder)
     names = [*slots, None]
     counts = [1, 9, 2, 5, 1, 3]
     chunks = {f"{name}": tokens_of(seed, counts[seed]) for seed, name in enumerate(names)}
@@ -172,9 +203,10 @@ def test_adapters_change_what_they_change_layer_by_layer(
 
 
 def test_an_adapters_rows_have_the_same_bits_alone_and_among_other_adapters(
-    adapted: tuple[Decoder, LoraPool, dict[str, int]], isa: str
+    pooled: tuple[Path, LoraPool, dict[str, int]], way: Way
 ) -> None:
-    decoder, pool, slots = adapted
+    folder, pool, slots = pooled
+    decoder = way.decoder(folder)
     prompts = {name: tokens_of(seed, 20) for seed, name in enumerate(slots)}
     together = PagedSequences(decoder, seed=3)
     mixed = {}
@@ -188,7 +220,7 @@ def test_an_adapters_rows_have_the_same_bits_alone_and_among_other_adapters(
 
 
 def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decoded(
-    tmp_path: Path, isa: str
+    tmp_path: Path, way: Way
 ) -> None:
     """Few rows of an adapter and many take different ways, and runs begin and end anywhere in tiles."""
     folder = model_folder("llama", torch_dtype="bfloat16", intermediate_size=1600, **BIASED)
@@ -205,7 +237,7 @@ def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decode
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            decoder = decoder_of(folder)
+            decoder = way.decoder(folder)
             for company in (list(slots), *([name] for name in slots)):
                 for cuts in ((1000,), (17, 58, 66, 69, 1000), (5, 6, 50, 1000)):
                     sequences = PagedSequences(decoder)
@@ -224,9 +256,10 @@ def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decode
 
 
 def test_prompts_with_adapters_are_those_of_the_layers_one_by_one(
-    adapted: tuple[Decoder, LoraPool, dict[str, int]], isa: str
+    pooled: tuple[Path, LoraPool, dict[str, int]], way: Way
 ) -> None:
-    decoder, pool, slots = adapted
+    folder, pool, slots = pooled
+    decoder = way.decoder(folder)
     chunks = {name: tokens_of(seed, 30 + 7 * seed) for seed, name in enumerate([*slots, "base"])}
     counts = [len(tokens) for tokens in chunks.values()]
     lora = batch_of(pool, [*slots.values(), None], counts)
@@ -236,9 +269,9 @@ def test_prompts_with_adapters_are_those_of_the_layers_one_by_one(
     with reference_only():
         layered, _ = PagedSequences(decoder).forward(chunks, lora)
     ends = torch.tensor(counts).cumsum(0).tolist()
-    assert relative_error(fused, layered.float()) < 0.03
+    assert relative_error(fused, layered.float()) < 0.04
     for name, first, last in zip(chunks, [0, *ends], ends, strict=False):
-        assert (relative_error(fused[first:last], plain[first:last]) > 0.03) == (name != "base")
+        assert (relative_error(fused[first:last], plain[first:last]) > 0.04) == (name != "base")
     assert torch.equal(fused[ends[-2] :], plain[ends[-2] :])
 
 
@@ -257,7 +290,7 @@ def test_other_dtypes_and_shapes_go_layer_by_layer(dtype: str, overrides: dict[s
 
 def test_packed_weights_can_be_had_back() -> None:
     folder = folder_of("llama tied, with biases")
-    decoder = decoder_of(folder)
+    decoder = Way(amx=True).decoder(folder)
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         found = decoder.layers[1].mlp.gate_up.plain()
         truth = [stored.get_tensor(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up")]
@@ -265,8 +298,40 @@ def test_packed_weights_can_be_had_back() -> None:
         assert torch.equal(decoder.output.plain(), stored.get_tensor("model.embed_tokens.weight"))
 
 
-def test_what_lies_beyond_a_sequence_may_be_nan(isa: str) -> None:
-    decoder = decoder_of(folder_of("llama"))
+def test_packed_int8_can_be_had_back_in_bfloat16() -> None:
+    folder = folder_of("llama, one KV head")
+    decoder, truth = Way(amx=True, int8=True).decoder(folder), as_int8(hf_model(folder))
+    mlp = truth.model.layers[1].mlp
+    found = decoder.layers[1].mlp.gate_up.plain()
+    assert torch.equal(found, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).bfloat16())
+    assert torch.equal(decoder.output.plain(), truth.lm_head.weight.bfloat16())
+
+
+def test_int8_is_another_model_than_bfloat16_and_near_it() -> None:
+    folder, prompt = folder_of("qwen3"), tokens_of(7, 60)
+    one, other = (all_logits(Way(amx=True, int8=int8).decoder(folder), prompt) for int8 in (False, True))
+    assert 0.001 < float((one - other).norm() / one.norm()) < 0.05
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS.values() if way.int8], indirect=True)
+def test_int8_rows_of_any_size_keep_their_precision(way: Way) -> None:
+    """A row's scale may be anything that a float is; widening takes less from products than rounding does."""
+    rows, inputs = 70, 100
+    weight = torch.randn(rows, inputs) * torch.logspace(-25, 25, rows)[:, None]
+    weight[3] = 0
+    kept = Int8Weight.empty(rows, inputs, CPU)
+    kept.copy_(weight)
+    backend = operators()["fuse"].__self__
+    for size in (1e-4, 1.0, 1e4):
+        x = (torch.randn(40, inputs) * size).bfloat16()
+        truth = x.double() @ (kept.values * kept.scales.double()).T
+        found = CpuLinear(backend, LinearWeights(kept, None))(x).double()
+        errors = (found - truth).norm(dim=0) / truth.norm(dim=0).clamp_min(1e-37)
+        assert errors.max() < 0.004
+
+
+def test_what_lies_beyond_a_sequence_may_be_nan(way: Way) -> None:
+    decoder = way.decoder(folder_of("llama"))
     sequences = PagedSequences(decoder, page_size=16)  # its cache is NaN until it is written
     for length in (1, 15, 2, 16):
         assert sequences.step({f"{length}": tokens_of(6, length)})[f"{length}"].isfinite().all()

@@ -74,7 +74,7 @@ class FakeEngine:
     def models(self, tenant: str) -> dict[str, ModelCard]:
         """The base and one adapter."""
         return {
-            "base": ModelCard("base", None, 1_700_000_000),
+            "base": ModelCard("base", None, 1_700_000_000, quantization="int8"),
             "team/pirate": ModelCard("team/pirate", "d" * 64, 1_700_000_001, "base", 8),
         }
 

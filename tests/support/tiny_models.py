@@ -91,6 +91,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.3,
         "logits_scaling": 0.5,
     },
+    "olmo2": {
+        "architectures": ["Olmo2ForCausalLM"],
+        "model_type": "olmo2",
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 0,
+    },
+    "olmo3": {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "rope_theta": 500000.0,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "gemma3": {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -176,11 +191,16 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
             yield f"{prefix}.{name}.weight", (outputs, inputs)
             if bias:
                 yield f"{prefix}.{name}.bias", (outputs,)
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        if not kind.startswith("olmo"):
+            yield f"{prefix}.input_layernorm.weight", (hidden,)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         if kind == "gemma3_text":
             yield f"{prefix}.pre_feedforward_layernorm.weight", (hidden,)
             yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,)
+        if kind.startswith("olmo"):
+            yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,)
+            yield f"{prefix}.self_attn.q_norm.weight", (q,)
+            yield f"{prefix}.self_attn.k_norm.weight", (kv,)
         if kind in ("qwen3", "gemma3_text"):
             yield f"{prefix}.self_attn.q_norm.weight", (dim,)
             yield f"{prefix}.self_attn.k_norm.weight", (dim,)

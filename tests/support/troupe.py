@@ -62,12 +62,13 @@ class Troupe:
         max_model_len: int = 1024,
         lookahead: int = 2,
         dtype: str = "float32",
+        int8: bool = False,
         capture: Capture | None = None,
         device: str = "cpu",
         copies: Copies | None = None,
     ) -> None:
         at = torch.device(device)
-        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len)
+        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, int8=int8)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         self.shapes = lora_shapes(model)
         pool = LoraPool(

@@ -58,7 +58,9 @@ class Rig:
         self.model = Decoder(config, dtype=dtype, device=device)
         for name, tensor in self.model.tensors():
             noisy = noise(tuple(tensor.shape), dtype, generator)
-            tensor.copy_(noisy if tensor.dim() == 1 or "embed" in name else noisy * tensor.shape[1] ** -0.5)
+            tensor.copy_(
+                noisy if len(tensor.shape) == 1 or "embed" in name else noisy * tensor.shape[1] ** -0.5
+            )
         self.pool = LoraPool(
             LoraShapes(config.layers, config.linear_shapes),
             capacity_rows=512,

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from hf import relative_error
 
 from personae.engine.layers.linear import Linear, can_pack
@@ -40,6 +41,25 @@ def test_packing_changes_the_layout_and_not_the_product(dtype: torch.dtype, rows
     packed = module(x)
     assert packed.dtype == dtype
     assert relative_error(packed.float(), plain.float()) <= (0.01 if dtype is torch.bfloat16 else 0.0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_int8_is_multiplied_the_same_packed_and_not(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    module = Linear(100, (40, 30), bias=bias, dtype=dtype, device=CPU)
+    module.quantize()
+    for _, place in module.tensors("a", "b"):
+        place.copy_(torch.randn(place.shape, generator=generator))
+    x = torch.randn(rows, 100, generator=generator).to(dtype)
+    weight, plain = module.plain(), module(x)
+    assert relative_error(plain, F.linear(x, weight, module.bias)) == 0
+    module.pack()
+    packed = module(x)
+    assert packed.dtype == dtype
+    assert relative_error(packed.float(), plain.float()) <= (0.01 if dtype is torch.bfloat16 else 0.0)
+    assert torch.equal(module.plain(), weight)
 
 
 def test_a_packed_weight_is_held_once() -> None:

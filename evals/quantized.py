@@ -1,0 +1,101 @@
+"""What int8 weights cost in quality: the bundled model and its adapters on their held-out conversations.
+
+    python -m personae.evals.quantized --count 64
+
+Each task with the model that it is for, in bfloat16 and with `--quantize int8`, through the same API: the
+perplexity of the true answers, how many greedy answers are right in full, and how many are the same text both
+ways.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import personae
+from personae.evals.demo import data
+from personae.evals.demo.grading import grade, held_out
+from personae.evals.demo.sample import END_OF_TURN, Sample
+
+LIMIT = 192  # tokens of an answer
+BASE = "personae-demo"
+
+
+@dataclass(slots=True)
+class Told:
+    """Of one sample: the true answer's logprob and tokens, and what the model answered."""
+
+    logprob: float = 0.0
+    tokens: int = 0
+    text: str = ""
+
+
+async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str, list[Told]]:
+    """All samples of all tasks, each by the model that its task is for."""
+    told = {task: [Told() for _ in samples] for task, samples in tasks.items()}
+    async with personae.open(dtype="bfloat16", quantize=quantize, device="cpu") as engine:
+
+        async def one(task: str, sample: Sample, into: Told) -> None:
+            model = task if task in data.ADAPTER_TASKS else BASE
+            answer = await engine.complete(sample.prompt, model=model, temperature=0, max_tokens=LIMIT)
+            into.text = answer.choices[0].text.partition(END_OF_TURN)[0]
+            whole = sample.prompt + sample.completion
+            echoed = await engine.complete(whole, model=model, echo=True, logprobs=0, max_tokens=0)
+            assert answer.usage
+            assert echoed.choices[0].logprobs
+            true = echoed.choices[0].logprobs.token_logprobs[answer.usage.prompt_tokens :]
+            into.logprob, into.tokens = sum(one for one in true if one is not None), len(true)
+
+        async with anyio.create_task_group() as group:
+            for task, samples in tasks.items():
+                for sample, into in zip(samples, told[task], strict=True):
+                    group.start_soon(one, task, sample, into)
+    return told
+
+
+def perplexity(told: Sequence[Told]) -> float:
+    """Of the true answers, a token."""
+    return math.exp(-sum(one.logprob for one in told) / sum(one.tokens for one in told))
+
+
+def right(samples: Sequence[Sample], told: Sequence[Told]) -> float:
+    """Share of answers that are right in full."""
+    grades = [grade(sample, one.text)["exact"] for sample, one in zip(samples, told, strict=True)]
+    return sum(grades) / len(grades)
+
+
+def table(tasks: dict[str, list[Sample]]) -> Table:
+    """Ask both ways and compare."""
+    plain, int8 = (anyio.run(ask, tasks, quantize) for quantize in (None, "int8"))
+    found = Table("task", "perplexity", "int8", "right in full, %", "int8", "the same text, %")
+    for task, samples in tasks.items():
+        pairs = zip(plain[task], int8[task], strict=True)
+        same = sum(one.text == other.text for one, other in pairs) / len(samples)
+        found.add_row(
+            task,
+            *(f"{perplexity(told[task]):.4f}" for told in (plain, int8)),
+            *(f"{100 * right(samples, told[task]):.1f}" for told in (plain, int8)),
+            f"{100 * same:.1f}",
+        )
+    return found
+
+
+def main(
+    count: Annotated[int, typer.Option(min=1, help="Held-out samples a task.")] = 64,
+    task: Annotated[list[str] | None, typer.Option(help="Only this one. Repeatable.")] = None,
+) -> None:
+    """Measure and print."""
+    names = task or [*data.TASKS, *data.ADAPTER_TASKS]
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    console.print(table({name: held_out(name, count) for name in names}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
