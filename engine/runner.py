@@ -27,11 +27,15 @@ from personae.lora.segments import LoraBatch, lora_batch, segments_of
 class PackedStep:
     """A plan as tensors. T tokens, B rows; `order[i]` is the plan's index of packed row i.
 
-    tokens, positions: [T] int64; `sampled` [S] int64 are the packed positions whose logits choose a token,
-    and `sampled_rows` and `sampled_slots` the plan's row indices and slots they belong to.
+    tokens, positions: [T] int64; of the tokens those at `newest` [N] int64 are still to be read, the last
+    ones of `newest_slots` [N] int64: the step before need not have chosen them until the forward pass begins.
+    `sampled` [S] int64 are the packed positions whose logits choose a token, and `sampled_rows` and
+    `sampled_slots` the plan's row indices and slots they belong to.
     """
 
     tokens: torch.Tensor
+    newest: torch.Tensor
+    newest_slots: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
     lora: LoraBatch | None
@@ -113,11 +117,10 @@ class Runner:
 
     def forward(self, packed: PackedStep) -> Forward:
         """Run the model over packed rows."""
-        hidden = self._replayed(packed)
+        tokens = self._tokens(packed)
+        hidden = self._replayed(packed, tokens)
         if hidden is None:
-            hidden = self.model.forward(
-                packed.tokens, packed.positions, self.kv, packed.attention, packed.lora
-            )
+            hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
         slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
@@ -131,10 +134,11 @@ class Runner:
         rows = (Row(slot, start, size, samples=slot == last) for slot, (start, size) in enumerate(spans))
         packed = self.pack(tuple(rows))
         self._adapter_slot = [None] * self.layout.max_seqs
-        hidden = self.model.forward(packed.tokens, packed.positions, self.kv, packed.attention, packed.lora)
+        tokens = self._tokens(packed)
+        hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
         return self.model.logits(hidden[packed.sampled])
 
-    def _replayed(self, packed: PackedStep) -> torch.Tensor | None:
+    def _replayed(self, packed: PackedStep, tokens: torch.Tensor) -> torch.Tensor | None:
         """The hidden rows by a graph; None for what is not captured: prompts, adapters that are more than
         ranks."""
         if self.graphs is None or packed.attention.max_query > 1:
@@ -142,7 +146,7 @@ class Runner:
         work = None if packed.lora is None else packed.lora.work
         if packed.lora is not None and work is None:
             return None
-        return self.graphs.run(packed.tokens, packed.positions, packed.attention, work)
+        return self.graphs.run(tokens, packed.positions, packed.attention, work)
 
     def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
@@ -184,12 +188,10 @@ class Runner:
             self.device,
         )
         tokens, at, newest_slots, there, sampled, places, query_start, kv_length, page_table = own
-        if len(newest) == len(tokens):  # each row is a slot's newest token
-            tokens = self.last_tokens[newest_slots]
-        elif len(newest):
-            tokens[at] = self.last_tokens[newest_slots]
         return PackedStep(
             tokens=tokens,
+            newest=at,
+            newest_slots=newest_slots,
             positions=there,
             attention=AttentionBatch(
                 query_start, kv_length, page_table, places, max_query=int(counts.max()), max_kv=max_kv
@@ -229,6 +231,14 @@ class Runner:
             parts += ((None, before), (adapter, count - before))
         kept = [(adapter, count) for adapter, count in parts if count]
         return [adapter for adapter, _ in kept], [count for _, count in kept]
+
+    def _tokens(self, packed: PackedStep) -> torch.Tensor:
+        """Input ids: what the logs have, and else the slots' newest tokens, read on the device."""
+        if len(packed.newest) == len(packed.tokens):
+            return self.last_tokens[packed.newest_slots]
+        if len(packed.newest):
+            packed.tokens[packed.newest] = self.last_tokens[packed.newest_slots]
+        return packed.tokens
 
     def _logged(
         self,

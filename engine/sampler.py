@@ -14,10 +14,10 @@ equals. min_p keeps tokens with at least min_p times the likeliest one's probabi
 for are not run.
 
 The host keeps the parameters and decides which steps run; the device keeps what depends on sampled tokens.
-Nothing in `sample` waits for a GPU; `Sampled.read` does.
+Nothing in `sample` waits for a GPU; `Sampled.read` does, and `Sampled.settle` where somebody is asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
@@ -65,28 +65,50 @@ class Choices:
 
 class Sampled:
     """A step's tokens on their way to the host: the copies were queued behind the sampling, `read` waits for
-    them."""
+    them. Where somebody is asked about them they are not final before `settle`."""
 
     def __init__(
-        self, tokens: Tensor, best: Tensor, rows: list[int], tops: list[int], found: LogprobRows | None
+        self,
+        tokens: Tensor,
+        best: Tensor,
+        rows: list[int],
+        tops: list[int],
+        conclude: Callable[[], LogprobRows | None],
+        ask: Callable[[list[int]], None] | None = None,
     ):
         """tokens [S] int64, best [S] float32 (the largest allowed logit); `rows` want logprobs, `tops`
-        alternatives."""
+        alternatives. `ask` is given the tokens and may change them; `conclude` does what final ones allow."""
         self.tokens = tokens
+        self._best_of_device = best
         self._rows = rows
         self._tops = tops
-        self._tokens = to_host(tokens)
-        self._best = to_host(best)
+        self._conclude = conclude
+        self._ask = ask
+        self._send(None if ask is not None else conclude())
+
+    def _send(self, found: LogprobRows | None) -> None:
+        """Queue the copies."""
+        self._tokens = to_host(self.tokens)
+        self._best = to_host(self._best_of_device)
         self._found = found and found.to_host()
-        self._arrival = Arrival(tokens.device)
+        self._arrival = Arrival(self.tokens.device)
 
     @property
     def ready(self) -> bool:
         """Whether `read` would not wait."""
         return self._arrival.reached
 
+    def settle(self) -> None:
+        """Make the tokens final, before others use them. Waits for the device if somebody is asked."""
+        if self._ask is not None:
+            ask, self._ask = self._ask, None
+            self._arrival.wait()
+            ask(self._tokens.tolist())
+            self._send(self._conclude())
+
     def read(self) -> Choices:
-        """Wait until the tokens are on the host and return them."""
+        """Wait until the tokens are final and on the host, and return them."""
+        self.settle()
         self._arrival.wait()
         best = self._best.numpy()
         tokens: list[int | None] = self._tokens.tolist()
@@ -177,7 +199,8 @@ class Sampler:
         logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
         [S, ceil(V / 32)], all ones in rows without a grammar. `asking` are rows with a grammar whose
-        tokens are asked about before they are taken; with any of them, this waits for the device. A row
+        tokens are asked about before they are taken: then `settle` what is returned before the slots change
+        hands, or `last_tokens` or `bitmask` are used. A row
         whose logits hold a NaN or plus infinity, or that has no allowed token, is a failure: it has no
         token, and no other row notices.
         """
@@ -193,16 +216,22 @@ class Sampler:
         kept = logits.clone() if asking and overwrites(self._device) else logits
         rows = self._rows(slot, position)
         tokens, best = choose(logits, rows, bitmask, self._scratch)
-        if asking and bitmask is not None:
-            self._ask(asking, kept, rows, bitmask, tokens, best)
-        self.last_tokens[device_slots] = tokens
-        if len(penalised):
-            self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
-        found = None
         tops = self._top[slot[wanting]]
-        if raw is not None:
-            found = logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
-        return Sampled(tokens, best, wanting.tolist(), tops.tolist(), found)
+
+        def conclude() -> LogprobRows | None:
+            self.last_tokens[device_slots] = tokens
+            if len(penalised):
+                self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
+            if raw is None:
+                return None
+            return logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
+
+        def ask(chosen: list[int]) -> None:
+            assert bitmask is not None
+            self._ask(asking, kept, rows, bitmask, tokens, best, chosen)
+
+        asked = ask if asking and bitmask is not None else None
+        return Sampled(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
 
     def _change(self, logits: Tensor, slot: IntArray, position: IntArray, penalised: IntArray) -> None:
         """Steps 1 and 2, in place."""
@@ -222,18 +251,18 @@ class Sampler:
         bitmask: Tensor,
         tokens: Tensor,
         best: Tensor,
+        chosen: list[int],
     ) -> None:
-        """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2.
+        """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2; chosen: the tokens.
 
         Choosing again from what is left, with a new number, is choosing from what nobody objects to.
         """
         words = bitmask.numpy().view(np.uint32)
         open_rows = sorted(asking)
+        answers = [chosen[row] for row in open_rows]
         for attempt in count(1):
             refused = []
-            for row, token in zip(
-                open_rows, tokens[upload(np.array(open_rows), self._device)].tolist(), strict=True
-            ):
+            for row, token in zip(open_rows, answers, strict=True):
                 left_out = asking[row].objection(token)
                 if left_out is not None:
                     words[row] &= ~left_out
@@ -241,11 +270,10 @@ class Sampler:
             if not refused:
                 return
             open_rows = refused
-            for row in refused:
-                one = slice(row, row + 1)
-                left = logits[one].clone() if overwrites(self._device) else logits[one]
-                again = rows.again(np.array([row]), attempt)
-                tokens[one], best[one] = choose(left, again, bitmask[one], self._scratch)
+            index = upload(np.array(refused), self._device)
+            again = rows.again(np.array(refused), attempt)
+            tokens[index], best[index] = choose(logits[index], again, bitmask[refused], self._scratch)
+            answers = tokens[index].tolist()
 
     def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
         """The parameters of steps 3 to 6."""

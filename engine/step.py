@@ -6,6 +6,9 @@ pass: the masks of N+1 depend on the tokens of N. So on a device that runs by it
 
     prepare, forward N+1  ->  finish N (read tokens)  ->  advance grammars, fill masks, sample N+1
 
+Where grammars are asked about the tokens of N before they are taken, that is done as late as it can be: when
+N+1 is prepared, and before its forward pass is launched.
+
 On a CPU, where a forward pass blocks its thread, step N is finished before N+1 begins; there the grammars
 advance and the masks are filled on another thread while the forward pass runs.
 """
@@ -71,6 +74,7 @@ class StepEngine:
         self.runs_ahead = runner.device.type != "cpu"
         self._masks = MaskFiller()
         self._filling: Future[Masks] | None = None  # of the step whose forward pass runs
+        self._sampled: Sampled | None = None  # the last step's, maybe not settled yet
         self._untaken: dict[int, int] = {}  # by slot: tokens that were read, for its grammar to take
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
@@ -82,6 +86,8 @@ class StepEngine:
 
         `grammars` holds the compiled grammar of every admission that has a spec.
         """
+        if plan.releases or plan.admissions:
+            self._settle()
         for slot in plan.releases:
             self.sampler.release(slot)
             self._logs.pop(slot, None)
@@ -104,6 +110,7 @@ class StepEngine:
         """Start the forward pass of what has been prepared."""
         if packed is None:
             return None
+        self._settle()
         if not self.runs_ahead:
             slots = packed.sampled_slots
             if any(slot in self._matchers for slot in slots):
@@ -133,9 +140,16 @@ class StepEngine:
                     if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
                 },
             )
+            self._sampled = sampled
         prompts = self._prompt_logprobs(plan, forward)
         arrival = Arrival(self.runner.device) if prompts else None
         return Launched(plan, sampled, rows, matchers, masks, prompts, arrival)
+
+    def _settle(self) -> None:
+        """Make the tokens of the last step final."""
+        if self._sampled is not None:
+            self._sampled.settle()
+            self._sampled = None
 
     def _fill(self, slots: list[int]) -> Masks:
         """Have the grammars take the tokens before, and say what they allow next."""

@@ -22,6 +22,9 @@ class Matcher(Protocol):
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
 
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted, one after the other; a stop token may be the last."""
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
 

@@ -33,7 +33,8 @@ from rich.table import Table
 from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.script import Script
 from personae.api.local import DEMO
-from personae.engine.step import StepEngine
+from personae.engine.scheduler import Scheduler
+from personae.engine.step import Launched, StepEngine
 from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
@@ -59,27 +60,39 @@ def play(
     """Decode steps of `rows` rows, bound by the grammars in turn if there are any: so many, or a budget's."""
     engine: Any = script.build_step_engine()
     scheduler, parts = script.build_scheduler(), Parts(clock)
+    unread: Launched | None = None
     specs = list(grammars)
     for number, log in enumerate(logs(script, rows, False, 16, budget or 1900)):
         scheduler.add(replace(log, grammar=specs[number % len(specs)] if specs else None))
     with _timed(engine, parts):
         while budget or len(parts.samples["step"]) < WARM_UP + steps:
             plan = scheduler.plan()
-            if plan is None:
+            if plan is None and unread is None:
                 break
-            decoding = len(plan.rows) == rows and all(row.count == 1 for row in plan.rows)
+            decoding = plan is None or (len(plan.rows) == rows and all(row.count == 1 for row in plan.rows))
             with parts.part("step" if decoding else "prompt"):
-                with parts.part("prepare"):
-                    packed = engine.prepare(plan, grammars)
-                with parts.part("forward"):
-                    forward = engine.forward(packed)
-                with parts.part("sample"):
-                    launched = engine.sample(plan, forward)
-                with parts.part("finish"):
-                    result = engine.finish(launched)
-            assert not result.failures, result.failures
-            scheduler.commit(result)
+                if plan is not None:
+                    with parts.part("prepare"):
+                        packed = engine.prepare(plan, grammars)
+                    with parts.part("forward"):
+                        forward = engine.forward(packed)
+                if unread is not None:
+                    _read(engine, scheduler, parts, unread)
+                    unread = None
+                if plan is not None:
+                    with parts.part("sample"):
+                        unread = engine.sample(plan, forward)
+                    if not engine.runs_ahead:
+                        _read(engine, scheduler, parts, unread)
+                        unread = None
     return parts
+
+
+def _read(engine: StepEngine, scheduler: Scheduler, parts: Parts, unread: Launched) -> None:
+    with parts.part("finish"):
+        result = engine.finish(unread)
+    assert not result.failures, result.failures
+    scheduler.commit(result)
 
 
 @contextmanager

@@ -180,13 +180,21 @@ class LLGuidanceMatcher:
         if token in self._vocabulary.stop_ids:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
-        return bool(self._matcher.try_consume_tokens([token]))
+        if self._matcher.try_consume_tokens([token]):
+            return True
+        self._matcher.compute_bitmask()  # only then does it say that it is past its limits, if it is
+        return False
 
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
         if self._ended or not self._stops.isdisjoint(tokens):
             return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
         return int(self._matcher.try_consume_tokens(list(tokens)))
+
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted; a stop token may be the last. Takes the library a tenth of
+        what accepting them in a copy does."""
+        return 0 if self._ended else int(self._matcher.validate_tokens(list(tokens)))
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""

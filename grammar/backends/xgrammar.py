@@ -97,6 +97,10 @@ class XGrammarMatcher:
         """Accept tokens until one is not allowed; how many were."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted; a stop token may be the last."""
+        return self.fork().feed(tokens)
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
         self._matcher.rollback(count)

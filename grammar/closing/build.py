@@ -190,12 +190,12 @@ def _reach(element: Element, measure: Measure) -> Reach:
             reach = schema_reach(schema, measure)
             return msgspec.structs.replace(reach, rest=reach.rest + reach.lexeme, roots=0, blanks=False)
         case Sequence(parts=parts):
-            total = Reach(texts=True)
+            total = Reach(texts=True, endless=True)
             for part in parts:
                 total = total.then(_reach(part, measure))
             return total
         case OneOf(parts=parts):
-            total = Reach(texts=True)
+            total = Reach(texts=True, endless=True)
             for part in parts:
                 total = total.beside(_reach(part, measure))
             return (

@@ -1,15 +1,19 @@
 """A compiled grammar together with what it takes to close answers in time."""
 
+from functools import cached_property
+
 import msgspec
+import numpy as np
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.closing.blueprint import Blueprint, Sketch
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.plan import Plan
+from personae.grammar.closing.plan import Course, Plan, course
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
 from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.texts import Words
 from personae.grammar.schema.document import MAX_SHORTEST, SCHEMA_PARAM, TOO_COMPLEX
 
 
@@ -38,11 +42,17 @@ class ClosingGrammar:
         self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
         is_plain = self.reach.plain is not None and self.reach.plain <= 1
         self.plain = table.plain(self.reach.barred) if is_plain else table.only()
+        self._plain_example = next(iter(np.flatnonzero(self.plain)), None)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, for the cache's bound."""
         return self.inner.nbytes + (self._bytewise.nbytes if self._bytewise is not None else 0)
+
+    @cached_property
+    def shortest_course(self) -> Course | None:
+        """The shortest answer, to be written."""
+        return self.shortest_plan and course(self.table, self.shortest_plan.piece)
 
     @property
     def shortest(self) -> int:
@@ -58,6 +68,13 @@ class ClosingGrammar:
         if budget is None or self.shortest_plan is None:
             return matcher
         return ClosingMatcher(matcher, self, budget)
+
+    def is_plain(self, words: Words) -> bool:
+        """Whether a row of a bitmask allows all of `plain`, and there is any."""
+        at = self._plain_example
+        if at is None or self.plain[at] & ~words[at]:
+            return False
+        return not (self.plain & ~words).any()
 
     def bytewise(self) -> Matcher:
         """A new matcher over pieces. Only if there is a `shortest_plan`."""

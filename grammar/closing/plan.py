@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from personae.grammar.closing.table import END, LONG, Piece, Step, TokenTable, follow
+from personae.grammar.closing.table import END, LONG, STOP, Piece, Step, TokenTable, follow
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|$)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -16,28 +16,71 @@ class Plan(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Speller:
-    """Spells the plans of one answer in the fewest tokens.
+class Course:
+    """A completion that is being written: what is left of it, and the fewest tokens for that from any place
+    on. `count` tokens are left, `first` is the next, None at the end."""
 
-    What it returns depends on the piece alone; one that ends as the last did costs what is new in it.
+    __slots__ = ("_at", "_steps", "_whole", "count", "first", "length")
+
+    def __init__(self, whole: Piece, steps: list[Step | None], at: int, step: Step) -> None:
+        self._whole, self._steps, self._at = whole, steps, at
+        self.count, self.length = step[0], step[2]
+        self.first = step[1] if step[0] else None
+
+    @property
+    def piece(self) -> Piece:
+        """What is left."""
+        return self._whole[self._at :]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The fewest tokens that write it."""
+        return follow(self._steps, self._at) or []
+
+    def begins(self, most: int) -> bytes:
+        """The next bytes, up to a special token."""
+        piece = self._whole[self._at : self._at + most]
+        try:
+            return bytes(piece)
+        except ValueError:
+            end = next(at for at, byte in enumerate(piece) if byte >= STOP)
+            return bytes(piece[:end])
+
+    def after(self, length: int) -> "Course | None":
+        """What is left once `length` more are written; None where no tokens begin at that place, or of a very
+        long one where it is not known which."""
+        at = self._at + length
+        step = self._steps[at] if at < len(self._steps) else None
+        return None if step is None else Course(self._whole, self._steps, at, step)
+
+    def shared(self, piece: Piece) -> tuple[int, list[Step | None]]:
+        """How many elements `piece` ends with in common, and the steps from where they begin."""
+        if len(self._whole) > LONG:
+            return 0, [END]
+        same = _shared(piece, self._whole)
+        return same, self._steps[len(self._whole) - same :]
+
+    def left_after(self, length: int) -> int | None:
+        """How many tokens that are."""
+        at = self._at + length
+        step = self._steps[at] if at < len(self._steps) else None
+        return None if step is None else step[0]
+
+
+def course(table: TokenTable, piece: Piece, like: Course | None = None) -> Course | None:
+    """From the beginning of `piece`; None if there are no tokens that write it.
+
+    It depends on the piece alone; what ends as `like` does costs what is new in it.
     """
-
-    def __init__(self, table: TokenTable) -> None:
-        self._table = table
-        self._last: Piece = ()
-        self._steps: list[Step | None] = [END]
-
-    def plan(self, piece: Piece) -> Plan | None:
-        """`piece` as a plan; None if there are no tokens that write it."""
-        if len(piece) > LONG:
-            tokens = self._table.spell(piece)
-            return None if tokens is None else Plan(piece, tuple(tokens))
-        same = _shared(piece, self._last)
-        known = self._steps[len(self._last) - same :]
-        self._steps = self._table.steps(piece[: len(piece) - same], piece, known)
-        self._last = piece
-        tokens = follow(self._steps)
-        return None if tokens is None else Plan(piece, tuple(tokens))
+    if len(piece) > LONG:
+        steps = table.steps_of_longest(piece)
+    else:
+        known: list[Step | None] = [END]
+        same = 0
+        if like is not None:
+            same, known = like.shared(piece)
+        steps = table.steps(piece[: len(piece) - same], piece, known)
+    return None if steps[0] is None else Course(piece, steps, 0, steps[0])
 
 
 def _shared(piece: Piece, other: Piece) -> int:

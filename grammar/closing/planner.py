@@ -88,15 +88,6 @@ class Planner:
         matcher.fill(self._bitmask, 0)
         return int.from_bytes(self._bitmask.tobytes(), "little")
 
-    def accepts(self, matcher: Matcher) -> bool:
-        """Whether the answer may end here."""
-        return bool(self.mask(matcher) >> STOP & 1)
-
-    def completes(self, matcher: Matcher, piece: Sequence[int]) -> bool:
-        """Whether `piece` ends the answer from here."""
-        fork = matcher.fork()
-        return fork.feed(piece) == len(piece) and self.accepts(fork)
-
     def plan(self, matcher: Matcher, recent: bytes, limit: int, join: Sequence[int] = ()) -> Piece | None:
         """A piece of at most `limit` that ends the answer, None if none is found.
 
@@ -143,7 +134,7 @@ class Planner:
                 return out
             if tails and mask & _ENDS and not _is_free(mask):
                 for tail in tails:
-                    if mask >> tail[0] & 1 and self.completes(matcher, tail):
+                    if mask >> tail[0] & 1 and matcher.follows((*tail, STOP)) > len(tail):
                         return out + list(tail)
             chosen = self._choose(matcher, mask, text, limit - len(out), level)
             if not chosen or matcher.feed(chosen) != len(chosen):

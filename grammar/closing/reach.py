@@ -47,6 +47,8 @@ class Reach(msgspec.Struct, frozen=True):
     where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
     that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
     is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
+    `texts` says that what stands in a string that may be any text is of no consequence, `blanks` that there
+    may be blanks between two tokens of JSON, `endless` that no string has a bound of length.
     """
 
     rest: int = 0
@@ -63,6 +65,7 @@ class Reach(msgspec.Struct, frozen=True):
     steps: tuple[tuple[int, int], ...] = ()
     texts: bool = False
     blanks: bool = False
+    endless: bool = False
 
     def then(self, other: "Reach") -> "Reach":
         """The reach of an answer of one kind and then the other."""
@@ -84,6 +87,7 @@ class Reach(msgspec.Struct, frozen=True):
             tuple(dict.fromkeys(self.exits + other.exits)),
             proven=self.proven and other.proven,
             texts=self.texts and other.texts,
+            endless=self.endless and other.endless,
             steps=tuple(dict.fromkeys(self.steps + other.steps)),
         )
 
@@ -101,7 +105,8 @@ def text_reach(
     ends, texts = tuple(ends), tuple(texts)
     length = sum(measure(text.encode()) for text in (*texts, *ends))
     firsts = {text.encode()[0] for text in (*ends, *barred) if text}
-    return Reach(length, barred=bytes(sorted(firsts)), ends=ends, texts=bool(texts) and not firsts)
+    alone = bool(texts) and not firsts
+    return Reach(length, barred=bytes(sorted(firsts)), ends=ends, texts=alone, endless=alone)
 
 
 def pattern_bound(pattern: str) -> Reach:
@@ -129,7 +134,7 @@ class _SchemaReach:
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
-            return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True)
+            return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True, endless=True)
         nodes = list(self._nodes(self.document))
         self._settle(nodes)
         container = min(max(map(self._rest, self._nested(nodes)), default=0.0) + 8, _FAR)
@@ -160,6 +165,7 @@ class _SchemaReach:
             steps=_steps(nodes),
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
+            endless=not any("maxLength" in node for node in nodes),
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

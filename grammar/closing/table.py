@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from personae.grammar.closing.fillers import BLANKS, Filler, is_plain, is_text, stays_in_text
 from personae.grammar.closing.texts import Texts, Words
 from personae.grammar.vocabulary import Vocabulary
 
@@ -26,9 +27,6 @@ _LONGEST = 16  # bytes of the tokens with which completions are written
 
 _NUMERIC = re.compile(rb"[0-9.eE+-]+")
 _PRINTABLE = sorted({*range(0x20, 0x7F)} - {*b'"\\'})
-
-# What is text and nothing else in a JSON string: whole characters, no quote, backslash or control character.
-_PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')
 
 
 class TokenTable:
@@ -56,9 +54,11 @@ class TokenTable:
         self.most_opens = int(opens.max())
         self._at_most = [self._bits(np.flatnonzero(opens <= most)) for most in range(self.most_opens + 1)]
         self.stops = self._bits(np.array(sorted(stops)))
+        self.stop = vocabulary.stop_ids[0]
         self._measured: dict[bytes, int] = {}
         numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
         self.numeric = self._bits(np.array(numeric, np.int64))
+        self.not_numeric = ~self.numeric
         longer = [token for token in numeric if len(vocabulary.tokens[token]) > 1]
         self.numeric_longer = self._bits(np.array(longer, np.int64))
         self.letters = self._named(b"ghxz")
@@ -69,10 +69,15 @@ class TokenTable:
         self.characters = self._named(bytes(_PRINTABLE))
         self._where = np.flatnonzero(self.characters)
         self._has_characters = all(bytes((byte,)) in self._ids for byte in _PRINTABLE)
-        blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip(b" \t\r\n")]
-        self.blank = self._bits(np.array(blank, np.int64))
         self._plain: dict[bytes, Words] = {}
         self.texts = Texts(self)
+        blank = [token for token, text in enumerate(vocabulary.tokens) if text and not text.strip(BLANKS)]
+        self.blanks = Filler(vocabulary.tokens, *[self._bits(np.array(blank, np.int64))] * 2, blanks=True)
+        within = [token for token, text in enumerate(vocabulary.tokens) if text and stays_in_text(text)]
+        whole = [token for token in within if is_text(vocabulary.tokens[token])]
+        self.text = Filler(
+            vocabulary.tokens, *(self._bits(np.array(found, np.int64)) for found in (whole, within))
+        )
 
     def bytewise(self) -> Vocabulary:
         """The vocabulary of pieces."""
@@ -103,15 +108,26 @@ class TokenTable:
 
     def spell(self, piece: Sequence[int]) -> list[int] | None:
         """Tokens that write `piece`, the longest first; None if there are none."""
-        tokens = []
+        return follow(self.steps_of_longest(piece))
+
+    def steps_of_longest(self, piece: Sequence[int]) -> list[Step | None]:
+        """The steps of that spelling, None from where it has none."""
+        found = []
         at = 0
         while at < len(piece):
-            found = next(self._from(piece, at), None)
-            if found is None:
-                return None
-            tokens.append(found[0])
-            at += found[1]
-        return tokens
+            step = next(self._from(piece, at), None)
+            if step is None:
+                return [None] * (len(piece) + 1)
+            found.append((at, *step))
+            at += step[1]
+        steps: list[Step | None] = [*[None] * len(piece), END]
+        for count, (at, token, length) in enumerate(reversed(found), 1):
+            steps[at] = (count, token, length)
+        return steps
+
+    def token(self, text: bytes) -> int | None:
+        """The token with which plans write `text`."""
+        return self._ids.get(text)
 
     def measure(self, text: bytes) -> int:
         """How many tokens are enough to write what is left of `text`, wherever in it one stands."""
@@ -181,11 +197,7 @@ class TokenTable:
         if barred not in self._plain:
             found = []
             for token, text in enumerate(self.vocabulary.tokens):
-                try:
-                    plain = bool(_PLAIN.fullmatch(text.decode()))
-                except UnicodeDecodeError:
-                    continue
-                if plain and not any(byte in text for byte in barred):
+                if is_plain(text) and not any(byte in text for byte in barred):
                     found.append(token)
             self._plain[barred] = self._bits(np.array(found, np.int64))
         return self._plain[barred]
@@ -218,10 +230,9 @@ class TokenTable:
         return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
-def follow(steps: list[Step | None]) -> list[int] | None:
-    """The tokens from the first place to the end; None if there are none."""
+def follow(steps: list[Step | None], at: int = 0) -> list[int] | None:
+    """The tokens from a place to the end; None if there are none."""
     tokens = []
-    at = 0
     while (step := steps[at]) is not None and step is not END:
         tokens.append(step[1])
         at += step[2]

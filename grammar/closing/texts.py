@@ -3,7 +3,7 @@
 Where a string may be any text of at most so many characters, a backend tries most of its vocabulary for
 every mask, which takes it longer than anything else that JSON has. But what is allowed there is what was
 allowed before, without the tokens that have too many characters now: what they have up to the string's end
-counts, and what may stand behind it does not change.
+counts, and what may stand behind it does not change. Where no string has a bound, the mask stays as it is.
 """
 
 import re
@@ -21,8 +21,12 @@ Words = NDArray[np.uint32]
 _CHARACTER = re.compile(rb"\\.?|[\x00-\x7f]|[\x80-\xff][\x80-\xbf]*", re.DOTALL)
 
 
+_FAR = 10**9
+
+
 class Text(NamedTuple):
-    """A state within a string: the mask, and the least and the most characters that are left of it."""
+    """A state within a string: the mask, and the least and the most characters that are left of it, `_FAR`
+    where no end is set."""
 
     words: Words
     least: int
@@ -43,15 +47,18 @@ class Texts:
         self._classes: list[int] = found.tolist()
         self._examples: list[int] = plain[first].tolist()
 
-    def at(self, words: Words) -> Text | None:
-        """The state that allows `words`; None if it is not in a value that may be any text, and may end."""
+    def at(self, words: Words, *, endless: bool) -> Text | None:
+        """The state that allows `words`; None if it is not in a value that may be any text, and may end, or
+        it cannot be told how long that may be. `endless`: no string has a bound."""
         table = self._table
         if table.quote is None or table.named is None or not self._classes:
             return None
-        if table.holds(words, self._examples[-1]):
+        if table.holds(words, self._examples[-1]) is not endless:
             return None  # there may be no bound at all, and the backend is quick
         if not table.holds(words, table.quote) or table.holds(words, table.named) or not table.is_free(words):
             return None
+        if endless:
+            return Text(words.copy(), _FAR, _FAR)
         # Whatever is as long is as welcome.
         count = bisect_right(self._examples, 0, key=lambda token: not table.holds(words, token))
         return Text(words.copy(), self._classes[count - 1], self._classes[count] - 1) if count else None
@@ -60,6 +67,8 @@ class Texts:
         """The state after `token`; None if it cannot be told."""
         if not self._table.holds(self._plain, token):
             return None
+        if text.least == _FAR:
+            return text
         length = int(self._lengths[token])
         least, most = text.least - length, text.most - length
         if least < 0 or bisect_right(self._classes, least) != bisect_right(self._classes, most):

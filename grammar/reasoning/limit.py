@@ -177,6 +177,10 @@ class LimitedMatcher:
         """Accept tokens until one is not allowed; how many were."""
         return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        return self._inner.follows(tokens)
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
         self._inner.rollback(count)

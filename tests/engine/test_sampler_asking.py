@@ -91,6 +91,29 @@ def test_what_is_chosen_again_is_chosen_as_if_the_refused_had_never_been_there()
         assert abs(counts[token] / draws - share) < 0.02
 
 
+def test_nothing_is_final_before_everybody_has_been_asked() -> None:
+    objector = Objector(1)
+    found = sampler(greedy(), greedy())
+    sampled = found.sample(LOGITS.repeat(2, 1), [0, 1], [1, 1], mask(2), {0: objector})
+    assert objector.asked == []
+    sampled.settle()
+    assert objector.asked == [1, 2]
+    assert found.last_tokens.tolist() == [2, 1]
+    assert sampled.read().tokens == [2, 1]
+    assert objector.asked == [1, 2], "once"
+
+
+def test_rows_that_are_chosen_again_together_are_chosen_as_if_alone() -> None:
+    rows = [SamplingParams(max_tokens=9, temperature=1.0, seed=seed) for seed in range(8)]
+    chosen = (
+        sampler(*rows)
+        .sample(LOGITS.repeat(8, 1), range(8), [1] * 8, mask(8), {row: Objector(1, 2) for row in range(8)})
+        .read()
+        .tokens
+    )
+    assert chosen == [ask(Objector(1, 2), row).tokens[0] for row in rows]
+
+
 def test_the_penalties_count_the_token_that_was_taken() -> None:
     found = sampler(greedy(presence_penalty=2.0))
     assert found.sample(LOGITS[None].clone(), [0], [1], mask(1), {0: Objector(1)}).read().tokens == [2]

@@ -1,7 +1,8 @@
 """The engine without actors: a scheduler and a step engine in one synchronous loop, over tiny models.
 
 `Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
-brought. Plans are made `lookahead` steps ahead, as the actors do it. With `capture` decode steps run as
+brought. Plans are made `lookahead` steps ahead, and where the engine `runs_ahead` a step is read once the
+next is launched, as the actors do it. With `capture` decode steps run as
 graphs.
 """
 
@@ -25,7 +26,7 @@ from personae.engine.runner import Runner
 from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
-from personae.engine.step import StepEngine
+from personae.engine.step import Launched, StepEngine
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
@@ -106,24 +107,33 @@ class Troupe:
             played[log.id] = Played()
             self.scheduler.add(log)
         flying: deque[StepPlan] = deque()
+        unread: Launched | None = None
         while True:
             while len(flying) < self.lookahead and (plan := self.scheduler.plan()) is not None:
                 flying.append(plan)
-            if not flying:
+            if not flying and unread is None:
                 break
-            plan = flying.popleft()
-            launched = self.engine.sample(plan, self.engine.forward(self.engine.prepare(plan, self.grammars)))
-            for delta in self.scheduler.commit(self.engine.finish(launched)):
-                one = played[delta.id]
-                assert one.finish is None, "a delta after the end"
-                one.tokens += delta.tokens
-                one.logprobs += delta.logprobs
-                one.prompt_logprobs += delta.prompt_logprobs
-                one.finish, one.error = delta.finish, delta.error
-                one.cached = delta.cached if one.cached is None else one.cached
+            plan = flying.popleft() if flying else None
+            forward = plan and self.engine.forward(self.engine.prepare(plan, self.grammars))
+            if unread is not None:
+                self._read(unread, played)
+            unread = plan and self.engine.sample(plan, forward)
+            if unread is not None and not self.engine.runs_ahead:
+                self._read(unread, played)
+                unread = None
         self.scheduler.check_integrity()
         assert all(one.finish is not None for one in played.values())
         return played
+
+    def _read(self, launched: Launched, played: dict[str, Played]) -> None:
+        for delta in self.scheduler.commit(self.engine.finish(launched)):
+            one = played[delta.id]
+            assert one.finish is None, "a delta after the end"
+            one.tokens += delta.tokens
+            one.logprobs += delta.logprobs
+            one.prompt_logprobs += delta.prompt_logprobs
+            one.finish, one.error = delta.finish, delta.error
+            one.cached = delta.cached if one.cached is None else one.cached
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
         """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""

@@ -140,6 +140,26 @@ def test_rollback_and_fork_equal_replay(backend):
             assert allowed_tokens(matcher, VOCABULARY) == expected
 
 
+def test_what_is_said_to_follow_is_accepted_and_looking_changes_nothing(backend):
+    grammar = compiled(backend, PERSON)
+    stop = VOCABULARY.stop_ids[0]
+    for seed in range(12):
+        rng = random.Random(seed)
+        whole = spell(walk(grammar.matcher(), VOCABULARY, rng), VOCABULARY)
+        at = rng.randrange(len(whole))
+        matcher = grammar.matcher()
+        assert matcher.feed(whole[:at]) == at
+        expected = allowed_tokens(matcher, VOCABULARY)
+        rest = [*whole[at:], stop]
+        assert matcher.follows(rest) == len(rest)
+        other = rest.copy()
+        other[rng.randrange(len(rest))] = rng.choice([stop, rng.randrange(VOCABULARY.size)])
+        assert matcher.follows(other) == matcher.fork().feed(other)
+        assert allowed_tokens(matcher, VOCABULARY) == expected
+        assert matcher.feed(rest) == len(rest)
+        assert matcher.follows([stop]) == 0
+
+
 def test_rolling_back_nothing_changes_nothing(backend):
     matcher = compiled(backend, {"const": 1}).matcher()
     assert accepts(matcher, VOCABULARY, b"1")

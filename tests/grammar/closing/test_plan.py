@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from worst import text_of, text_vocabulary
 
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.plan import Plan, Speller, open_brackets
+from personae.grammar.closing.plan import course as spelled
+from personae.grammar.closing.plan import open_brackets
 from personae.grammar.closing.table import STOP, TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
@@ -25,11 +26,18 @@ pieces = st.lists(st.sampled_from([*b'{}[]",:the quick name 12', STOP + 1]), max
 
 @given(st.lists(pieces, min_size=1, max_size=6), st.integers(0, 60))
 def test_however_plans_follow_one_another_each_is_spelled_in_the_fewest_tokens(many: Any, cut: int) -> None:
-    speller = Speller(TABLE)
+    course = None
     for piece in many:
         for one in (piece, piece[cut:], (*b'"a"', *piece[cut:])):
-            plan = speller.plan(one)
-            assert plan == Plan(one, tuple(TABLE.spell_shortest(one) or ()))
+            course = spelled(TABLE, one, course)
+            assert course is not None
+            assert (course.piece, course.tokens) == (one, TABLE.spell_shortest(one))
+            for length in range(len(one) + 1):
+                rest = course.after(length)
+                assert rest is not None
+                assert (rest.piece, rest.tokens) == (one[length:], TABLE.spell_shortest(one[length:]))
+                assert (rest.count, rest.first) == (len(rest.tokens), next(iter(rest.tokens), None))
+                assert course.left_after(length) == rest.count
 
 
 @pytest.mark.parametrize(
@@ -123,21 +131,53 @@ def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random
         tokens.append(token)
         replayed = grammar.matcher(budget)
         assert replayed.feed(tokens) == len(tokens)
-        assert replayed._plan == matcher._plan, text_of(tokens, VOCABULARY)
+        assert _written(replayed) == _written(matcher), text_of(tokens, VOCABULARY)
         if matcher._plan is not None:
             probe = grammar.inner.matcher()
             assert probe.feed([*tokens, *matcher._plan.tokens]) == len(tokens) + len(matcher._plan.tokens)
             assert probe.accept(VOCABULARY.stop_ids[0]), text_of(tokens, VOCABULARY)
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+@settings(max_examples=10, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 6))
+def test_what_is_left_out_beforehand_would_have_met_with_an_objection(
+    name: str, random: random.Random, spare: int
+) -> None:
+    grammar = COMPILER.compile(GrammarSpec("json_schema", json.dumps(SCHEMAS[name])))
+    matcher, inner = grammar.matcher(grammar.shortest + spare), grammar.inner.matcher()
+    assert isinstance(matcher, ClosingMatcher)
+    while matcher.asks:
+        words, plan = _filled(matcher), matcher._plan
+        bitmask = np.zeros((1, TABLE.words), np.int32)
+        inner.fill(bitmask, 0)
+        left_out = bitmask[0].view(np.uint32) & ~words
+        if plan is not None and plan.count < matcher._left:
+            assert not left_out.any(), "a token can be spared"
+        for token in range(VOCABULARY.size):
+            if TABLE.holds(left_out, token) and not TABLE.holds(TABLE.stops, token):
+                assert matcher.fork().objection(token) is not None, VOCABULARY.tokens[token]
+        allowed = [token for token in range(VOCABULARY.size) if TABLE.holds(words, token)]
+        while (refused := matcher.objection(token := random.choice(allowed))) is not None:
+            allowed = [one for one in allowed if not TABLE.holds(refused, one)]
+        assert matcher.accept(token)
+        assert inner.accept(token)
+
+
 def _likely(matcher: ClosingMatcher, allowed: list[int], random: random.Random) -> list[int]:
     """Mostly the plan's own next token, or one that is said to leave the plan as it is."""
-    plan, harmless = matcher._plan, matcher._harmless
-    if harmless is not None and random.random() < 0.5:
-        return [token for token in allowed if TABLE.holds(harmless, token)] or allowed
-    if plan is not None and plan.tokens and random.random() < 0.8:
-        return [plan.tokens[0]]
+    plan, outlook = matcher._plan, matcher._outlook
+    if outlook is not None and random.random() < 0.5:
+        return [token for token in allowed if outlook.written(token) is not None] or allowed
+    if plan is not None and plan.first is not None and random.random() < 0.8:
+        return [plan.first]
     return allowed
+
+
+def _written(matcher: ClosingMatcher) -> Any:
+    """What a matcher's plan writes, and how."""
+    plan = matcher._plan
+    return plan and (plan.piece, plan.tokens)
 
 
 def _filled(matcher: ClosingMatcher) -> Any:
