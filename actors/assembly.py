@@ -176,6 +176,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         models=_cards(base, options, named),
         library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
+        late=not on_gpu,
     )
     bounds = AdapterBounds(
         shapes,
