@@ -126,11 +126,10 @@ def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters,
         runner.adapters.check_integrity()
 
 
-@pytest.mark.parametrize("late", [Late.ALL, Late.MAIN])
 def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
-    late: Late, base, adapters, compiled, truth
+    base, adapters, compiled, truth
 ) -> None:
-    with PaperGpu(SMALL, late=late) as gpu:
+    with PaperGpu(SMALL) as gpu:
         tight = {
             "max_batch_tokens": 24,
             "kv_memory": 20 * 16384,
@@ -179,6 +178,20 @@ def test_a_step_waits_once_for_its_tokens_and_for_nothing_else(base, adapters) -
         assert engine.waits["prepare"] == engine.waits["forward"] == engine.waits["sample"] == []
         reads = Counter(wait.kind for wait in engine.waits["finish"])
         assert reads == {"the host waits for an event": engine.reads - before}
+
+
+def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanwhile(base, adapters) -> None:
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, base, adapters, **SIZES)
+        pieces = engine.engine.placing(engine.adapter("dora"))
+        next(pieces)
+        meanwhile = torch.zeros(1, device="cuda")
+        meanwhile += 1
+        launched = len(gpu.machine.main.jobs)
+        for _ in pieces:
+            pass
+        assert gpu.machine.main.done < launched
+        assert meanwhile.item() == 1
 
 
 @pytest.mark.parametrize("family", ["gemma3", "granite", "olmo3", "phi3", "qwen2", "smollm3"])
