@@ -105,14 +105,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     device = _device(options.device)
     if options.quantize is not None and device.type != "cpu":
         raise LoadError(f"--quantize {options.quantize} is served on a CPU only; use --device cpu.")
-    model = load_model(
-        options.model,
-        device=device,
-        dtype=options.dtype,
-        int8=options.quantize == "int8",
-        max_position=options.max_model_len,
-        on_progress=on_progress,
-    )
+    model = _loaded(options, device, on_progress)
     config, kv_dtype = model.config, _kv_dtype(options, model)
     tokenizer = Tokenizer.load(options.model)
     defaults = read_generation_defaults(options.model, config.vocab_size)
@@ -183,6 +176,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         models=_cards(base, options, named),
         library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
+        late=not on_gpu,
     )
     bounds = AdapterBounds(
         shapes,
@@ -216,11 +210,42 @@ def _device(choice: str) -> torch.device:
     return torch.device(choice)
 
 
+def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress | None) -> Decoder:
+    """The model on the device. Raises ModelLoadError, or LoadError when a GPU has too little memory for
+    it."""
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
+    try:
+        return load_model(
+            options.model,
+            device=device,
+            dtype=options.dtype,
+            int8=options.quantize == "int8",
+            max_position=options.max_model_len,
+            on_progress=on_progress,
+        )
+    except torch.OutOfMemoryError:
+        raise LoadError(
+            f"The weights of {options.model} do not fit into the {free} bytes that are free on the GPU."
+        ) from None
+
+
 def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayout:
     """The sizes that fit: what was asked for, else what the model and the memory without `reserved` bytes
     allow."""
     on_cpu = model.device.type == "cpu"
-    memory = options.kv_memory or (HOST_KV_BYTES if on_cpu else _free_device_bytes(reserved))
+    source = "--kv-memory"
+    if on_cpu:
+        memory = options.kv_memory or HOST_KV_BYTES
+    else:
+        free, _ = torch.cuda.mem_get_info()
+        memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
+        if memory + reserved > free:
+            raise LoadError(
+                f"The GPU has {free} bytes free beside the weights: too little for {memory} of KV cache "
+                f"(--kv-memory) and up to {reserved} of adapters (twice --adapter-memory)."
+            )
+        if not options.kv_memory:
+            source = f"The GPU ({free} bytes free beside the weights)"
     page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, _kv_dtype(options, model))
     num_pages = memory // page_bytes
     longest = min(model.config.max_position, num_pages * PAGE_SIZE)
@@ -232,7 +257,7 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayo
     if wanted > longest or longest < PAGE_SIZE:
         needed = max(wanted, PAGE_SIZE)
         raise LoadError(
-            f"--kv-memory holds {num_pages * PAGE_SIZE} tokens; a context of {needed} (--max-model-len) "
+            f"{source} holds {num_pages * PAGE_SIZE} tokens; a context of {needed} (--max-model-len) "
             f"needs {-(-needed // PAGE_SIZE) * page_bytes} bytes."
         )
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
@@ -254,11 +279,6 @@ def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
     if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
         raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
     return FP8
-
-
-def _free_device_bytes(reserved: int) -> int:
-    free, _ = torch.cuda.mem_get_info()
-    return max(int((free - reserved) * DEVICE_SHARE), 0)
 
 
 def _adapter_ranks(

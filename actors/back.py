@@ -32,6 +32,7 @@ from personae.actors.kit.child import Incident
 from personae.actors.kit.collector import spare_what_is_here
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
+from personae.actors.kit.turns import take_short_turns
 from personae.actors.messages import Cancel, Message, Pin, Recall, Submit, Unpin
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
@@ -92,7 +93,9 @@ def spawn_back(
     )
     scheduler: Ref[Message] = back.spawn(
         "scheduler",
-        lambda: SchedulerActor(script.build_scheduler(), life, compiler, executor, streamer, ingress),
+        lambda: SchedulerActor(
+            script.build_scheduler(), life, compiler, executor, streamer, ingress, late=script.late
+        ),
         capacity=bound,
     )
     return store, scheduler
@@ -127,6 +130,7 @@ def main() -> Never:
         line.sendall(frame(Loaded(facts_of(assembly))))
         box = BlackBox.attach(start.black_box)
         spare_what_is_here()
+        take_short_turns()
         anyio.run(_serve, line, assembly.script, start.life, box, backend_options={"use_uvloop": True})
     except LoadError as error:
         line.sendall(frame(LoadFailed(type(error).__name__, error.message)))

@@ -1,7 +1,9 @@
 """The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
 
 import time
+from collections.abc import Sequence
 
+from anyio import current_time, sleep_until
 from msgspec.structs import replace
 
 from personae.actors.kit.actor import Actor
@@ -32,12 +34,18 @@ from personae.grammar.spec import GrammarSpec
 
 GAP_STEPS = 16  # between two looks at the fairness gap
 LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
+AHEAD_SECONDS = 0.003  # before the end of a step the next is planned, if that is done late
+AHEAD_SHARE = 0.1  # of the step, in addition: what it will take is only known about
 
 
 class SchedulerActor(Actor[Message]):
     """Owns an `engine.Scheduler`; everything that decides is in there.
 
     Sequences whose grammar is not compiled yet wait here, outside of the scheduler, and hold up nobody.
+
+    A step that is planned cannot be changed, so whoever comes is in the one after it. With `late` the next is
+    planned when the one that runs is about to end, by what steps were seen to take: who comes while a step
+    runs is in the next, not in the one after that. A device that runs ahead has to be told sooner.
     """
 
     def __init__(
@@ -48,7 +56,11 @@ class SchedulerActor(Actor[Message]):
         executor: Ref[Message],
         streamer: Ref[Message],
         ingress: Ref[Message],
+        *,
+        late: bool = False,
     ) -> None:
+        self._late = late
+        self._due = self._timer = 0.0  # when the next step may be planned, and when that is looked at
         self._scheduler = scheduler
         self._life = life
         self._compiler = compiler
@@ -99,14 +111,18 @@ class SchedulerActor(Actor[Message]):
             if delta.finish is not None:
                 self._known.discard(delta.id)
                 self._grammars.pop(delta.id, None)
+        self._act(deltas, stepped)
+        self._planning += time.perf_counter() - begun
+        if not self._in_flight and not self._known:
+            self._scheduler.check_integrity()
+
+    def _act(self, deltas: Sequence[Delta], stepped: bool) -> None:
+        """Plan, and tell what there is to tell."""
         admitted = self._plan(stepped)
         if wanted := self._scheduler.call_in():
             self._executor.tell(Repay(wanted))
-        self._planning += time.perf_counter() - begun
         if deltas or stepped or admitted:
             self._streamer.tell(StepDone(tuple(deltas), self._load(), tuple(admitted)))
-        if not self._in_flight and not self._known:
-            self._scheduler.check_integrity()
 
     def _submit(self, log: SequenceLog) -> None:
         self._known.add(log.id)
@@ -155,16 +171,40 @@ class SchedulerActor(Actor[Message]):
 
     def _commit(self, sampled: Sampled) -> tuple[Delta, ...]:
         self._in_flight -= 1
+        self._begins()
         self._steps += 1
         self._seconds += sampled.seconds
         self._gap += sampled.gap_seconds
         self._spent = sampled.spent
         return self._scheduler.commit(sampled.result, sampled.seconds)
 
+    def _begins(self) -> None:
+        """The last plan is what the executor does from now on."""
+        seconds = self._scheduler.expected() if self._late else 0.0
+        self._due = current_time() + seconds * (1 - AHEAD_SHARE) - AHEAD_SECONDS
+
+    def _early(self) -> bool:
+        """Whether the next step is better planned later; then it will be."""
+        if not self._late or not self._in_flight or current_time() >= self._due:
+            return False
+        if self._timer != self._due:
+            self._timer = self._due
+            self.start_soon(self._remind, self._due)
+        return True
+
+    async def _remind(self, due: float) -> None:
+        await sleep_until(due)
+        begun = time.perf_counter()
+        self._act((), False)
+        self._planning += time.perf_counter() - begun
+
     def _plan(self, stepped: bool) -> list[str]:
         """Give the executor work; the sequences that are aboard from now on."""
         admitted: list[str] = []
-        while self._in_flight < LOOKAHEAD and (plan := self._scheduler.plan()) is not None:
+        while self._in_flight < LOOKAHEAD and not self._early():
+            plan = self._scheduler.plan()
+            if plan is None:
+                break
             grammars = {
                 admission.log.grammar: self._grammars[admission.log.id]
                 for admission in plan.admissions
@@ -172,6 +212,8 @@ class SchedulerActor(Actor[Message]):
             }
             self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
             self._in_flight += 1
+            if self._in_flight == 1:
+                self._begins()
             self._tokens += sum(row.count for row in plan.rows)
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted

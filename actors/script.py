@@ -96,7 +96,8 @@ class Script:
 
     `models` maps the names of the base and the adapters that are there from the start to their cards;
     `library` has every adapter by its digest.
-    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house.
+    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house. `late`: the next
+    step is planned when the one that runs is about to end, not as soon as it has begun.
     """
 
     build_step_engine: Callable[[], Device]
@@ -110,3 +111,4 @@ class Script:
     salt: Callable[[str], bytes]
     max_live: int = 4096
     window: int = 64
+    late: bool = False

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from starlette.types import ASGIApp
 
 from personae.actors.kit.collector import spare_what_is_here
+from personae.actors.kit.turns import take_short_turns
 from personae.api import logs
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
@@ -91,6 +92,7 @@ async def _serve(
 
             def on_ready() -> None:
                 spare_what_is_here()
+                take_short_turns()
                 print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened, access)

@@ -10,6 +10,7 @@ It does not wait for ever: see `Tiers`; and of background sequences that run the
 """
 
 import math
+from collections.abc import Collection
 
 from personae.engine.fairness import FairnessPolicy, Key
 from personae.engine.live import LiveSequence
@@ -40,11 +41,11 @@ class Tiers:
         self._waiting[key.background].remove(key)
         self._policies[key.background].withdraw(key)
 
-    def choose(self) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> Key:
         """The tier whose turn it is chooses."""
         foreground, background = self._waiting
         turn = bool(background) and (not foreground or self._passed >= self._patience)
-        return self._policies[turn].choose()
+        return self._policies[turn].choose(behind)
 
     def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
         """Count in its tier, and how long the lower one has been passed over."""
@@ -111,23 +112,24 @@ class Allowance:
     All of them, unless others run or wait or did so within the last `quiet` steps: then `beside`. A request
     that comes while a step runs has to wait for it, so steps stay short as long as more may come. While
     others run, it is also no more than makes the step `slowdown` times as long as theirs alone, on average:
-    what is less than a row is kept for the next step.
+    what is less than a row is kept for the next step. `cost` is what steps of decode rows take.
     """
 
     def __init__(
-        self, tokens: int, beside: int | None = None, quiet: int = 256, slowdown: float = 1.2
+        self,
+        tokens: int,
+        beside: int | None = None,
+        quiet: int = 256,
+        slowdown: float = 1.2,
+        cost: StepCost | None = None,
     ) -> None:
         self._tokens = tokens
         self._beside = max(tokens // 64, 1) if beside is None else beside
         self._quiet = quiet
         self._slowdown = slowdown
         self._alone = quiet  # steps since others were there
-        self._cost = StepCost()
+        self.cost = cost or StepCost()
         self._kept = 0.0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step of decode rows only took so long."""
-        self._cost.observe(rows, seconds)
 
     def of(self, others: bool, running: int = 0) -> int:
         """For the step that is being planned; `others`: whether any run or wait, `running`: how many run."""
@@ -141,28 +143,34 @@ class Allowance:
         self._kept = min(max(self._kept + self._room(running) - spent, 0.0), 1.0) if others else 0.0
 
     def _room(self, running: int) -> float:
-        return min(self._cost.room(max(running, 1), self._slowdown), self._beside)
+        return min(self.cost.room(max(running, 1), self._slowdown), self._beside)
 
 
 class Budget:
-    """Tokens that a step still has room for; of them at most `background` for those that give way."""
+    """Tokens that a step still has room for; of them at most `background` for those that give way, and at
+    most `crowded` for prompts of tenants that crowd (`shares.py`)."""
 
-    __slots__ = ("background", "spent", "tokens")
+    __slots__ = ("background", "crowded", "spent", "tokens")
 
-    def __init__(self, tokens: int, background: int) -> None:
+    def __init__(self, tokens: int, background: int, crowded: int | None = None) -> None:
         self.tokens = tokens
         self.background = background
+        self.crowded = tokens if crowded is None else crowded
         self.spent = 0  # by those that give way
 
-    def of(self, sequence: LiveSequence) -> int:
+    def of(self, sequence: LiveSequence, *, crowds: bool = False) -> int:
         """What this sequence may have; one that has just been admitted in spite of all at least a token."""
-        if not sequence.background:
-            return self.tokens
-        return min(self.tokens, max(self.background, int(sequence.settled)))
+        if sequence.background:
+            return min(self.tokens, max(self.background, int(sequence.settled)))
+        if crowds:
+            return min(self.tokens, self.crowded)
+        return self.tokens
 
-    def spend(self, tokens: int, *, background: bool) -> None:
+    def spend(self, tokens: int, *, background: bool, crowds: bool = False) -> None:
         """So many are taken."""
         self.tokens -= tokens
         if background:
             self.background = max(self.background - tokens, 0)
             self.spent += tokens
+        elif crowds:
+            self.crowded = max(self.crowded - tokens, 0)

@@ -5,7 +5,7 @@ the keys and nothing else; within a key, priority and order of arrival hold.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -30,8 +30,9 @@ class FairnessPolicy(Protocol):
     def withdraw(self, key: Key) -> None:
         """Nothing waits under `key` any more."""
 
-    def choose(self) -> Key:
-        """The key whose first sequence goes next. At least one key is on offer."""
+    def choose(self, behind: Collection[str] = ()) -> Key:
+        """The key whose first sequence goes next. At least one key is on offer. Of keys that are alike the
+        policy takes those of tenants in `behind` last."""
 
     def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
         """`key` was served this much."""
@@ -61,7 +62,7 @@ class FirstComeFirstServed:
         """Take the key out of the queue."""
         del self._queue[bisect_left(self._queue, self._orders.pop(key), key=lambda entry: entry[0])]
 
-    def choose(self) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> Key:
         """The key of the sequence that came first."""
         return self._queue[0][1]
 
@@ -115,7 +116,7 @@ class VirtualTokenCounters:
         if key not in self._heads:
             self._gone.discard(key)
             if self._heads:
-                self.choose()  # brings the floor up to date
+                self._first()  # brings the floor up to date
             elif self._last is not None:
                 self._raise_floor(self._counters.get(self._last, self._floor))
             self._counters[key] = max(self._counters.get(key, 0.0), self._floor)
@@ -132,8 +133,17 @@ class VirtualTokenCounters:
         del self._heads[key]
         self._last = key
 
-    def choose(self) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> Key:
         """The waiting key with the smallest counter, the earliest arrival among equals."""
+        first = self._first()
+        if first.tenant not in behind:
+            return first
+        # Whoever has just come was lifted to this counter; it was not served as much.
+        equal = ((order, key) for key, order in self._heads.items() if key.tenant not in behind)
+        smallest = self._counters[first]
+        return min((each for each in equal if self._counters[each[1]] == smallest), default=(0, first))[1]
+
+    def _first(self) -> Key:
         heap = self._heap
         while True:
             counter, order, key = heap[0]

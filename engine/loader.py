@@ -13,6 +13,7 @@ from personae.engine.config import ModelConfig, read_config, read_fields
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
 from personae.kernels.int8 import Int8Weight
+from personae.kernels.memory import give_back_freed
 from personae.lora.base import fingerprint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,6 +78,7 @@ def load_model(
     decoder = Decoder(config, dtype=kind, device=device, max_position=max_position, int8=int8)
     _fill(decoder, stored, on_progress)
     decoder.pack()
+    give_back_freed()
     return decoder
 
 

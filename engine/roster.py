@@ -24,6 +24,7 @@ class Roster:
         "_policy",
         "_shares",
         "_sharing",
+        "crowding",
         "news",
         "preemptions",
         "prefix_hits",
@@ -41,6 +42,7 @@ class Roster:
         self._arrivals = 0
         self._shares = Shares(layout.max_seqs)
         self._sharing = sharing
+        self.crowding: set[str] = set()  # tenants; see Shares
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -71,15 +73,20 @@ class Roster:
         """Whether any but background sequences run or wait."""
         return self.waiting.foreground > 0 or len(self.running) > self.running.background
 
-    def admit(self, *, background: bool) -> LiveSequence | None:
+    def begin_step(self) -> None:
+        """Once for each step that is planned."""
+        self.crowding = self._shares.crowding() if self._sharing else set()
+
+    def admit(self, *, background: bool, crowded: bool = True) -> LiveSequence | None:
         """Seat whose turn it is; None when nobody waits or there is no seat.
 
         Nobody is passed over: a long prompt that does not fit yet holds back those behind it, not the
         reverse; and who was preempted for want of memory is not overtaken by its like on its way back.
-        Without `background` there is no room for such, unless one was passed over for too long. Input is
-        charged once, at the first admission, without what the prefix cache had.
+        Without `background` there is no room for such, unless one was passed over for too long. Without
+        `crowded` there is none for tenants that crowd either, unless they are before others. Input is charged
+        once, at the first admission, without what the prefix cache had.
         """
-        sequence = self.waiting.peek()
+        sequence = self.waiting.peek(self.crowding)
         if sequence is None:
             return None
         if self.returning and (
@@ -87,6 +94,8 @@ class Roster:
         ):
             return None
         if sequence.background and not (background or self.waiting.foreground):
+            return None
+        if not crowded and sequence.key.tenant in self.crowding >= self.waiting.tenants:
             return None
         if not self.running.seat(sequence):
             return None
@@ -104,7 +113,7 @@ class Roster:
 
     def give_way(self, last_step: int | None) -> None:
         """Take seats from background sequences for the others that wait, if it is their turn."""
-        head = self.waiting.peek()
+        head = self.waiting.peek(self.crowding)
         if head is None or head.background:
             return
         while not self.running.has_seat(head, self.waiting.foreground - 1):
@@ -115,7 +124,7 @@ class Roster:
 
     def share_out(self, last_step: int | None) -> None:
         """If there is no seat for whose turn it is, one may come from who has more than its share."""
-        head = self.waiting.peek()
+        head = self.waiting.peek(self.crowding)
         if not self._sharing or head is None or head.background or self.running.has_slot:
             return
         giver = self._shares.giver_for(head.key.tenant)

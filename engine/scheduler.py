@@ -58,6 +58,9 @@ from personae.engine.live import LiveSequence, Place
 from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.roster import Roster
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+from personae.engine.step_time import StepTime
+
+CROWDED = 1.5  # as long as a step in which all seats decode: one in which tenants that crowd have prompts
 
 _Chunks = list[tuple[LiveSequence, Row]]
 
@@ -101,7 +104,8 @@ class Scheduler:
         self._policy = policy
         self._roster = Roster(layout, policy, sharing=sharing)
         self._running = self._roster.running
-        self._allowance = Allowance(layout.max_batch_tokens, background)
+        self._times = StepTime()
+        self._allowance = Allowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
 
@@ -133,6 +137,7 @@ class Scheduler:
         admissions: list[Admission] = []
         table, roster = self._running, self._roster
         table.short = 0
+        roster.begin_step()
         if table.background and roster.waiting.foreground:
             roster.give_way(self._flights[-1].step if self._flights else None)
         if roster.waiting.foreground:
@@ -140,10 +145,15 @@ class Scheduler:
         others, beside = roster.foreground, len(table) - table.background
         budget = Budget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
         decoding = self._plan_decodes(rows, budget)
+        if roster.crowding:
+            budget.crowded = self._crowded(len(decoding))
         for sequence in table.prefilling.copy():
-            if budget.of(sequence):
+            if budget.of(sequence, crowds=sequence.key.tenant in roster.crowding):
                 self._plan_chunk(sequence, budget, (), rows, chunks)
-        while budget.tokens and (admitted := roster.admit(background=budget.background > 0)) is not None:
+        while budget.tokens:
+            admitted = roster.admit(background=budget.background > 0, crowded=budget.crowded > 0)
+            if admitted is None:
+                break
             assert admitted.slot is not None
             admissions.append(Admission(admitted.slot, admitted.log))
             self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
@@ -156,6 +166,15 @@ class Scheduler:
         self._allowance.stepped(others, beside, budget.spent)
         table.clear_changes()
         return plan
+
+    def expected(self) -> float:
+        """Seconds that the last plan will take, going by what steps took; 0 when that is not known."""
+        if not self._flights:
+            return 0.0
+        _, decoding, chunks = self._flights[-1]
+        if not decoding and not chunks:
+            return 0.0
+        return self._times.of(len(decoding), sum(row.count for _, row in chunks))
 
     def lend(self, count: int) -> tuple[int, ...]:
         """Up to so many pages whose memory adapters may have from now on, none while sequences want them.
@@ -182,7 +201,8 @@ class Scheduler:
     def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:
         """Take the result of the oldest plan in flight; one delta for each sequence that has news.
 
-        `seconds` is what the step took, if known: it tells how much of a step background sequences may have.
+        `seconds` is what the step took, if known: it tells how much of a step background sequences may have,
+        and tenants that crowd.
         Raises ValueError for a result out of order or of the wrong size.
         """
         if not self._flights or self._flights[0].step != result.step:
@@ -191,8 +211,8 @@ class Scheduler:
         if len(result.tokens) != len(decoding) + len(chunks):
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._flights.popleft()
-        if seconds and not chunks:
-            self._allowance.observe(len(decoding), seconds)
+        if seconds:
+            self._times.observe(len(decoding), sum(row.count for _, row in chunks), seconds)
         news = self._roster.news
         deltas = list(news.values())
         news.clear()
@@ -236,6 +256,12 @@ class Scheduler:
         budget.spend(background, background=True)
         return planned
 
+    def _crowded(self, decoding: int) -> int:
+        """The tokens of prompts that tenants that crowd may have in a step with so many decode rows."""
+        longest = CROWDED * self._times.of(self.layout.max_seqs, 0)
+        room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens)
+        return max(int(room), self.layout.page_size)
+
     def _make_room(self, sequence: LiveSequence) -> bool:
         """See to it that a running sequence can have a page, at the cost of those admitted after it."""
         table = self._running
@@ -261,13 +287,16 @@ class Scheduler:
     ) -> None:
         """As much of its log as the budget allows; the last chunk samples."""
         assert sequence.slot is not None
-        count = min(budget.of(sequence), sequence.known - sequence.planned)
+        crowds = sequence.key.tenant in self._roster.crowding
+        # Whoever has just been admitted has a row, and pages with it.
+        most = max(budget.of(sequence, crowds=crowds), 1 if pages else 0)
+        count = min(most, sequence.known - sequence.planned)
         samples = sequence.planned + count == sequence.known
         row = Row(sequence.slot, sequence.planned, count, samples, pages)
         rows.append(row)
         chunks.append((sequence, row))
         sequence.planned += count
-        budget.spend(count, background=sequence.background)
+        budget.spend(count, background=sequence.background, crowds=crowds)
         if samples:
             self._running.begin_decoding(sequence)
 

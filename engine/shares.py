@@ -6,21 +6,30 @@ time, however little it was served. So while all seats are taken, one of the ten
 is given to the tenant whose turn it is, if that one is below its own: the sequence admitted last goes back
 to the head of its queue, its pages to the prefix cache. A tenant's share of the seats is by weight, among
 those that run or wait; whoever gives keeps at least its share, so nothing goes to and fro.
+
+Nor can a step be taken back that has begun, and whoever comes has to wait for it. So tenants that ask for
+more than their share of the seats, that of others who were here lately set aside, *crowd*: when many prompts
+of theirs begin at once, these are spread over several steps, none of which takes much longer than one in
+which all seats decode.
 """
 
 from collections import Counter
 
 from personae.engine.fairness import Key
 
+LATELY = 256  # steps
+
 
 class Shares:
     """Counts the sequences of each tenant: those that live, and those that have a seat. Background ones are
     not counted; they give way to everybody anyway."""
 
-    __slots__ = ("_live", "_seated", "_seats", "_weights")
+    __slots__ = ("_lately", "_live", "_seated", "_seats", "_step", "_weights")
 
     def __init__(self, seats: int) -> None:
         self._seats = seats
+        self._step = 0
+        self._lately: dict[str, tuple[int, float]] = {}  # who is gone: since which step, its weight
         self._live: Counter[str] = Counter()
         self._seated: Counter[str] = Counter()
         self._weights: dict[str, float] = {}
@@ -30,13 +39,15 @@ class Shares:
         if not key.background:
             self._live[key.tenant] += 1
             self._weights[key.tenant] = key.weight
+            self._lately.pop(key.tenant, None)
 
     def leave(self, key: Key) -> None:
         """A sequence is gone."""
         if not key.background:
             self._live[key.tenant] -= 1
             if not self._live[key.tenant]:
-                del self._live[key.tenant], self._weights[key.tenant]
+                del self._live[key.tenant]
+                self._lately[key.tenant] = self._step, self._weights.pop(key.tenant)
 
     def sit(self, key: Key) -> None:
         """A sequence takes a seat."""
@@ -56,6 +67,21 @@ class Shares:
             return None
         giver = max(self._seated, key=lambda name: self._seated[name] - self._share(name), default=None)
         return None if giver is None or giver == tenant or not self._above(giver) else giver
+
+    def crowding(self) -> set[str]:
+        """In the step that is being planned: the tenants that ask for more than their share. Nobody does who
+        is alone."""
+        self._step += 1
+        while self._lately and next(iter(self._lately.values()))[0] + LATELY < self._step:
+            del self._lately[next(iter(self._lately))]
+        if len(self._live) + len(self._lately) < 2:
+            return set()
+        weights = sum(self._weights.values()) + sum(weight for _, weight in self._lately.values())
+        return {
+            tenant
+            for tenant, live in self._live.items()
+            if live > max(self._seats * self._weights[tenant] / weights, 1)
+        }
 
     def check_integrity(self, live: Counter[str], seated: Counter[str]) -> None:
         """Raises AssertionError unless the counts are these."""

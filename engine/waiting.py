@@ -1,7 +1,7 @@
 """Where sequences wait for a slot: one queue per (tenant, adapter), by priority and order of arrival."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 
 from personae.engine.fairness import FairnessPolicy, Key
@@ -30,6 +30,11 @@ class WaitingRoom:
         for queue in self._queues.values():
             yield from queue
 
+    @property
+    def tenants(self) -> set[str]:
+        """Those of the sequences that are not background."""
+        return {key.tenant for key in self._queues if not key.background}
+
     def push(self, sequence: LiveSequence) -> None:
         """Queue it by its turn."""
         queue = self._queues.setdefault(sequence.key, [])
@@ -38,9 +43,9 @@ class WaitingRoom:
         if queue[0] is sequence:
             self._policy.offer(sequence.key, sequence.order)
 
-    def peek(self) -> LiveSequence | None:
-        """Whose turn it is; None when nobody waits."""
-        return self._queues[self._policy.choose()][0] if self._queues else None
+    def peek(self, behind: Collection[str] = ()) -> LiveSequence | None:
+        """Whose turn it is; None when nobody waits. `behind`: see FairnessPolicy."""
+        return self._queues[self._policy.choose(behind)][0] if self._queues else None
 
     def remove(self, sequence: LiveSequence) -> None:
         """Take it out, wherever in its queue it stands."""

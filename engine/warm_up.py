@@ -31,6 +31,7 @@ def warm_up(runner: Runner) -> None:
     """Run and capture what requests will need; the cache and the adapters must be nobody's yet. Waits for the
     device, so that what it cannot do shows here."""
     begun = time.monotonic()
+    _log.info("compiling the GPU's kernels; a model's first start on a machine takes about a minute for it")
     logits = torch.zeros(0)
     for spans in shapes(runner.layout):
         logits = runner.rehearse(spans)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 STEPS = 127  # of either sign
-_CHUNK = 2**22  # elements that are converted at a time
+_CHUNK = 2**18  # elements that are converted at a time
 
 
 @dataclass(frozen=True, slots=True)

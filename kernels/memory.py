@@ -63,6 +63,12 @@ def give_back_pages(pages: Tensor, ids: Iterable[int]) -> None:
         pass
 
 
+def give_back_freed() -> None:
+    """Let the system have what was freed between things that stay, which malloc keeps; glibc alone can."""
+    if sys.platform == "linux" and (trim := getattr(_libc(), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import AdapterError
-from personae.kernels.upload import uploads
+from personae.kernels.upload import upload, uploads
 from personae.lora.base import BaseWeights, Site
 
 
@@ -101,7 +101,7 @@ class AffineTable:
         vectors, index = self._vectors[module], self._index[slot]
         for which, vector in enumerate((gain, shift)):
             if vector is not None:
-                vectors[which, layer, index] = vector.to(self._device)
+                vectors[which, layer, index] = upload(vector.numpy(), self._device)
 
     def drop(self, slot: int) -> None:
         """The slot's adapter leaves."""

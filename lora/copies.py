@@ -5,6 +5,7 @@ arrives, and one that needs it waits, on the device, for as much of it as it is 
 host that the device reads by itself is pinned: copies from elsewhere would hold up the thread that asks.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -44,6 +45,10 @@ class Copies(Protocol):
     def mark(self) -> Mark | None:
         """The place behind all of them so far; None if they have arrived."""
 
+    def beside(self) -> AbstractContextManager[object]:
+        """What the device is told within the block is in the same order: who reads what comes of it waits for
+        the copies, and not for the steps that were launched since `begin`."""
+
 
 class AtOnce:
     """Copies within the host's memory: done when asked for, by the thread that asks."""
@@ -66,6 +71,10 @@ class AtOnce:
 
     def mark(self) -> None:
         """There is nothing to wait for."""
+
+    def beside(self) -> AbstractContextManager[object]:
+        """See Copies."""
+        return nullcontext()
 
 
 class SideStream:
@@ -97,6 +106,10 @@ class SideStream:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
         event.record(self._stream)
         return _EventMark(event)
+
+    def beside(self) -> AbstractContextManager[object]:
+        """See Copies."""
+        return torch.cuda.stream(self._stream)
 
 
 class _EventMark:

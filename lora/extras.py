@@ -9,6 +9,7 @@ from torch import Tensor
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.affine import AffineRows, AffineTable
 from personae.lora.base import BaseWeights
+from personae.lora.copies import Copies
 from personae.lora.vocabulary import Placed
 
 Segment = tuple[int, int, int]
@@ -32,15 +33,17 @@ class Extras:
     def __bool__(self) -> bool:
         return bool(self._affine) or bool(self._vocabulary)
 
-    def gain(self, slot: int, adapter: Adapter, layer: int, module: str) -> Tensor | None:
-        """Place one module's gain and shift, if the adapter has any; the gain, [out] float32, for B."""
+    def gain(self, slot: int, adapter: Adapter, layer: int, module: str, copies: Copies) -> Tensor | None:
+        """Place one module's gain and shift, if the adapter has any; the gain, [out] float32, for B. What
+        they take of the base's weights is computed beside the steps."""
         affine = adapter.affine.get((layer, module))
         if affine is None:
             return None
         assert self._base is not None, "an adapter with more than ranks needs the base's weights"
         pair = adapter.pairs.get((layer, module))
         a, b = (None, None) if pair is None else (pair.a.float(), pair.b.float() * pair.scaling)
-        gain, shift = affine.resolve(self._base, (layer, module), a, b)
+        with copies.beside():
+            gain, shift = affine.resolve(self._base, (layer, module), a, b)
         self._affine.put(slot, layer, module, gain, shift)
         return gain
 

@@ -376,7 +376,7 @@ class LoraPool:
         self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]
     ) -> Iterator[None]:
         """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""
-        gain = self.extras.gain(slot, adapter, layer, module) if adapter.affine else None
+        gain = self.extras.gain(slot, adapter, layer, module, self._copies) if adapter.affine else None
         if not pages:
             yield
             return

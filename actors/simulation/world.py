@@ -339,6 +339,7 @@ class World:
             salt=lambda tenant: b"",  # the requests bring theirs
             max_live=scenario.max_live,
             window=scenario.window,
+            late=not costs.runs_ahead,
         )
         facts = Facts(
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,

@@ -22,6 +22,7 @@ from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import LoraShapes
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.stacking import stacked
 
 
 def main(
@@ -36,7 +37,7 @@ def main(
         for name, content in maker.make(rank, 0).items():
             (Path(folder) / name).write_bytes(content)
         clock, processor = time.perf_counter(), time.thread_time()
-        adapter = read_adapter(Path(folder), shapes)
+        adapter = stacked(read_adapter(Path(folder), shapes), shapes.layers, torch.bfloat16)
         clock, processor = time.perf_counter() - clock, time.thread_time() - processor
     print(
         f"{adapter.nbytes / 1e6:.0f} MB read in {clock * 1e3:.0f} ms, {processor * 1e3:.0f} of processor time"

@@ -72,7 +72,7 @@ class ClosingMatcher:
         self._bytewise: Matcher | None = None
         self._planner: Planner | None = None
         self._synced = (
-            0  # how many of the accepted tokens the bytewise matcher has seen; -1: it has lost track
+            0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
         )
         self._recent = b""
         self._plan: Course | None = None

@@ -218,14 +218,16 @@ void multiply(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64
     if (amx) end_tiles();
 }
 
-// Groups per item of work: some 96 KiB of weights, a few microseconds' reading.
-inline int64_t groups_per_item(const Packed& w) { return std::max<int64_t>(1, (96 << 10) / w.tile_bytes()); }
-inline int64_t items_of(const Packed& w) { return (w.groups + groups_per_item(w) - 1) / groups_per_item(w); }
+// Items of work: some 96 KiB of weights each, a few microseconds' reading, and as many as two or four threads share evenly.
+inline int64_t items_of(const Packed& w) {
+    const int64_t each = std::max<int64_t>(1, (96 << 10) / w.tile_bytes()), items = (w.groups + each - 1) / each;
+    return std::min(w.groups, (items + 3) / 4 * 4);
+}
 
 template <typename More, typename Place, typename Take>
 void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
                    Place place, Take take) {
-    const int64_t each = groups_per_item(w), first = item * each, last = std::min(first + each, w.groups);
+    const int64_t items = items_of(w), first = w.groups * item / items, last = w.groups * (item + 1) / items;
     if (w.scaled)
         multiply<Widened>(x, rows, w, first, last, bias, more, place, take);
     else

@@ -53,7 +53,7 @@ def tiles_for(tokens: int) -> Tiles:
 def splits_for(tokens: int, inputs: int) -> int:
     """How many parts the inputs are summed in: many where few rows would leave the device idle. Few different
     ones, as each is compiled for."""
-    most = MOST_SPLITS if tokens <= LARGE.rows else 8 if tokens <= 256 else 2 if tokens <= 1024 else 1
+    most = MOST_SPLITS if tokens <= LARGE.rows else 4 if tokens <= 512 else 1
     parts = max(1, min(most, inputs // SPLIT_K))
     return ceil_div(inputs, split_length(inputs, parts))
 
@@ -73,9 +73,9 @@ class Plan:
     tables: tuple[RankTable, ...]  # kept, because the plan is found by their identity
 
 
-def padded_segments(count: int) -> int:
+def padded_segments(count: int, tiles: Tiles) -> int:
     """The compiled length of the list: few different ones, so that few kernels are compiled."""
-    length = 256
+    length = 64 if tiles is SMALL else 256  # of few rows there are no more segments
     while length < count:
         length *= 4
     return length
@@ -110,7 +110,7 @@ def make_plan(
         SPLITS=splits,
         ROWS=tiles.rows,
         RANKS=tiles.shrink_ranks,
-        SEGMENTS=padded_segments(segments),
+        SEGMENTS=padded_segments(segments, tiles),
         CHUNK=32,
     )
     return plan
@@ -144,7 +144,7 @@ def sgmv(
         "SPLITS": splits,
         "ROWS": tiles.rows,
         "VECTOR_ROWS": VECTOR_ROWS,
-        "SEGMENTS": padded_segments(segments),
+        "SEGMENTS": padded_segments(segments, tiles),
     }
     three = _three(arenas)
     shrink_kernel[(gpu.processors * PROGRAMS,)](

@@ -119,7 +119,7 @@ def granted(fixed: float, each: float, running: int, steps: int = 200) -> float:
     """Tokens per step, of an allowance of at most 8, on a machine where steps take so long."""
     allowance, given = Allowance(512, 8), 0
     for step in range(1000):
-        allowance.observe(1 + step % 9, fixed + each * (1 + step % 9))
+        allowance.cost.observe(1 + step % 9, fixed + each * (1 + step % 9))
     for _ in range(steps):
         tokens = allowance.of(True, running)
         allowance.stepped(True, running, tokens)
@@ -137,7 +137,7 @@ def test_beside_others_they_have_what_makes_a_step_a_fifth_longer(fixed, each, r
 def test_what_was_kept_for_later_is_no_more_than_a_row():
     allowance = Allowance(512, 8)
     for step in range(1000):
-        allowance.observe(1 + step % 9, 1 + (1 + step % 9))
+        allowance.cost.observe(1 + step % 9, 1 + (1 + step % 9))
     for _ in range(100):
         allowance.stepped(True, 2, 0)
     assert allowance.of(True, 2) == 1

@@ -23,6 +23,7 @@ from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 from troupe import Played, Troupe  # noqa: E402
 
+from personae.errors import LoadError  # noqa: E402
 from personae.grammar.compiler import GrammarCompiler  # noqa: E402
 from personae.grammar.spec import GrammarSpec  # noqa: E402
 from personae.grammar.vocabulary import Vocabulary  # noqa: E402
@@ -125,11 +126,10 @@ def test_answers_are_those_of_a_cpu_whatever_is_late(late: Late, base, adapters,
         runner.adapters.check_integrity()
 
 
-@pytest.mark.parametrize("late", [Late.ALL, Late.MAIN])
 def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
-    late: Late, base, adapters, compiled, truth
+    base, adapters, compiled, truth
 ) -> None:
-    with PaperGpu(SMALL, late=late) as gpu:
+    with PaperGpu(SMALL) as gpu:
         tight = {
             "max_batch_tokens": 24,
             "kv_memory": 20 * 16384,
@@ -178,3 +178,64 @@ def test_a_step_waits_once_for_its_tokens_and_for_nothing_else(base, adapters) -
         assert engine.waits["prepare"] == engine.waits["forward"] == engine.waits["sample"] == []
         reads = Counter(wait.kind for wait in engine.waits["finish"])
         assert reads == {"the host waits for an event": engine.reads - before}
+
+
+def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanwhile(base, adapters) -> None:
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, base, adapters, **SIZES)
+        pieces = engine.engine.placing(engine.adapter("dora"))
+        next(pieces)
+        meanwhile = torch.zeros(1, device="cuda")
+        meanwhile += 1
+        launched = len(gpu.machine.main.jobs)
+        for _ in pieces:
+            pass
+        assert gpu.machine.main.done < launched
+        assert meanwhile.item() == 1
+
+
+@pytest.mark.parametrize("family", ["gemma3", "granite", "olmo3", "phi3", "qwen2", "smollm3"])
+def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: str) -> None:
+    folder = model_folder(family)
+    asked = {"a": [*range(40, 112)], "b": [7, 8]}  # past a window, and a decode step beside a prompt
+    with reference_only():
+        troupe = Troupe(folder)
+        wanted = troupe.play([troupe.log(id, tokens, max_tokens=6) for id, tokens in asked.items()])
+    few = {"dtype": "float32", "max_seqs": 2, "max_batch_tokens": 64, "max_model_len": 128}
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, folder, **few)
+        ready = set(gpu.machine.compiled)
+        found = engine.play([engine.log(id, tokens, max_tokens=6) for id, tokens in asked.items()])
+        assert differing(found, wanted) == []
+        assert engine.waits["prepare"] == engine.waits["sample"] == []
+        assert all("graphs.py" in wait.where[0] for wait in engine.waits["forward"])  # on trial
+        assert gpu.machine.compiled == ready
+
+
+def test_half_precision_with_keys_and_values_in_8_bits_runs_to_its_end(base, adapters) -> None:
+    with PaperGpu(SMALL) as gpu:
+        engine = DryEngine(gpu, base, adapters, **(SIZES | {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}))
+        ready = set(gpu.machine.compiled)
+        engine.place(*RANKS, "dora")
+        logs = [log for log in scene(engine, {}) if log.grammar is None]
+        found = engine.play([log for log in logs if log.adapter is None or log.adapter in engine.held])
+        assert {one.finish for one in found.values()} <= {"length", "stop"}
+        assert gpu.machine.compiled == ready
+
+
+TIGHT = {
+    "weights": (100_000, {}, "weights .* do not fit into the 100000 bytes that are free"),
+    "cache": (8 << 20, {"kv_memory": 1 << 30}, "too little for 1073741824 of KV cache"),
+    "context": (
+        4 << 20,
+        {"max_model_len": 1024},
+        r"The GPU \(\d+ bytes free beside the weights\) holds \d+ tok",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TIGHT)
+def test_what_does_not_fit_is_refused_with_the_bytes_that_there_are(what: str, base) -> None:
+    total, options, why = TIGHT[what]
+    with PaperGpu(total) as gpu, pytest.raises(LoadError, match=why):
+        DryEngine(gpu, base, dtype="float32", **options)

@@ -1,13 +1,14 @@
 """Memory is taken when it is written, and can be given back without losing its place."""
 
 import mmap
+import platform
 import resource
 from pathlib import Path
 
 import pytest
 import torch
 
-from personae.kernels.memory import give_back, give_back_pages, zeros
+from personae.kernels.memory import give_back, give_back_freed, give_back_pages, zeros
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="only Linux tells a process's memory there"
@@ -44,3 +45,13 @@ def test_memory_begins_where_a_page_of_the_system_does() -> None:
         assert found.data_ptr() % mmap.PAGESIZE == 0
         assert found.shape == shape
         assert not found.any()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone gives such memory back")
+def test_what_was_freed_between_things_that_stay_is_given_back() -> None:
+    things = [torch.ones(25_000) for _ in range(1000)]
+    full = resident()
+    del things[::2]
+    give_back_freed()
+    assert full - resident() > 30 * 2**20
+    assert all((thing == 1).all() for thing in things)

@@ -180,7 +180,7 @@ def shared_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
-    def richest(self: VirtualTokenCounters):  # type: ignore[no-untyped-def]  # as the original
+    def richest(self: VirtualTokenCounters, *_: object):  # type: ignore[no-untyped-def]  # as the original
         return max(self._heads, key=lambda key: (self._counters[key], key[0], key[1] or ""))
 
     monkeypatch.setattr(VirtualTokenCounters, "choose", richest)

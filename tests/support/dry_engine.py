@@ -67,6 +67,11 @@ class DryEngine:
             with self.doing("place"):
                 assert self.engine.place(self.adapter(name))
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The digests of the adapters on the device."""
+        return self.engine.runner.adapters.residents
+
     def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
         """Run the logs to their end, all offered at once."""
         played: dict[str, Played] = {}

@@ -1,6 +1,7 @@
 """Copies that arrive as late as they may: when something waits for them, and no sooner."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class LateCopies:
     def mark(self) -> "LateMark":
         self.log.append("mark")
         return LateMark(self, len(self._copies))
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def arrive(self, count: int) -> None:
         """Let the first so many arrive."""

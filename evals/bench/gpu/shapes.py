@@ -11,6 +11,7 @@ from personae.kernels.attention import AttentionBatch
 from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+from personae.kernels.upload import uploads
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, PAGE = 4096, 14336, 32, 8, 128, 32, 16
 KV = KV_HEADS * DIM
@@ -73,8 +74,8 @@ def work_list(rows: tuple[int | None, ...], capacity: int, device: torch.device)
         else:
             segments.append((row, 1, adapter))
     segments += [(0, 0, 0)] * (capacity - len(segments))
-    columns = torch.tensor(segments, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
-    return WorkList(columns[0], columns[1], columns[2])
+    first_row, count, whose = uploads(tuple(np.array(segments, np.int32).reshape(-1, 3).T), device)
+    return WorkList(first_row, count, whose)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,11 @@ class PaperGpu:
         total: int = 1 << 30,
         *,
         late: Late = Late.ALL,
+        blank: bool = False,
         processors: int = 4,
         capability: tuple[int, int] = (9, 0),
     ) -> None:
-        self.machine = Machine(total, late)
+        self.machine = Machine(total, late, blank)
         self.processors, self.capability = processors, capability
         self._stack = ExitStack()
 

@@ -23,7 +23,15 @@ from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
-POINTERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+POINTERS = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    reference.FP8,
+)
 
 
 def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyPatch) -> None:
@@ -69,10 +77,9 @@ def launched(
 
     name = kernel.__name__
     backend, bind = _binder(kernel, target)
-    bound, specialization, options = bind(*args, **{**kwargs, "debug": False, "instrumentation_mode": ""})
-    kernel._pack_args(
-        backend, {**kwargs, "debug": False, "instrumentation_mode": ""}, bound, specialization, options
-    )
+    named = {**kwargs, "debug": False, "instrumentation_mode": ""}
+    bound, specialization, options = bind(*args, **named)
+    packed = kernel._pack_args(backend, named, bound, specialization, options)
     for parameter, value in bound.items():
         if isinstance(value, PaperTensor):
             _check_pointer(f"{name}: {parameter}", value)
@@ -91,6 +98,7 @@ def launched(
     machine.bound[name] = bound
     key = compute_cache_key({}, specialization, options)
     machine.compiled.add((name, key))
+    machine.sources.setdefault((name, key), (kernel, *packed))
 
 
 def _check_pointer(what: str, tensor: PaperTensor) -> None:

@@ -90,7 +90,7 @@ class Memory:
     def __init__(self, machine: "Machine", size: int, stream: Stream, graph: "Recording | None") -> None:
         self.machine, self.stream, self.graph = machine, stream, graph
         self.size = -(-size // BLOCK) * BLOCK
-        self.bytes = _aligned(self.size)
+        self.bytes = _aligned(self.size, machine.blank)
         self.also: list[tuple[Stream, int]] = []  # other streams that used it, as record_stream was told
         machine.taken(self)
 
@@ -98,8 +98,9 @@ class Memory:
         self.machine.let_go(self)
 
 
-def _aligned(size: int) -> torch.Tensor:
-    memory = np.full(size + BLOCK, 0xFF, np.uint8)
+def _aligned(size: int, blank: bool = False) -> torch.Tensor:
+    # Zeros that nobody touches take no memory, whatever their number.
+    memory = np.zeros(size + BLOCK, np.uint8) if blank else np.full(size + BLOCK, 0xFF, np.uint8)
     first = -memory.ctypes.data % BLOCK
     return torch.from_numpy(memory[first : first + size])
 
@@ -124,10 +125,11 @@ class Recording:
 
 class Machine:
     """One device. `total`: its memory in bytes. `waits`: whenever the host waited; `launches`: kernels by
-    name; `compiled`: those that had to be compiled for a launch, by name and Triton's key."""
+    name; `compiled`: those that had to be compiled for a launch, by name and Triton's key. `blank`: nothing
+    is computed, so shapes may be as large as in life."""
 
-    def __init__(self, total: int = 1 << 30, late: Late = Late.ALL) -> None:
-        self.total, self.late = total, late
+    def __init__(self, total: int = 1 << 30, late: Late = Late.ALL, blank: bool = False) -> None:
+        self.total, self.late, self.blank = total, late, blank
         self.live = self.peak = 0
         self.lock = threading.RLock()
         self.main = Stream(self, "main")
@@ -135,6 +137,7 @@ class Machine:
         self.waits: list[Wait] = []
         self.launches: Counter[str] = Counter()
         self.compiled: set[tuple[str, str]] = set()
+        self.sources: dict[tuple[str, str], tuple[Any, ...]] = {}  # what Triton would compile for them
         self.bound: dict[str, Any] = {}  # the arguments of each kernel's last launch
         self.pinned: list[tuple[int, int]] = []  # addresses, from and to
         self.captures = 0
@@ -174,6 +177,8 @@ class Machine:
                 if stream is not recording.stream:
                     raise Mistake(f"work on stream {stream.name} while {recording.stream.name} is captured")
                 recording.jobs.append((here()[0], job))
+                return
+            if self.blank:
                 return
             stream.jobs.append((here()[0], job))
             if not self.lags(stream):
@@ -232,6 +237,8 @@ class Machine:
                     recording.jobs.append(("the allocator", lambda: _poison(contents)))
                 return
             self.live -= memory.size
+            if self.blank:
+                return
             stream = memory.stream
             for other, place in memory.also:
                 stream.jobs.append(("record_stream", lambda o=other, p=place: o.run(p)))

@@ -1,0 +1,122 @@
+"""A thousand adapters against eight in the engine's own steps: what no scheduling can change.
+
+    python -m personae.evals.tenants.floor --model models/smol135 --rounds 8
+
+Steps of decode rows, without actors or HTTP, all adapters on the device: rows of the base, of eight adapters
+by Zipf's law, and of a thousand, in turn, as `scale.py` asks for them. A step reads every adapter in it once,
+so more of them are more bytes. Processor time on one thread, the least of each round, and what a prompt's
+token takes: on a machine that others use, clocks say who had a core. From both follows what a request takes.
+"""
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.script import Device, Script
+from personae.api.local import DEMO
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.evals.tenants.making import AdapterMaker
+from personae.evals.tenants.scale import FEW, RANKS, popularity, say
+from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.peft import read_adapter
+
+STEPS = 16
+
+
+def steps(script: Script, engine: Device, digests: list[str | None], prompt: int) -> tuple[float, float]:
+    """Seconds of the least step in which all rows decode, and of a prompt's token."""
+    scheduler, decoding, prompts = script.build_scheduler(), [], []
+    for row, digest in enumerate(digests):
+        text = tuple((1000 + row * 977 + i * 131) % script.vocab_size for i in range(prompt))
+        params = SamplingParams(max_tokens=STEPS, seed=row, temperature=0.0, ignore_eos=True)
+        scheduler.add(SequenceLog(f"{row}", text, prompt, params, adapter=digest))
+    while (plan := scheduler.plan()) is not None:
+        prepared = engine.prepare(plan, {})
+        begun = time.process_time()
+        forward = engine.forward(prepared)
+        took = time.process_time() - begun
+        scheduler.commit(engine.finish(engine.sample(plan, forward)))
+        tokens = sum(row.count for row in plan.rows)
+        if tokens == len(plan.rows) == len(digests):
+            decoding.append(took)
+        elif tokens > 4 * len(digests):
+            prompts.append(took / tokens)
+    return min(decoding), min(prompts)
+
+
+def made(maker: AdapterMaker, shapes: LoraShapes, number: int) -> Adapter:
+    """The adapter of that number."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in maker.make(RANKS[number % len(RANKS)], number, torch.float16).items():
+            (Path(folder) / name).write_bytes(content)
+        return read_adapter(Path(folder), shapes)
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",
+    adapters: Annotated[int, typer.Option(help="How many are asked.")] = 1000,
+    rows: Annotated[int, typer.Option(help="Of a step.")] = 32,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Of an answer.")] = 24,
+    rounds: Annotated[int, typer.Option(help="Each of other adapters.")] = 6,
+    targets: Annotated[str, typer.Option(help="Modules that adapters change.")] = "q,v",
+    memory: Annotated[int, typer.Option(help="For adapters, in MiB; all must fit.")] = 1024,
+    bfloat16: Annotated[bool, typer.Option(help="Compute in that, not in float32.")] = False,
+) -> None:
+    """Measure."""
+    torch.set_num_threads(1)
+    options = EngineOptions(
+        model,
+        device="cpu",
+        dtype="bfloat16" if bfloat16 else "float32",
+        max_seqs=rows,
+        max_model_len=512,
+        adapter_memory=memory * 2**20,
+    )
+    assembly = assemble(options)
+    script, maker = assembly.script, AdapterMaker(model, tuple(targets.split(",")))
+    engine = script.build_step_engine()
+    rng = random.Random(0)
+    mixes = [
+        [rng.choices(range(count), popularity(count), k=rows) for count in (FEW, adapters)]
+        for _ in range(rounds)
+    ]
+    digests: dict[int, str] = {}
+    for number in sorted({number for pair in mixes for mix in pair for number in mix}):
+        adapter = made(maker, assembly.bounds.shapes, number)
+        for _ in engine.placing(adapter):
+            pass
+        digests[number] = adapter.digest
+    found: dict[str, list[tuple[float, float]]] = {"base": [], f"{FEW}": [], f"{adapters}": []}
+    for pair in mixes:
+        asked: list[list[str | None]] = [[None] * rows]
+        asked += [[digests[n] for n in mix] for mix in pair]
+        for kind, each in zip(found, asked, strict=True):
+            found[kind].append(steps(script, engine, each, prompt))
+    for kind, mix in zip(list(found)[1:], zip(*mixes, strict=True), strict=True):
+        ranks = statistics.mean(sum(RANKS[n % len(RANKS)] for n in set(one)) for one in mix)
+        say(f"{kind}: {statistics.mean(len(set(one)) for one in mix):.1f} in a step, {ranks:.0f} ranks")
+    means = {
+        kind: [1e3 * statistics.mean(part) for part in zip(*each, strict=True)]
+        for kind, each in found.items()
+    }
+    for kind, (step, token) in means.items():
+        say(f"{kind}: a step {step:.2f} ms, a prompt's token {token:.3f} ms")
+    few, many = (means[kind] for kind in list(means)[1:])
+    requests = [prompt * token + tokens * step / rows for step, token in (few, many)]
+    say(
+        f"{FEW} over {adapters}: step {few[0] / many[0]:.3f}, prompt {few[1] / many[1]:.3f}, "
+        f"request {requests[0] / requests[1]:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

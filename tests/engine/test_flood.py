@@ -1,0 +1,152 @@
+"""What a flood costs another tenant and itself, where steps take what their rows and prompts take."""
+
+import random
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from personae.engine.fairness import VirtualTokenCounters
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog
+
+SEATS = 16
+LAYOUT = MemoryLayout(num_pages=1000, page_size=16, max_seqs=SEATS, max_model_len=1024, max_batch_tokens=512)
+SOON = 0.004  # before the end of a step the next is planned
+
+
+def log(id: str, tenant: str, prompt: int, tokens: int) -> SequenceLog:
+    text = tuple(random.Random(id).choices(range(1000), k=prompt))
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True)
+    return SequenceLog(id, text, prompt, params, tenant=tenant, salt=tenant.encode())
+
+
+def seconds(plan: StepPlan) -> float:
+    """As on two cores with a model of 135M parameters."""
+    decoding = sum(row.count == 1 for row in plan.rows)
+    return 0.012 + 0.0008 * decoding + 0.0003 * (sum(row.count for row in plan.rows) - decoding)
+
+
+@dataclass
+class House:
+    """Runs a scheduler's plans one after the other; the next is planned when one begins, or `late`."""
+
+    scheduler: Scheduler
+    late: bool
+    now: float = 0.0
+    steps: list[float] = field(default_factory=list)
+    first: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+
+    def play(self, arrivals: list[tuple[float, SequenceLog]], until: float = 1e9) -> None:
+        """Until all have ended, or so long."""
+        waiting = deque(sorted(arrivals, key=lambda arrival: arrival[0]))
+        planned: StepPlan | None = None
+
+        def arrive(by: float) -> None:
+            while waiting and waiting[0][0] <= by:
+                self.scheduler.add(waiting.popleft()[1])
+
+        while self.now < until:
+            arrive(self.now)
+            running = planned or self.scheduler.plan()
+            if running is None:
+                if not waiting:
+                    return
+                self.now = waiting[0][0]
+                continue
+            took = seconds(running) if running.rows else 0.0
+            arrive(self.now + (max(took - SOON, 0.0) if self.late else 0.0))
+            planned = self.scheduler.plan()
+            self.now += took
+            self.steps.append(took)
+            tokens = tuple(7 if row.samples else None for row in running.rows)
+            for delta in self.scheduler.commit(StepResult(running.step, tokens), took):
+                self.tokens += len(delta.tokens)
+                if delta.tokens:
+                    self.first.setdefault(delta.id, self.now)
+                if delta.finish:
+                    self.ended[delta.id] = self.now
+            arrive(self.now)
+
+
+def house(*, late: bool = True, sharing: bool = True) -> House:
+    return House(Scheduler(LAYOUT, VirtualTokenCounters(), sharing=sharing), late)
+
+
+def quiet(begin: float, count: int, name: str) -> list[tuple[float, SequenceLog]]:
+    """A request now and then, each after the one before has ended, for all that is known."""
+    rng, at, found = random.Random(name), begin, []
+    for i in range(count):
+        at += rng.uniform(0.4, 0.6)
+        found.append((at, log(f"{name}-{i}", "quiet", 64, 8)))
+    return found
+
+
+def waits(house: House, arrivals: list[tuple[float, SequenceLog]]) -> list[float]:
+    return sorted(house.first[each.id] - at for at, each in arrivals)
+
+
+def flooded(*, late: bool = True) -> tuple[list[float], list[float], House]:
+    """The quiet tenant's waits alone and in the flood, and the house."""
+    here = house(late=late)
+    alone = quiet(0.0, 40, "alone")
+    here.play(alone)
+    here.steps.clear()
+    crowd = [(here.now, log(f"flood-{i}", "loud", 64, 64)) for i in range(200)]
+    beside = quiet(here.now + 0.2, 25, "beside")
+    here.play(crowd + beside)
+    assert here.ended.keys() >= {each.id for _, each in crowd + alone + beside}
+    assert here.now > beside[-1][0], "it lasted"
+    return waits(here, alone), waits(here, beside), here
+
+
+def test_in_a_flood_nobody_else_waits_more_than_twice_as_long_and_a_step() -> None:
+    alone, beside, here = flooded()
+    assert beside[-1] <= 2 * alone[-1] + statistics.mean(here.steps)
+
+
+def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None:
+    (_, late, here), (_, soon, _) = flooded(), flooded(late=False)
+    saved = statistics.mean(soon) - statistics.mean(late)
+    assert 0.6 < saved / statistics.mean(here.steps) < 1.1
+
+
+def test_prompts_of_a_tenant_that_crowds_are_spread_and_it_is_hardly_slower_for_it() -> None:
+    def alone(*, sharing: bool) -> House:
+        here = house(sharing=sharing)
+        here.play(quiet(0.0, 5, "before"))
+        here.steps.clear()
+        here.play([(here.now, log(f"flood-{i}", "loud", 64, 64)) for i in range(200)])
+        return here
+
+    spread, plain = alone(sharing=True), alone(sharing=False)
+    full = 0.012 + 0.0008 * SEATS
+    assert max(spread.steps[64:]) < 1.8 * full, "once it is known what a prompt takes"
+    assert max(plain.steps[64:]) > 3 * full
+    assert sum(spread.steps) < 1.03 * sum(plain.steps)
+
+
+@pytest.mark.parametrize("prompt", [64, 900])
+def test_a_tenant_that_is_alone_is_not_slowed_down(prompt: int) -> None:
+    crowd = [(0.0, log(f"flood-{i}", "loud", prompt, 8)) for i in range(50)]
+    both = [house(sharing=sharing) for sharing in (True, False)]
+    for here in both:
+        here.play(crowd)
+    assert both[0].steps == both[1].steps
+
+
+def test_long_prompts_of_a_tenant_that_crowds_go_on_though_others_come_all_the_time() -> None:
+    here = house()
+    here.play(quiet(0.0, 5, "before"))
+    begun = here.now
+    crowd = [(begun, log(f"flood-{i}", "loud", 900, 8)) for i in range(30)]
+    here.play(crowd + quiet(begun, 200, "beside"))
+    plain = house(sharing=False)
+    plain.play([(0.0, each) for _, each in crowd])
+    taken = max(here.ended[each.id] for _, each in crowd) - begun
+    assert taken < 2 * plain.now

@@ -1,0 +1,115 @@
+"""The benchmark for GPUs, end to end on one made of paper, so that its one call on a real one does not end
+early."""
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available(),
+    reason="needs Triton's compiler, and no GPU",
+)
+from paper_gpu import PaperGpu  # noqa: E402  # below the mark, which says what they need
+
+from personae.evals.bench.gpu import __main__ as bench  # noqa: E402
+from personae.evals.bench.gpu import (  # noqa: E402
+    arriving,
+    checks,
+    engine,
+    layer,
+    peers,
+    shapes,
+    tables,
+    timing,
+)
+
+HOUSE = (arriving, bench, checks, engine, layer, peers, shapes, tables)
+TINY = {
+    "HIDDEN": 64,
+    "INNER": 96,
+    "HEADS": 4,
+    "KV_HEADS": 2,
+    "DIM": 16,
+    "KV": 32,
+    "VOCAB": 512,
+    "GROUPS": {
+        "qkv": (64, (64, 32, 32)),
+        "o": (64, (64,)),
+        "gate_up": (64, (96, 96)),
+        "down": (96, (64,)),
+    },
+    "RANKS": (16, 8, 64, 1) * 4,
+    "STEPS": 6,
+    "SHAPE": engine.replace(
+        engine.SHAPE,
+        vocab_size=512,
+        hidden_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        intermediate_size=96,
+        max_position=256,
+        windows=(None, None),
+        ropes=engine.SHAPE.ropes[:2],
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in HOUSE:
+        for name, value in TINY.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+    for function, defaults in {
+        shapes.make_adapters: (TINY["GROUPS"],),
+        checks.sgmv_checks: (64,),
+        checks.attention_checks: (64, *checks.attention_checks.__defaults__[1:]),
+        checks.sampling_checks: (512,),
+    }.items():
+        monkeypatch.setattr(function, "__defaults__", defaults)
+
+
+def on_paper(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> tuple[int, dict]:
+    """Its exit status and report."""
+    for module in (timing, arriving):
+        for name in ("CUDAGraph", "Event", "Stream"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(torch.cuda, name))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(folder), "--seed", "5", *options])
+    status = bench.main()
+    assert (folder / "gpu.md").read_text(encoding="utf-8").startswith("#")
+    return status, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+
+
+def test_all_checks_run_and_pass_where_kernels_are_their_references(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
+    monkeypatch.setattr(bench, "LIMITS", (torch.bfloat16,))
+    monkeypatch.setattr(tables, "CONTEXT", 32)
+    for name in ("engine_table", "arriving_table", "pointwise_table", "sampling_table"):
+        monkeypatch.setattr(bench, name, lambda *_: iter(()))
+    with PaperGpu(1 << 30) as gpu:
+        status, report = on_paper(gpu, monkeypatch, tmp_path, "--seconds", "0")
+        assert gpu.machine.captures == 8  # two kernels alone, and six steps of an engine
+    failed = [check["name"] for check in report["checks"] if not check["passed"]]
+    assert (status, failed) == (0, [])
+    assert len(report["checks"]) > 40
+
+
+def test_all_tables_are_made(monkeypatch, tmp_path: Path) -> None:
+    for name in ("all_checks", "graph_checks", "step_graph_checks", "engine_checks", "arriving_checks"):
+        monkeypatch.setattr(bench, name, lambda *_: iter(()))
+    monkeypatch.setattr(tables, "mixes", lambda batch, seed: shapes.mixes(batch, seed)[-1:])
+    monkeypatch.setattr(timing.replay_time, "__defaults__", (1,))
+    monkeypatch.setattr(timing.event_time, "__defaults__", (1,))
+    with PaperGpu(139 << 30, blank=True) as gpu:
+        _, report = on_paper(gpu, monkeypatch, tmp_path)
+    for title, rows in report["tables"].items():
+        assert len(rows) > 1, title
+        assert not any("left out" in row for row in rows), title
