@@ -71,9 +71,7 @@ class ClosingMatcher:
         self._opened = 0
         self._bytewise: Matcher | None = None
         self._planner: Planner | None = None
-        self._synced = (
-            0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
-        )
+        self._synced = 0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
         self._recent = b""
         self._plan: Course | None = None
         self._ahead: Ahead | None = None  # what was asked about last
