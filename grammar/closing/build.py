@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import get_native_id
 
 import msgspec
 
@@ -33,6 +36,16 @@ from personae.grammar.structure.elements import (
 # of a second or more must not have two cores at once, which the steps may need. Idle threads cost nothing.
 _LARGE = 100_000  # characters
 _BESIDE = ThreadPoolExecutor(32, "grammar")
+_YIELDING = 5  # how much nicer than others a thread is that compiles what is not small
+
+
+def _yield_to_others() -> None:
+    """Let the steps go first. On Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _YIELDING)
+
+
+_BEHIND = ThreadPoolExecutor(32, "grammar-large", initializer=_yield_to_others)
 
 _TOKEN_ID = re.compile(r"<\[")
 
@@ -42,11 +55,11 @@ class Compiling:
 
     def __init__(self, outline: Outline, backend: GrammarBackend, bytewise: GrammarBackend) -> None:
         self.outline = outline
-        self._inner = _BESIDE.submit(backend.compile, outline.inner)
+        self._inner = _BEHIND.submit(backend.compile, outline.inner)
         self._other: Future[CompiledGrammar] | None = None
         if outline.bytewise is not None:
             before = [self._inner] if len(outline.bytewise.source) > _LARGE else []
-            self._other = _BESIDE.submit(_compile_after, before, bytewise, outline.bytewise)
+            self._other = _BEHIND.submit(_compile_after, before, bytewise, outline.bytewise)
 
     def grammar(self, blueprint: Blueprint, table: TokenTable) -> ClosingGrammar:
         """The grammar, whose outline it is. Raises GrammarError when it cannot be compiled."""

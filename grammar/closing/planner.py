@@ -6,6 +6,7 @@ they may be left, and takes the shortest value where it has a choice. It need no
 of all, and where it finds none at all the matcher above keeps the one that it has.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ _DEEP, _EVERY = 128, 1024  # brackets, looked at after so many bytes
 _FUEL = 2000  # bytes that are tried and not kept, in one search
 
 _DIGITS_OF_NUMBERS = 24
+_MOST_BEGUN = 10_000
 
 _QUOTE = ord('"')
 _CLOSERS = tuple(b"}]")
@@ -61,14 +63,26 @@ class Hints:
         self.words_first = words_first
         parts = {end[start:]: None for end in self.ends for start in range(len(end))}
         self.parts = sorted(parts, key=len)[:_MOST_ENDS]
-        self._after: dict[bytes, dict[int, None]] = {}
-        for text in words:
-            for end in range(min(len(text), 256)):
-                self._after.setdefault(text[:end], {})[text[end]] = None
+        useful = list(dict.fromkeys(words))
+        self._useful = {text: rank for rank, text in enumerate(useful)}
+        self._words = sorted(useful)
+        self._after: dict[bytes, tuple[int, ...]] = {}  # of what has been asked
 
     def after(self, begun: bytes) -> Iterable[int]:
         """The bytes that may follow, the most useful first."""
-        return self._after.get(begun, ())
+        found = self._after.get(begun)
+        if found is None:
+            if len(self._after) > _MOST_BEGUN:
+                self._after.clear()
+            found = self._after[begun] = tuple(self._find(begun))
+        return found
+
+    def _find(self, begun: bytes) -> Iterable[int]:
+        first = bisect_left(self._words, begun)
+        # No text has the byte 0xff.
+        words = self._words[first : bisect_left(self._words, begun + b"\xff", first)]
+        words = sorted((text for text in words if len(text) > len(begun)), key=self._useful.__getitem__)
+        return dict.fromkeys(text[len(begun)] for text in words)
 
 
 class Planner:

@@ -17,7 +17,8 @@ from personae.grammar.structure.elements import Json, Lark, Regex, decode_struct
 _LENGTH = 8192  # characters of a spec
 _DEPTH = 32
 _BRANCHES = 12  # references and combinations in all
-_NUMBER = 256  # of any bound on a size
+_NUMBER = 256  # of any bound on a size, or what is to be a multiple of
+_MULTIPLES = 2  # of numbers, each of which takes as many states as it is large
 _PATTERN = 96  # characters of a regular expression
 _REPEATED = 128  # characters that its counted repetitions stand for
 _SIZES = frozenset(
@@ -76,12 +77,16 @@ def _small_structure(source: str) -> bool:
 
 
 def _small_schemas(schemas: list[Any]) -> bool:
-    branches = 0
+    branches = multiples = 0
     for depth, name, value in _members(schemas):
         if depth > _DEPTH:
             return False
         if name in _SIZES and isinstance(value, int | float) and value > _NUMBER:
             return False
+        if name == "multipleOf":
+            multiples += 1
+            if multiples > _MULTIPLES or not isinstance(value, int | float) or value > _NUMBER:
+                return False
         if name == "pattern" and isinstance(value, str) and not _plain(value):
             return False
         if name == "patternProperties" and isinstance(value, dict) and not all(map(_plain, value)):

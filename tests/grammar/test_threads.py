@@ -1,7 +1,14 @@
 """Compiles run on several threads at once."""
 
 import ast
+import os
+import sys
+import threading
 from pathlib import Path
+
+import pytest
+
+from personae.grammar.closing.build import _BEHIND
 
 GRAMMAR = Path(__file__).resolve().parents[2] / "grammar"
 # Run alone: the fork server and its children.
@@ -24,3 +31,11 @@ def test_no_type_is_first_read_by_msgspec_while_threads_decode_it() -> None:
                     and (any(word.arg == "type" for word in call.keywords) or call.func.attr == "Decoder")
                 ]
     assert found == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where threads have priorities of their own")
+def test_what_is_not_small_is_compiled_behind_the_steps() -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    behind = _BEHIND.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
+    assert behind == min(usual + 5, 19)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == usual

@@ -13,6 +13,7 @@ from worst import text_of, text_vocabulary
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.plan import course as spelled
 from personae.grammar.closing.plan import open_brackets
+from personae.grammar.closing.planner import Hints
 from personae.grammar.closing.table import STOP, TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
@@ -56,6 +57,14 @@ def test_however_plans_follow_one_another_each_is_spelled_in_the_fewest_tokens(m
 )
 def test_the_brackets_that_a_completion_closes_are_counted_within_a_string_or_not(piece, depth) -> None:
     assert open_brackets(tuple(piece)) == depth
+
+
+@given(st.lists(st.binary(max_size=6).map(lambda text: text.replace(b"\xff", b"a"))), st.binary(max_size=3))
+def test_a_begun_word_goes_on_as_the_most_useful_words_do(words: list[bytes], begun: bytes) -> None:
+    going_on = [word[len(begun)] for word in words if word.startswith(begun) and len(word) > len(begun)]
+    hints = Hints(words)
+    for _ in range(2):
+        assert list(hints.after(begun)) == list(dict.fromkeys(going_on))
 
 
 SCHEMAS: dict[str, Any] = {

@@ -19,7 +19,7 @@ NAME = "a GPU made of paper"
 
 
 class PaperGpu:
-    """Within `with` the calling thread has a GPU; other threads with `on_this_thread`.
+    """Within `with` the calling thread has a GPU; other threads with `adopt_this_thread`.
 
     gpu.machine has what happened. processors: multiprocessors; capability: as torch has it.
     """
@@ -44,18 +44,16 @@ class PaperGpu:
             patch.setattr(target, name, value)
         stack.enter_context(_device_guard())
         launches.install(self.machine, self.capability, patch)
-        stack.enter_context(self.on_this_thread())
+        stack.enter_context(OnPaper(self.machine))
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.machine.over = True
         self._stack.__exit__(*error)
 
-    @contextmanager
-    def on_this_thread(self) -> Iterator[None]:
-        """What this thread makes on `cuda` is made of paper."""
-        with OnPaper(self.machine):
-            yield
+    def adopt_this_thread(self) -> None:
+        """From now on what this thread makes on `cuda` is made of paper, too, for as long as it lives."""
+        OnPaper(self.machine).__enter__()
 
     @contextmanager
     def waiting(self) -> Iterator[list[machine.Wait]]:
