@@ -1,39 +1,43 @@
 """What steps take, learnt from those that were made."""
 
 import math
+from collections import deque
+from statistics import median
 
 from personae.engine.background import StepCost
 
-_MEMORY = 64  # steps with prompts in them, or so
+_MEMORY = 31  # steps of a kind
+_TELLING = 8  # prompt tokens, from which on a step says what one of them takes
 
 
 class StepTime:
-    """seconds = those of the decode rows (`StepCost`) + each * prompt tokens; nothing is known at first."""
+    """seconds = those of the decode rows (`StepCost`) + each * prompt tokens; nothing is known at first.
+
+    Both go by the median of the last steps: the first of all takes many times as long as those that follow,
+    and on a busy machine any of them may.
+    """
 
     def __init__(self) -> None:
         self.decoding = StepCost()
-        self._seconds = self._tokens = 0.0  # of prompts, older ones fading
+        self._drifts: deque[float] = deque(maxlen=_MEMORY)  # of decode steps, over what was expected
+        self._prompts: deque[float] = deque(maxlen=_MEMORY)  # seconds a token
+        self.each = 0.0
+        self._drift = 1.0
 
     def observe(self, rows: int, prompts: int, seconds: float) -> None:
         """A step of so many decode rows and prompt tokens took so long."""
-        if not prompts:
+        if prompts >= _TELLING:
+            self._prompts.append(max(seconds - self.of(rows, 0), 0.0) / prompts)
+            self.each = median(self._prompts)
+        elif not prompts:
+            if (expected := self.decoding.of(rows)) > 0:
+                self._drifts.append(seconds / expected)
+                self._drift = median(self._drifts)
             self.decoding.observe(rows, seconds)
-            return
-        spent = max(seconds - self.decoding.of(rows), 0.0)
-        if self._tokens:
-            spent = min(spent, 3 * prompts * self.each)  # something else held up the machine
-        keep = 1 - 1 / _MEMORY
-        self._seconds = keep * self._seconds + spent
-        self._tokens = keep * self._tokens + prompts
-
-    @property
-    def each(self) -> float:
-        """Seconds that one more prompt token takes; 0 before any was seen."""
-        return self._seconds / self._tokens if self._tokens else 0.0
 
     def of(self, rows: int, prompts: int) -> float:
         """Seconds of such a step; 0 before any was seen."""
-        return max(self.decoding.of(rows), 0.0) + prompts * self.each
+        return max(self.decoding.of(rows), 0.0) * self._drift + prompts * self.each
 
     def room(self, rows: int, seconds: float) -> float:
         """How many prompt tokens a step of so many decode rows may have and take no longer than that."""

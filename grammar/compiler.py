@@ -151,12 +151,21 @@ class GrammarCompiler:
             self._sandbox.close()
 
     def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> ClosingGrammar:
-        """Here it is compiled while there its answers are analysed: what has been compiled once, ends."""
+        """Here it is compiled while there its answers are analysed: what has been compiled once, ends.
+
+        Over the model's tokens it may take more than over bytes, and be refused only here.
+        """
         begun: list[Compiling] = []
         blueprint = self._drafted(
             spec, sandbox, lambda outline: begun.append(Compiling(outline, *self._pair(outline)))
         )
-        return begun[-1].grammar(blueprint, self._table)
+        try:
+            return begun[-1].grammar(blueprint, self._table)
+        except GrammarError:
+            looser = loosened(spec)
+            if looser is None or looser == spec:
+                raise
+            return self._compiled_by(sandbox, looser)
 
     def _drafted(self, spec: GrammarSpec, sandbox: Sandbox, tell: Callable[[Outline], None]) -> Blueprint:
         """Of what is too complex and not strict, what can be had: as it is written, or hardly bound."""

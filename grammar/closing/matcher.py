@@ -71,7 +71,7 @@ class ClosingMatcher:
         self._opened = 0
         self._bytewise: Matcher | None = None
         self._planner: Planner | None = None
-        self._synced = 0  # how many of the accepted tokens the bytewise matcher has seen
+        self._synced = 0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
         self._recent = b""
         self._plan: Course | None = None
         self._ahead: Ahead | None = None  # what was asked about last
@@ -326,14 +326,17 @@ class ClosingMatcher:
         return least is not None and least >= self._left - 1
 
     def _sync(self) -> Matcher | None:
-        """The bytewise matcher after what was accepted; None if it cannot follow."""
+        """The bytewise matcher after what was accepted; None if it cannot follow, or once could not."""
+        if self._synced < 0:
+            return None
         if self._bytewise is None:
             self._bytewise = self._grammar.bytewise()
         table = self._grammar.table
         piece = [byte for token in self._accepted[self._synced :] for byte in table.piece(token)]
-        self._synced = len(self._accepted)
         self._recent = _with(self._recent, piece)
-        return self._bytewise if self._bytewise.feed(piece) == len(piece) else None
+        follows = self._bytewise.feed(piece) == len(piece)
+        self._synced = len(self._accepted) if follows else -1
+        return self._bytewise if follows else None
 
     def _found(self, piece: Piece, old: Piece, left: int) -> Course | None:
         """A plan of at most `left` tokens behind `piece`, away from where `old` was the plan."""

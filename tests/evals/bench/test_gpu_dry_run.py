@@ -54,7 +54,7 @@ TINY = {
         kv_heads=2,
         head_dim=16,
         intermediate_size=96,
-        max_position=256,
+        max_position=64,
         windows=(None, None),
         ropes=engine.SHAPE.ropes[:2],
     ),

@@ -230,6 +230,25 @@ def test_what_is_too_complex_and_not_strict_is_bound_as_far_as_can_be() -> None:
     compiler.close()
 
 
+def test_so_is_what_is_too_complex_over_the_models_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(VOCABULARY)
+    inner = compiler._backends["llguidance"].compile
+
+    def compile(spec: GrammarSpec) -> Any:
+        if "patternProperties" in spec.source:
+            raise GrammarError("lexer error: too many expressions constructed")
+        return inner(spec)
+
+    monkeypatch.setattr(compiler._backends["llguidance"], "compile", compile)
+    schema = {"type": "object", "patternProperties": {"[a-z_.:]{1,255}": {"format": "uri"}}}
+    with pytest.raises(GrammarError, match="lexer error"):
+        compiler.compile(spec_of(schema))
+    by_type = compiler.compile(GrammarSpec("json_schema", json.dumps(schema), strict=False))
+    assert accepts(by_type, '{"anything":1}')
+    assert not accepts(by_type, "[]")
+    compiler.close()
+
+
 def test_so_is_a_function_whose_parameters_are_too_complex_unless_it_is_strict() -> None:
     compiler = GrammarCompiler(VOCABULARY)
     compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
