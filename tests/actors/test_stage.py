@@ -20,8 +20,10 @@ from personae.actors.assembly import Assembly, EngineOptions, assemble
 from personae.actors.client import EngineClient
 from personae.actors.ingress import Ingress
 from personae.actors.kit.child import Incident
+from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
+from personae.actors.streamer import Streamer
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
