@@ -21,7 +21,7 @@ from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.kv import KVCache
-from personae.engine.loader import load_model
+from personae.engine.loader import EMBEDDING, OUTPUT, load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.engine.runner import Runner
@@ -36,7 +36,6 @@ from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
-from personae.lora.base import fingerprint
 from personae.lora.copies import SideStream, pinned
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
@@ -190,8 +189,8 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
 def lora_shapes(model: Decoder) -> LoraShapes:
     """What an adapter of this model has to fit."""
     config = model.config
-    copies = {"embedding": fingerprint(model.embedding)}
-    copies["output"] = copies["embedding"] if config.tie else model.output_fingerprint
+    embedding = model.fingerprints[EMBEDDING]
+    copies = {"embedding": embedding, "output": model.fingerprints.get(OUTPUT, embedding)}
     return LoraShapes(
         config.layers,
         config.linear_shapes,

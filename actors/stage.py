@@ -1,15 +1,15 @@
 """The whole company in one process: for tests, for use as a library, for debugging.
 
 personae               one_for_one, gives up at once: what Front lost could not be resumed
-├── back               one_for_all: its four are one engine and start anew together, caches empty
-│   ├── executor       owns the device, on its own thread
-│   ├── store          which adapters are on the device
-│   ├── compiler
-│   └── scheduler      last: when it says `BackStarted`, the others are there
-└── front              one_for_one, gives up at once: it holds the logs
-    ├── streamer
-    ├── ingress
-    └── queue/...      one per adapter, made on first use
+├── front              one_for_one, gives up at once: it holds the logs
+│   ├── streamer
+│   ├── ingress
+│   └── queue/...      one per adapter, made on first use
+└── back               one_for_all: its four are one engine and start anew together, caches empty
+    ├── executor       owns the device, on its own thread
+    ├── store          which adapters are on the device
+    ├── compiler
+    └── scheduler      last: when it says `BackStarted`, the others are there
 """
 
 from collections.abc import AsyncIterator
@@ -46,12 +46,12 @@ async def open_stage(
     root = Supervisor(
         "personae", max_restarts=0, report=watching(note, "personae/back", lambda: front.lose_back())
     )
-    # Temporary: when it gives up, Front stays, to tell everybody.
+    front = Front(root, ready=lambda: back.state == "running", max_live=script.max_live, window=script.window)
+    # Temporary: when it gives up, Front stays, to tell everybody. Stopped first: it tells Front things.
     back = root.supervisor(
         "back", strategy="one_for_all", max_restarts=max_restarts, within=WITHIN, restart="temporary"
     )
     lives = count(1)
-    front = Front(root, ready=lambda: back.state == "running", max_live=script.max_live, window=script.window)
     front.meet(
         *spawn_back(back, script, lambda: next(lives), front.streamer, front.ingress, front.queue_of, box)
     )

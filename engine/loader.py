@@ -187,8 +187,8 @@ def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | N
             for name in (name for name in places if stored[name].file == file):
                 place, tensor = places[name], tensors.get_tensor(stored[name].name)
                 place.copy_(tensor)
-                if name == OUTPUT:
-                    decoder.output_fingerprint = fingerprint(tensor)
+                if name in (EMBEDDING, OUTPUT):
+                    decoder.fingerprints[name] = fingerprint(tensor)
                 if isinstance(place, Int8Weight):
                     if not place.scales.isfinite().all():
                         raise ModelLoadError(f"{name} has values that are not finite, of which int8 has none")

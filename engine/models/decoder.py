@@ -149,7 +149,7 @@ class Decoder:
                 linear.quantize()
         elif config.tie:
             self.output.weight = self.embedding
-        self.output_fingerprint = ""  # of the output matrix as it is stored, where it is not the embedding
+        self.fingerprints: dict[str, str] = {}  # by name: of embedding and output matrix as they are stored
         self._fused: FusedDecoder | None = None
 
     def forward(

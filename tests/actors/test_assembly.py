@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
@@ -14,6 +15,15 @@ def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
     options = EngineOptions(model_folder("llama"), device="cpu", kv_cache_dtype="fp8")
     with pytest.raises(LoadError, match=r"--kv-cache-dtype fp8 needs a GPU of compute capability 8\.9"):
         assemble(options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_copy_of_the_embedding_beside_an_adapter_is_known_in_any_dtype(dtype: str, tmp_path: Path) -> None:
+    base = model_folder("llama")
+    make_adapter_folder(tmp_path / "words", base, rank=2, targets=("q_proj", "embed_tokens"))
+    names = load_file(tmp_path / "words" / "adapter_model.safetensors").keys()
+    assert any(name.endswith("embed_tokens.base_layer.weight") for name in names)
+    assemble(EngineOptions(base, (tmp_path,), device="cpu", dtype=dtype, kv_memory=2**20))  # type: ignore[arg-type]  # a str
 
 
 def test_model_and_adapter_may_not_share_a_name(tmp_path: Path) -> None:

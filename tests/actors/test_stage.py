@@ -18,9 +18,12 @@ from virtual_clock import real_clock
 
 from personae.actors.assembly import Assembly, EngineOptions, assemble
 from personae.actors.client import EngineClient
+from personae.actors.ingress import Ingress
 from personae.actors.kit.child import Incident
+from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
+from personae.actors.streamer import Streamer
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
@@ -253,3 +256,16 @@ async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(assembly) -> N
         assert steps > len(pieces) // 4, (
             "a busy machine may bring the next plan late, and more than one piece fits"
         )
+
+
+async def test_who_tells_the_streamer_things_is_stopped_before_it(assembly, monkeypatch) -> None:
+    order: list[str] = []
+    for actor in (Ingress, SchedulerActor, Streamer):
+
+        async def stopped(self: object, name: str = actor.__name__) -> None:
+            order.append(name)
+
+        monkeypatch.setattr(actor, "stopped", stopped)
+    async with open_stage(assembly.script) as client:
+        await play(client, [log(assembly.script, "one", None)])
+    assert order == ["SchedulerActor", "Ingress", "Streamer"]
