@@ -36,6 +36,7 @@ from personae.actors.wire import (
 from personae.errors import BackDied, BackHangs, LoadError
 
 LAST_WORDS = 40  # lines of Back's output that are kept for the report
+START_PATIENCE = 10  # times as long as when it serves: a start imports, reads and compiles without a word
 FAREWELL_SECONDS = 5.0  # to be waited for a process that closes its line, or was killed
 
 log = logging.getLogger("personae.back")
@@ -47,7 +48,8 @@ class Host(Actor[Never]):
     """`port` is what the rest of Front tells Back through. `met` is told the facts of the model.
 
     `launch` starts the process. `hang_seconds` is how long Back may say nothing at all, how long one step may
-    take, and how long a step may be in the executor's hands without coming back.
+    take, and how long a step may be in the executor's hands without coming back; while it starts it may be
+    silent for ten times as long.
     """
 
     def __init__(
@@ -88,7 +90,12 @@ class Host(Actor[Never]):
     async def _load(self) -> None:
         self.start_soon(self._listen, self._process.output)
         await self._line.send(frame(Start(self._options, self._life, self._process.box_file)))
-        async for message in self._messages:
+        patience = START_PATIENCE * self._hang_seconds
+        while True:
+            with move_on_after(patience) as waited:
+                message = await anext(self._messages, None)
+            if waited.cancelled_caught:
+                raise BackHangs(f"Back has said nothing for {patience:g} s while it started")
             match message:
                 case Loading(done=done, total=total):
                     if self._on_progress is not None:
@@ -101,8 +108,8 @@ class Host(Actor[Never]):
                 case BackStarted():
                     self._front.ingress.tell(message)
                     break
-        else:
-            raise await self._died()
+                case None:
+                    raise await self._died()
         self._port.is_open = True
         self._heard = self._moved = self._stepped = current_time()
         self.start_soon(self._read)

@@ -36,6 +36,11 @@ def test_nothing_happens_that_must_not_whatever_is_drawn(seed: int) -> None:
     assert report.lulls
 
 
+def test_a_back_that_hangs_while_it_starts_is_noticed() -> None:
+    report = simulate(draw(8, requests=120))  # stopped again and again, by times before it serves
+    assert report.faults["stop"] > 0
+
+
 def test_a_run_without_faults_serves_everybody() -> None:
     report = simulate(CALM)
     assert report.outcomes.keys() <= {"stop", "length"}
