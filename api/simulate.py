@@ -105,9 +105,9 @@ def capacity(
 ) -> None:
     """How many replicas does this traffic need to meet its goals?"""
     from personae.actors.simulation.capacity import Goal, answers, chart
+    from personae.actors.simulation.scenario import Scenario
     from personae.actors.simulation.trouble import Costs
     from personae.actors.simulation.workload import Workload
-    from personae.actors.simulation.world import Scenario
 
     given: dict[str, Any] = _numbers(costs, {field.name for field in fields(Costs)} - {"runs_ahead"})
     scenario = Scenario(

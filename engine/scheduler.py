@@ -54,10 +54,11 @@ from typing import NamedTuple
 
 from personae.engine.background import Allowance, Budget
 from personae.engine.fairness import FairnessPolicy
-from personae.engine.live import LiveSequence, Place
+from personae.engine.live import LiveSequence
 from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.roster import Roster
-from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.settlement import Settlement
 from personae.engine.step_time import StepTime
 
 CROWDED = 1.5  # as long as a step in which all seats decode: one in which tenants that crowd have prompts
@@ -104,6 +105,7 @@ class Scheduler:
         self._policy = policy
         self._roster = Roster(layout, policy, sharing=sharing)
         self._running = self._roster.running
+        self._settlement = Settlement(policy, self._roster)
         self._times = StepTime()
         self._allowance = Allowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._flights: deque[_Flight] = deque()
@@ -213,16 +215,16 @@ class Scheduler:
         self._flights.popleft()
         if seconds:
             self._times.observe(len(decoding), sum(row.count for _, row in chunks), seconds)
-        news = self._roster.news
+        news, settle = self._roster.news, self._settlement
         deltas = list(news.values())
         news.clear()
         if result.failures or result.logprobs:
             for index, sequence in enumerate(decoding):
-                self._settle(sequence, index, None, result, deltas)
+                settle.row(sequence, index, None, result, deltas)
         else:
-            self._settle_plain(decoding, result.tokens, deltas)
+            settle.plain(decoding, result.tokens, deltas)
         for index, (sequence, row) in enumerate(chunks, len(decoding)):
-            self._settle(sequence, index, row, result, deltas)
+            settle.row(sequence, index, row, result, deltas)
         if self._roster.returning:
             self._roster.committed(result.step)
         return tuple(deltas)
@@ -299,81 +301,6 @@ class Scheduler:
         budget.spend(count, background=sequence.background, crowds=crowds)
         if samples:
             self._running.begin_decoding(sequence)
-
-    # Committing
-
-    def _settle_plain(
-        self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
-    ) -> None:
-        """What `_settle` does, for decode rows without failures and logprobs: the usual case, and hot."""
-        charge, running, ended = self._policy.charge, Place.RUNNING, Place.ENDED
-        for sequence, token in zip(decoding, tokens, strict=False):
-            place = sequence.place
-            if place is ended:
-                continue
-            if place is running:
-                sequence.computed += 1
-                if sequence.computed >= sequence.publish_at:
-                    self._running.publish(sequence)
-            if token is None:
-                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
-            known = sequence.tokens
-            known.append(token)
-            charge(sequence.key, 0, 1)
-            if token in sequence.stops or len(known) >= sequence.limit:
-                deltas.append(self._tell(sequence, token))
-            else:
-                deltas.append(Delta(sequence.id, (token,)))
-
-    def _settle(
-        self, sequence: LiveSequence, index: int, row: Row | None, result: StepResult, deltas: list[Delta]
-    ) -> None:
-        """Bring one row's result home. `row` is given for chunks; a decode row is one position."""
-        if sequence.place is Place.ENDED:
-            return  # discarded
-        failure = result.failures.get(index)
-        if failure is not None:
-            cached = sequence.cached_once()
-            self._roster.end(sequence, keep=False)
-            deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached))
-            return
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-        if row is not None and index in result.prompt_logprobs:
-            first = row.start + 1 if row.start else 0  # the prompt token that the entries begin with
-            # After a preemption the prompt is computed again; what was told is not told twice.
-            prompt_logprobs = result.prompt_logprobs[index][max(sequence.prompt_logprobs_sent - first, 0) :]
-            sequence.prompt_logprobs_sent += len(prompt_logprobs)
-        if sequence.place is Place.RUNNING:
-            sequence.computed += 1 if row is None else row.count
-            self._running.publish(sequence)
-            if sequence.computed >= sequence.log.prompt_length:
-                self._roster.release_followers(sequence)
-        if row is None or row.samples:
-            token = result.tokens[index]
-            if token is None:
-                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
-            sequence.tokens.append(token)
-            self._policy.charge(sequence.key, 0, 1)
-            logprobs = result.logprobs.get(index)
-            deltas.append(
-                self._tell(sequence, token, () if logprobs is None else (logprobs,), prompt_logprobs)
-            )
-        elif prompt_logprobs:
-            deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
-
-    def _tell(
-        self,
-        sequence: LiveSequence,
-        token: int,
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
-    ) -> Delta:
-        """The delta of a token just committed; ends the sequence if it was the last."""
-        finish, cached = sequence.ending(), sequence.cached_once()
-        if finish is not None:
-            self._roster.end(sequence)
-        stop = token if finish == "stop" else None
-        return Delta(sequence.id, (token,), logprobs, prompt_logprobs, finish, stop, None, cached)
 
     # What it looks like from outside
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
 
-from personae.actors.simulation.world import Report, Scenario, simulate
+from personae.actors.simulation.scenario import Report, Scenario
+from personae.actors.simulation.world import simulate
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 360, 64, 64, 56, 48
 _INK, _WAIT, _PACE, _GOAL = "#1f2933", "#2563eb", "#d97706", "#9aa5b1"

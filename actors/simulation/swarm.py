@@ -4,9 +4,9 @@ import random
 from dataclasses import replace
 
 from personae.actors.simulation.faults import KINDS
+from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import Workload
-from personae.actors.simulation.world import Scenario
 
 
 def draw(seed: int, requests: int = 120) -> Scenario:

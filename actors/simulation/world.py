@@ -9,7 +9,6 @@ replay it.
 
 import logging
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
 
@@ -29,14 +28,15 @@ from personae.actors.kit.supervisor import Supervisor
 from personae.actors.probation import GUILTY
 from personae.actors.process import BackProcess
 from personae.actors.script import Script
-from personae.actors.simulation.faults import KINDS, Faults
+from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.libraries import Grammars, Library
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import EOS, VOCABULARY, Device, Truth
 from personae.actors.simulation.process import SimulatedProcess
-from personae.actors.simulation.trouble import Costs, Wrong
+from personae.actors.simulation.scenario import Report, Scenario
+from personae.actors.simulation.trouble import Wrong
 from personae.actors.simulation.witness import Sequence, WatchedScheduler, Witness, idle
-from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, Request, Workload, requests
+from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, Request, requests
 from personae.actors.wire import Facts
 from personae.engine.config import GenerationDefaults
 from personae.engine.plan import MemoryLayout
@@ -62,57 +62,6 @@ SETTLE_SECONDS = 30.0  # what was begun for one who left, a compile or a placeme
 
 class Violation(AssertionError):
     """Something that must always hold did not; how to see it again is in the message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything that a run follows from.
-
-    `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on
-    the device; the memory of `lendable` of the pages may be lent to more of them. `faults_every` virtual
-    seconds (None: never) one of `kinds` strikes. After every `lull` requests the next ones wait until all
-    before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
-    most `max_live` sequences are in the house.
-    """
-
-    seed: int
-    workload: Workload = field(default_factory=Workload)
-    costs: Costs = field(default_factory=Costs)
-    faults_every: float | None = None
-    kinds: tuple[str, ...] = KINDS
-    pages: int = 256
-    page_size: int = 8
-    slots: int = 32
-    batch: int = 256
-    places: int = 8
-    lendable: int = 0
-    window: int = 16
-    max_live: int = 512
-    max_restarts: int = 1_000_000
-    lull: int = 500
-    every: int = 64
-    longest_wait: float = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
-    token after that, of each answer that ended by itself."""
-
-    scenario: Scenario
-    seconds: float
-    requests: int
-    tokens: int
-    engine_steps: int
-    loop_steps: int
-    restarts: int
-    outcomes: dict[str, int]
-    faults: dict[str, int]
-    lulls: int
-    busy: float
-    waits: list[float]
-    paces: list[float]
-    trace: int
 
 
 class World:

@@ -14,7 +14,8 @@ import msgspec
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
 from personae.grammar.closing.grammar import ClosingGrammar, planned
-from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, schema_reach, text_reach
+from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, text_reach
+from personae.grammar.closing.schema_reach import schema_reach
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 from personae.grammar.spec import GrammarSpec

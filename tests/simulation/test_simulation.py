@@ -15,10 +15,11 @@ from personae.actors.executor import Executor
 from personae.actors.inbox import Inbox
 from personae.actors.messages import Sampled
 from personae.actors.simulation.machine import Device
+from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.swarm import draw
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import Workload
-from personae.actors.simulation.world import Scenario, Violation, simulate
+from personae.actors.simulation.world import Violation, simulate
 from personae.engine import live
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.prefix import PrefixCache, root_key

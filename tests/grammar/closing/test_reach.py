@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worst import text_vocabulary
 
-from personae.grammar.closing.reach import schema_reach
+from personae.grammar.closing.schema_reach import schema_reach
 from personae.grammar.closing.table import TokenTable
 
 TABLE = TokenTable(text_vocabulary())

@@ -1,0 +1,58 @@
+"""What a simulated run follows from, and what came of it."""
+
+from dataclasses import dataclass, field
+
+from personae.actors.simulation.faults import KINDS
+from personae.actors.simulation.trouble import Costs
+from personae.actors.simulation.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run follows from.
+
+    `pages` of `page_size` tokens, `slots` sequences and `batch` tokens in a step, `places` for adapters on
+    the device; the memory of `lendable` of the pages may be lent to more of them. `faults_every` virtual
+    seconds (None: never) one of `kinds` strikes. After every `lull` requests the next ones wait until all
+    before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
+    most `max_live` sequences are in the house.
+    """
+
+    seed: int
+    workload: Workload = field(default_factory=Workload)
+    costs: Costs = field(default_factory=Costs)
+    faults_every: float | None = None
+    kinds: tuple[str, ...] = KINDS
+    pages: int = 256
+    page_size: int = 8
+    slots: int = 32
+    batch: int = 256
+    places: int = 8
+    lendable: int = 0
+    window: int = 16
+    max_live: int = 512
+    max_restarts: int = 1_000_000
+    lull: int = 500
+    every: int = 64
+    longest_wait: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
+    token after that, of each answer that ended by itself."""
+
+    scenario: Scenario
+    seconds: float
+    requests: int
+    tokens: int
+    engine_steps: int
+    loop_steps: int
+    restarts: int
+    outcomes: dict[str, int]
+    faults: dict[str, int]
+    lulls: int
+    busy: float
+    waits: list[float]
+    paces: list[float]
+    trace: int

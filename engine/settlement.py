@@ -1,0 +1,89 @@
+"""What a step's result means for the sequences that had rows in it: their logs, their pages, their deltas."""
+
+from personae.engine.fairness import FairnessPolicy
+from personae.engine.live import LiveSequence, Place
+from personae.engine.plan import Row, StepResult
+from personae.engine.roster import Roster
+from personae.engine.sequence import Delta, TokenLogprobs
+
+
+class Settlement:
+    """Brings results home: the scheduler's half after a step. Deltas go to the end of the list given."""
+
+    def __init__(self, policy: FairnessPolicy, roster: Roster) -> None:
+        self._policy = policy
+        self._roster = roster
+
+    def plain(
+        self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
+    ) -> None:
+        """What `row` does, for decode rows without failures and logprobs: the usual case, and hot."""
+        charge, running, ended = self._policy.charge, Place.RUNNING, Place.ENDED
+        publish = self._roster.running.publish
+        for sequence, token in zip(decoding, tokens, strict=False):
+            place = sequence.place
+            if place is ended:
+                continue
+            if place is running:
+                sequence.computed += 1
+                if sequence.computed >= sequence.publish_at:
+                    publish(sequence)
+            if token is None:
+                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
+            known = sequence.tokens
+            known.append(token)
+            charge(sequence.key, 0, 1)
+            if token in sequence.stops or len(known) >= sequence.limit:
+                deltas.append(self._tell(sequence, token))
+            else:
+                deltas.append(Delta(sequence.id, (token,)))
+
+    def row(
+        self, sequence: LiveSequence, index: int, row: Row | None, result: StepResult, deltas: list[Delta]
+    ) -> None:
+        """Bring one row's result home. `row` is given for chunks; a decode row is one position."""
+        if sequence.place is Place.ENDED:
+            return  # discarded
+        failure = result.failures.get(index)
+        if failure is not None:
+            cached = sequence.cached_once()
+            self._roster.end(sequence, keep=False)
+            deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached))
+            return
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if row is not None and index in result.prompt_logprobs:
+            first = row.start + 1 if row.start else 0  # the prompt token that the entries begin with
+            # After a preemption the prompt is computed again; what was told is not told twice.
+            prompt_logprobs = result.prompt_logprobs[index][max(sequence.prompt_logprobs_sent - first, 0) :]
+            sequence.prompt_logprobs_sent += len(prompt_logprobs)
+        if sequence.place is Place.RUNNING:
+            sequence.computed += 1 if row is None else row.count
+            self._roster.running.publish(sequence)
+            if sequence.computed >= sequence.log.prompt_length:
+                self._roster.release_followers(sequence)
+        if row is None or row.samples:
+            token = result.tokens[index]
+            if token is None:
+                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
+            sequence.tokens.append(token)
+            self._policy.charge(sequence.key, 0, 1)
+            logprobs = result.logprobs.get(index)
+            deltas.append(
+                self._tell(sequence, token, () if logprobs is None else (logprobs,), prompt_logprobs)
+            )
+        elif prompt_logprobs:
+            deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
+
+    def _tell(
+        self,
+        sequence: LiveSequence,
+        token: int,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
+    ) -> Delta:
+        """The delta of a token just committed; ends the sequence if it was the last."""
+        finish, cached = sequence.ending(), sequence.cached_once()
+        if finish is not None:
+            self._roster.end(sequence)
+        stop = token if finish == "stop" else None
+        return Delta(sequence.id, (token,), logprobs, prompt_logprobs, finish, stop, None, cached)
