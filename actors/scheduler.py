@@ -194,6 +194,8 @@ class SchedulerActor(Actor[Message]):
 
     async def _remind(self, due: float) -> None:
         await sleep_until(due)
+        if self._due == due:
+            self._due = 0.0  # now, though a clock of whole milliseconds may say that it is too soon
         begun = time.perf_counter()
         self._act((), False)
         self._planning += time.perf_counter() - begun

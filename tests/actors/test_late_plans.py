@@ -1,5 +1,6 @@
 """The next step is planned when the one that runs is about to end, and whoever came by then is in it."""
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import anyio.lowlevel
 import pytest
 from virtual_clock import virtual_clock
 
+from personae.actors import scheduler
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import Execute, Message, Sampled, Spent, Submit
@@ -108,3 +110,12 @@ async def test_short_steps_and_devices_that_run_ahead_are_planned_for_at_once(
         for step in range(10):
             assert len(h.plans) == step + 2
             await h.end(h.plans[step], seconds)
+
+
+async def test_a_clock_of_whole_milliseconds_forgets_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "current_time", lambda: math.floor(anyio.current_time() * 1000) / 1000)
+    async with house(late=True) as h:
+        await learnt(h, 0.0203)
+        assert len(h.plans) == 11
+        await anyio.sleep(0.0203)
+        assert len(h.plans) == 12
