@@ -91,7 +91,10 @@ def nothing_is_left(server: Running, engines: list[StepEngine]) -> None:
     eventually(idle, "no sequence and no page in use")
     (engine,) = engines
     pool = engine.runner.adapters
-    eventually(lambda: not any(map(pool.pins, pool.residents)), "no adapter pinned")
+    used = server.client.stats().adapters
+    assert (used.running, used.waiting) == (Counter(), Counter())
+    # The store holds those that are idle, once each; nobody else does.
+    eventually(lambda: all(pool.pins(digest) == 1 for digest in pool.residents), "no adapter in use")
     pool.check_integrity()
 
     def remains() -> Counter[str]:
