@@ -3,22 +3,13 @@
 from dataclasses import replace
 
 from personae.engine.config import Fields, ModelConfig
-from personae.engine.models.common import decoder_config, uniform_windows
+from personae.engine.models import llama
 
 
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Granite's `config.json`."""
-    bias = fields.get("attention_bias", False)
-    config = decoder_config(
-        architecture,
-        fields,
-        windows=uniform_windows(fields, None),
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=fields.get("mlp_bias", False),
-    )
     return replace(
-        config,
+        llama.translate(architecture, fields),
         embedding_scale=fields.number("embedding_multiplier", default=1.0),
         residual_scale=fields.number("residual_multiplier", default=1.0),
         attention_scale=fields.number("attention_multiplier", default=1.0),

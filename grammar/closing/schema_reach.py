@@ -14,7 +14,7 @@ from personae.grammar.closing.hints import examples_of, hints_of
 from personae.grammar.closing.reach import Measure, Reach
 from personae.grammar.closing.regexes import pattern_reach
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import children
+from personae.grammar.schema.walk import children, target
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -90,7 +90,7 @@ class _SchemaReach:
                 seen[id(node)] = node
                 unseen += [child for step, child in children(node) if step[0] in ("anyOf", "oneOf", "allOf")]
                 if "$ref" in node:
-                    unseen.append(self._target(node["$ref"]))
+                    unseen.append(target(self.document, node["$ref"]))
         return list(seen.values())
 
     def _leaves_text_alone(self, node: dict[str, Any]) -> bool:
@@ -111,7 +111,7 @@ class _SchemaReach:
     def _kinds(self, schema: Any) -> list[str]:
         """The types that a schema may have; "any" where they are not simply listed."""
         if isinstance(schema, dict) and {*schema} == {"$ref"}:
-            schema = self._target(schema["$ref"])
+            schema = target(self.document, schema["$ref"])
         kinds = schema.get("type", "any") if isinstance(schema, dict) else "any"
         return [str(kind) for kind in kinds] if isinstance(kinds, list) else [str(kinds)]
 
@@ -126,19 +126,9 @@ class _SchemaReach:
                 yield node
                 within = [child for _, child in children(node)]
                 if "$ref" in node:
-                    within.append(self._target(node["$ref"]))
+                    within.append(target(self.document, node["$ref"]))
                 within.reverse()
                 unseen += within
-
-    def _target(self, reference: Any) -> Any:
-        target: Any = self.document
-        for step in str(reference).removeprefix("#").split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~").replace("%25", "%")
-            try:
-                target = target[int(name)] if isinstance(target, list) else target[name]
-            except (KeyError, IndexError, ValueError, TypeError):
-                return True
-        return target
 
     def _settle(self, nodes: list[dict[str, Any]]) -> None:
         """Find the values of all nodes. What was found infinite within a circle of references may not be."""
@@ -161,7 +151,7 @@ class _SchemaReach:
     def _value_of(self, schema: dict[str, Any]) -> float:
         total = 0.0
         if "$ref" in schema:
-            total += self._value(self._target(schema["$ref"]))
+            total += self._value(target(self.document, schema["$ref"]))
         total += sum(self._value(one) for one in schema.get("allOf", ()))
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
@@ -220,7 +210,7 @@ class _SchemaReach:
             self._rests[id(schema)] = 0.0
             total = self._members(schema, pending=True) + 2
             if "$ref" in schema:
-                total += self._rest(self._target(schema["$ref"]))
+                total += self._rest(target(self.document, schema["$ref"]))
             total += sum(self._rest(one) for one in schema.get("allOf", ()))
             for keyword in ("anyOf", "oneOf"):
                 total += max((self._rest(one) for one in schema.get(keyword, ())), default=0.0)

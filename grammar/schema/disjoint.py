@@ -6,10 +6,9 @@ requires and the other has otherwise or not at all. Where that does not settle i
 
 from itertools import combinations
 from typing import Any
-from urllib.parse import unquote
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import rebuild, subschemas
+from personae.grammar.schema.walk import rebuild, subschemas, target
 
 _KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
 _DEPTH = 8
@@ -70,20 +69,8 @@ class _Reader:
                 parts.append(one)
                 unseen += one.get("allOf", ())
                 if "$ref" in one:
-                    unseen.append(self._target(one["$ref"]))
+                    unseen.append(target(self._document, one["$ref"]))
         return parts
-
-    def _target(self, reference: Any) -> Any:
-        target: Any = self._document
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            return True
-        for step in unquote(reference).split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            try:
-                target = target[int(name)] if isinstance(target, list) else target[name]
-            except (KeyError, IndexError, ValueError, TypeError):
-                return True
-        return target
 
     def _exclude(self, one: Parts | None, other: Parts | None, depth: int) -> bool:
         """Whether nothing is as both say; False also where that is not seen."""

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import subschemas
+from personae.grammar.schema.walk import subschemas, target
 
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
@@ -26,11 +26,11 @@ def shortest_instance(schema: Schema) -> float:
         for one, _ in subschemas(unseen.pop()):
             reference = str(one.get("$ref", "#"))
             if reference not in targets:
-                targets[reference] = _resolve(schema, reference)
+                targets[reference] = target(schema, reference)
                 unseen.append(targets[reference])
     lengths = dict.fromkeys(targets, math.inf)
     while True:
-        improved = {reference: _length(target, lengths) for reference, target in targets.items()}
+        improved = {reference: _length(one, lengths) for reference, one in targets.items()}
         if improved == lengths:
             return _length(schema, lengths)
         lengths = improved
@@ -42,20 +42,6 @@ def shortest_alone(schema: Any) -> float | None:
         return _length(schema, {})
     except KeyError:
         return None
-
-
-def _resolve(schema: Schema, reference: str) -> Any:
-    """The schema that a reference of the form "#/…" leads to; anything at all for other forms."""
-    target: Any = schema
-    if not (reference == "#" or reference.startswith("#/")):
-        return True
-    for step in reference.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        try:
-            target = target[int(name)] if isinstance(target, list) else target[name]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return True
-    return target
 
 
 def _length(schema: Any, lengths: dict[str, float]) -> float:

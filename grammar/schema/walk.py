@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 Path = tuple[str | int, ...]
 
@@ -70,3 +71,17 @@ def subschemas(schema: Any, path: Path = ()) -> Iterator[tuple[dict[str, Any], P
             if within:
                 within.reverse()
                 unseen += within
+
+
+def target(document: Any, reference: Any) -> Any:
+    """The schema that a reference of the form "#/…" leads to; True, which allows anything, for all others."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return True
+    found = document
+    for step in unquote(reference).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(name)] if isinstance(found, list) else found[name]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return True
+    return found

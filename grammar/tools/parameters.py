@@ -9,7 +9,7 @@ import jsonschema_rs
 from personae.errors import GrammarError
 from personae.grammar.schema.document import pointer
 from personae.grammar.schema.gate import ASSERTIONS
-from personae.grammar.schema.walk import subschemas
+from personae.grammar.schema.walk import subschemas, target
 from personae.grammar.tools.function import Function
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -94,7 +94,7 @@ def _branches(schema: Any, root: dict[str, Any], seen: frozenset[str]) -> Iterat
         return
     says = schema.keys() & ASSERTIONS
     if says == {"$ref"} and schema["$ref"] not in seen:
-        yield from _branches(_resolved(schema["$ref"], root), root, seen | {schema["$ref"]})
+        yield from _branches(target(root, schema["$ref"]), root, seen | {schema["$ref"]})
     elif says == {"anyOf"}:
         for one in schema["anyOf"]:
             yield from _branches(one, root, seen)
@@ -113,10 +113,3 @@ def _branches(schema: Any, root: dict[str, Any], seen: frozenset[str]) -> Iterat
             yield {"enum": others}
     else:
         yield {name: value for name, value in schema.items() if name not in _DEFINITIONS}
-
-
-def _resolved(reference: str, root: dict[str, Any]) -> Any:
-    value: Any = root
-    for step in reference.removeprefix("#/").split("/"):
-        value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
-    return value

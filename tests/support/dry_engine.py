@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from paper_gpu import PaperGpu, Wait
-from troupe import Played
+from troupe import Played, log_of
 
 from personae.actors.assembly import EngineOptions, assemble
-from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
-from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
 
 
@@ -109,21 +107,6 @@ class DryEngine:
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
         """As `Troupe.log`."""
-        fields = {"grammar", "after", "tenant", "salt", "eos"}
-        rest = {name: changes.pop(name) for name in fields & changes.keys()}
-        digest, start = None, 0
-        if adapter is not None:
-            digest = self.cards[adapter].adapter
-            if invocation := self.adapter(adapter).invocation:
-                found = activation_start(tokens, invocation)
-                digest, start = (None, 0) if found is None else (digest, found)
-        params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
-        return SequenceLog(
-            id=id,
-            tokens=tuple(tokens),
-            prompt_length=len(tokens),
-            params=SamplingParams(**params),
-            adapter=digest,
-            adapter_start=start,
-            **rest,
-        )
+        if adapter is None:
+            return log_of(id, tokens, **changes)
+        return log_of(id, tokens, self.cards[adapter].adapter, self.adapter(adapter).invocation, **changes)

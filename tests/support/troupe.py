@@ -48,6 +48,35 @@ class Played:
     cached: int | None = None
 
 
+def log_of(
+    id: str,
+    tokens: Sequence[int],
+    adapter: str | None = None,
+    invocation: Sequence[int] = (),
+    **changes: Any,
+) -> SequenceLog:
+    """A log with greedy sampling of 16 tokens unless `changes` say otherwise.
+
+    Of an adapter that needs an invocation it is the base's if the tokens have none, as at the door.
+    """
+    fields = {"grammar", "after", "tenant", "salt", "eos"}
+    rest = {name: changes.pop(name) for name in fields & changes.keys()}
+    start = 0
+    if invocation:
+        found = activation_start(tokens, invocation)
+        adapter, start = (None, 0) if found is None else (adapter, found)
+    params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
+    return SequenceLog(
+        id=id,
+        tokens=tuple(tokens),
+        prompt_length=len(tokens),
+        params=SamplingParams(**params),
+        adapter=adapter,
+        adapter_start=start,
+        **rest,
+    )
+
+
 class Troupe:
     """`adapters` maps names to PEFT folders; `digests` has their digests."""
 
@@ -137,19 +166,7 @@ class Troupe:
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
         """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""
-        fields = {"grammar", "after", "tenant", "salt", "eos"}
-        rest = {name: changes.pop(name) for name in fields & changes.keys()}
-        start = 0
-        if adapter is not None and self.adapters[adapter].invocation:
-            found = activation_start(tokens, self.adapters[adapter].invocation)
-            adapter, start = (None, 0) if found is None else (adapter, found)
-        params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
-        return SequenceLog(
-            id=id,
-            tokens=tuple(tokens),
-            prompt_length=len(tokens),
-            params=SamplingParams(**params),
-            adapter=None if adapter is None else self.digests[adapter],
-            adapter_start=start,
-            **rest,
-        )
+        if adapter is None:
+            return log_of(id, tokens, **changes)
+        invocation = self.adapters[adapter].invocation
+        return log_of(id, tokens, self.digests[adapter], invocation, **changes)
