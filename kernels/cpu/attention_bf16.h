@@ -241,7 +241,7 @@ inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t
                                   const bf16*) = {mix<1>, mix<2>, mix<3>, mix<4>};
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const bool amx = amx_on();
+    const bool amx = instructions() == TILES;
     Softmax softmax[QUERIES];
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
     if (amx) {

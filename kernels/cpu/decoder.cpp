@@ -6,13 +6,13 @@ extern "C" {
 
 int personae_has_decoder() { return 1; }
 
-// Whether the machine has AMX and it is used; `on` 0 or 1 sets it (where there is one), else asks.
-int personae_amx(int on) {
-    if (on == 0 || on == 1) amx_on() = on && AMX_BUILT && amx_allowed();
-    return amx_on();
+// Which Instructions multiply, after `wanted` (0 to 2) are set where they are there.
+int personae_instructions(int wanted) {
+    if (wanted >= FLOATS && wanted <= TILES && there_are(Instructions(wanted))) instructions() = Instructions(wanted);
+    return instructions();
 }
 
-// The same of widening int8 through float16.
+// Whether int8 becomes bfloat16 through float16; `on` 0 or 1 sets it (where there is float16), else asks.
 int personae_half(int on) {
     if (on == 0 || on == 1) half_on() = on && HALF_BUILT;
     return half_on();

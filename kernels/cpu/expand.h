@@ -70,7 +70,7 @@ class AtHand {
                 parts_.push_back({&u, half, first, tiles});
                 tiles += u.pages;
             }
-        if (!amx_on()) return;
+        if (instructions() != TILES) return;
         b_ = scratch_.tiles(tiles * TILE);
         for (const Part& part : parts_) weave(part);
     }

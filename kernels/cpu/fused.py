@@ -87,8 +87,6 @@ class Fused:
         self.forward.argtypes = [c_void_p, c_void_p]
         self.logits = library.personae_decoder_logits
         self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
-        self.amx = library.personae_amx
-        self.amx.argtypes = [c_int]
 
     def take(self, weights: DecoderWeights) -> "CpuDecoder | None":
         """See `kernels.decoder.fuse`: bfloat16, and sizes that fill registers."""

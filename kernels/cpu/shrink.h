@@ -39,8 +39,8 @@ void columns_of(const Rows& x, int64_t row, int64_t rows, bf16* to) {
 
 inline void put_ranks(const float* sums, int64_t rows, bf16* t) {  // sums [rows][8]
     for (int64_t i = 0; i < rows; i++) {
-        const __m128bh rounded = _mm256_cvtneps_pbh(_mm256_loadu_ps(sums + i * RANKS));
-        std::memcpy(t + i * 32, &rounded, 16);
+        const __m256i ranks = rounded(_mm512_castps256_ps512(_mm256_loadu_ps(sums + i * RANKS)));
+        std::memcpy(t + i * 32, &ranks, RANKS * sizeof(bf16));
     }
 }
 
@@ -155,7 +155,7 @@ inline void shrink_avx512(const LoraPlan& plan, Input input, const Shrink& item,
 inline void shrink(const Lora& lora, const LoraPlan& plan, Input input, int64_t item, int64_t layer, const Rows& x,
                    bf16* t, LoraScratch& scratch) {
     const int64_t in = lora.module[FIRST_MODULE[input]].in;
-    if (amx_on())
+    if (instructions() == TILES)
         shrink_amx(plan, input, plan.shrink[input][item], layer, in, x, t, scratch);
     else
         shrink_avx512(plan, input, plan.shrink[input][item], layer, in, x, t);

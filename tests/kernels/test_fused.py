@@ -51,9 +51,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 class Way:
     """Which instructions multiply, and how the weights are kept."""
 
-    amx: bool
+    instructions: str
     int8: bool = False
-    halves: bool = True  # int8 is widened through float16
+    halves: bool = True  # int8 becomes bfloat16 through float16
 
     def decoder(self, folder: Path) -> Decoder:
         decoder = load_model(folder, device=CPU, int8=self.int8)
@@ -65,13 +65,11 @@ class Way:
         return as_int8(hf_model(folder)) if self.int8 else hf_model(folder)
 
 
+INSTRUCTIONS = ("floats", "pairs", "tiles")  # as instructions.h numbers them
 WAYS = {
-    "amx": Way(amx=True),
-    "avx512": Way(amx=False),
-    "int8, amx": Way(amx=True, int8=True),
-    "int8, amx, no float16": Way(amx=True, int8=True, halves=False),
-    "int8, avx512": Way(amx=False, int8=True),
-    "int8, avx512, no float16": Way(amx=False, int8=True, halves=False),
+    **{name: Way(name) for name in INSTRUCTIONS},
+    **{f"int8, {name}": Way(name, int8=True) for name in INSTRUCTIONS},
+    **{f"int8, {name}, no float16": Way(name, int8=True, halves=False) for name in INSTRUCTIONS[1:]},
 }
 
 
@@ -79,11 +77,12 @@ WAYS = {
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     found, wanted = library(), request.param
     assert found is not None
-    before = found.personae_amx(-1), found.personae_half(-1)
-    if found.personae_amx(wanted.amx) != wanted.amx or found.personae_half(wanted.halves) != wanted.halves:
+    before = found.personae_instructions(-1), found.personae_half(-1)
+    number = INSTRUCTIONS.index(wanted.instructions)
+    if found.personae_instructions(number) != number or found.personae_half(wanted.halves) != wanted.halves:
         pytest.skip("not on this machine")
     yield wanted
-    found.personae_amx(before[0])
+    found.personae_instructions(before[0])
     found.personae_half(before[1])
 
 
@@ -290,7 +289,7 @@ def test_other_dtypes_and_shapes_go_layer_by_layer(dtype: str, overrides: dict[s
 
 def test_packed_weights_can_be_had_back() -> None:
     folder = folder_of("llama tied, with biases")
-    decoder = Way(amx=True).decoder(folder)
+    decoder = load_model(folder, device=CPU)
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         found = decoder.layers[1].mlp.gate_up.plain()
         truth = [stored.get_tensor(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up")]
@@ -300,7 +299,7 @@ def test_packed_weights_can_be_had_back() -> None:
 
 def test_packed_int8_can_be_had_back_in_bfloat16() -> None:
     folder = folder_of("llama, one KV head")
-    decoder, truth = Way(amx=True, int8=True).decoder(folder), as_int8(hf_model(folder))
+    decoder, truth = load_model(folder, device=CPU, int8=True), as_int8(hf_model(folder))
     mlp = truth.model.layers[1].mlp
     found = decoder.layers[1].mlp.gate_up.plain()
     assert torch.equal(found, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).bfloat16())
@@ -309,7 +308,7 @@ def test_packed_int8_can_be_had_back_in_bfloat16() -> None:
 
 def test_int8_is_another_model_than_bfloat16_and_near_it() -> None:
     folder, prompt = folder_of("qwen3"), tokens_of(7, 60)
-    one, other = (all_logits(Way(amx=True, int8=int8).decoder(folder), prompt) for int8 in (False, True))
+    one, other = (all_logits(load_model(folder, device=CPU, int8=int8), prompt) for int8 in (False, True))
     assert 0.001 < float((one - other).norm() / one.norm()) < 0.05
 
 

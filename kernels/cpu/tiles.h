@@ -1,0 +1,82 @@
+// AMX: its tiles, and the product of a panel of rows with a group of weights in them.
+#pragma once
+#include "widened.h"
+
+namespace {
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+struct alignas(64) Tiles {  // their shapes; none until they are given
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    void shape(int tile, int64_t of_rows, int64_t of_bytes) {
+        rows[tile] = uint8_t(of_rows), bytes[tile] = uint16_t(of_bytes);
+    }
+    void load() const { _tile_loadconfig(this); }
+};
+
+inline void begin_tiles() {
+    Tiles tiles;
+    for (int tile = 0; tile < 8; tile++) tiles.shape(tile, 16, 64);
+    tiles.load();
+}
+inline void end_tiles() { _tile_release(); }
+
+// The sums of up to 16 rows are in tiles 0 and 1, of the next 16 in 2 and 3.
+inline void load_sums(const Quarters& c, int64_t rows) {
+    _tile_loadd(0, c.tile[0], 64);
+    _tile_loadd(1, c.tile[1], 64);
+    if (rows <= 16) return;
+    _tile_loadd(2, c.tile[2], 64);
+    _tile_loadd(3, c.tile[3], 64);
+}
+inline void store_sums(const Quarters& c, int64_t rows) {
+    _tile_stored(0, c.tile[0], 64);
+    _tile_stored(1, c.tile[1], 64);
+    if (rows <= 16) return;
+    _tile_stored(2, c.tile[2], 64);
+    _tile_stored(3, c.tile[3], 64);
+}
+
+// x (from the row that starts a panel) times one group, plus `first`; the sums stay in the tiles. fresh: see Widened.
+template <typename Source>
+void multiply_tiles(const bf16* x, const Source& w, int64_t blocks, int64_t rows, bool fresh, const float* const* first) {
+    _tile_loadd(0, first[0], 0);  // its 16 floats in each row
+    _tile_loadd(1, first[1], 0);
+    if (rows <= 16) {
+        for (int64_t block = 0; block < blocks; block++, x += TILE) {
+            const bf16* tiles = w.block(block, fresh);
+            _tile_loadd(4, x, 64);
+            _tile_loadd(6, tiles, 64);
+            _tile_loadd(7, tiles + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+    } else {
+        const bf16* below = x + blocks * TILE;
+        _tile_loadd(2, first[0], 0);
+        _tile_loadd(3, first[1], 0);
+        for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE) {
+            const bf16* tiles = w.block(block, fresh);
+            _tile_loadd(4, x, 64);
+            _tile_loadd(5, below, 64);
+            _tile_loadd(6, tiles, 64);
+            _tile_loadd(7, tiles + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+}
+#else
+inline void begin_tiles() {}
+inline void end_tiles() {}
+inline void load_sums(const Quarters&, int64_t) {}
+inline void store_sums(const Quarters&, int64_t) {}
+template <typename Source>
+void multiply_tiles(const bf16*, const Source&, int64_t, int64_t, bool, const float* const*) {}
+#endif
+
+}  // namespace
