@@ -1,7 +1,8 @@
 """A matcher that always closes: when its budget of tokens ends, the answer is complete.
 
 While an answer has more tokens left than it can possibly need (`reach.py`), this is the backend's matcher and
-an addition for every token. From there on it keeps a *plan*: a completion, found by the search in
+an addition for every token; within a string that may be any text the mask stays as it is, and the backend is
+told of many tokens at once. From there on it keeps a *plan*: a completion, found by the search in
 `planner.py` in a grammar over bytes, and spelled in tokens, no more than are left. The mask is still the
 grammar's, so that the model says what it would say; but the token that it chose is asked about before it is
 taken. If no plan that fits is found for it, it is left out and the model chooses again; after a few such
@@ -35,6 +36,7 @@ from personae.grammar.closing.texts import Text, Words
 if TYPE_CHECKING:
     from personae.grammar.closing.grammar import ClosingGrammar
 
+_OWED = 64  # tokens that the backend is told of at once
 _OBJECTIONS = 8  # before a step is left no choice: each may cost a search
 _RECENT = 512
 _SEARCH = 16_384  # bytes of the longest plan
@@ -78,6 +80,8 @@ class ClosingMatcher:
         self._outlook: Outlook | None = None  # of this step
         self._objections = 0  # of this step
         self._text: Text | None = None
+        self._idle = 0  # tokens that the text may go on for before anything but its mask matters
+        self._owed = 0  # of the accepted tokens the backend has not been told
         self._following = False  # the plan alone: the backend has given up
         self._stopped = False
         if self._near:
@@ -85,6 +89,9 @@ class ClosingMatcher:
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next; once terminated, the stop tokens."""
+        if self._text is not None and self._idle > 0:
+            bitmask[row] = self._text.words.view(np.int32)
+            return
         words = bitmask[row].view(np.uint32)
         if self._text is not None:
             words[:] = self._text.words
@@ -110,9 +117,10 @@ class ClosingMatcher:
             if plan.first is not None:
                 words[plan.first // 32] |= np.uint32(1 << plan.first % 32)
             return
-        container = self._grammar.reach.container
+        container, table = self._grammar.reach.container, self._grammar.table
+        if self._text is not None:
+            self._idle = self._left - 1 - self._bound - container * max(table.most_opens, 1)
         if container:
-            table = self._grammar.table
             opens = (self._left - 1 - self._bound) // container
             if 0 < opens < table.most_opens:
                 words &= table.at_most(opens)
@@ -140,6 +148,9 @@ class ClosingMatcher:
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed by the grammar."""
+        if self._text is not None and self._idle > 0 and self._coast(self._text, token):
+            return True
+        self._catch_up()
         plan, ahead = self._plan, self._ahead
         if self._following:
             return self._accept_next(token)
@@ -151,6 +162,32 @@ class ClosingMatcher:
                 return self._following and self._accept_next(token)
         self._advance(token, None if ahead is None else ahead.plan)
         return True
+
+    def _coast(self, text: Text, token: int) -> bool:
+        """Accept `token` if `text` goes on after it: only counts change, the backend can wait."""
+        grammar = self._grammar
+        self._text = grammar.texts.after(text, token)
+        if self._text is None:
+            self._text, self._idle = text, 0
+            return False
+        opens = grammar.table.opens[token]
+        self._accepted.append(token)
+        self._left -= 1
+        self._opened += opens
+        self._idle -= 1 + grammar.reach.container * opens
+        self._owed += 1
+        if self._owed == _OWED:
+            self._catch_up()
+        return True
+
+    def _catch_up(self) -> None:
+        """Tell the backend what it has not been told."""
+        if not self._owed:
+            return
+        owed, self._owed = self._accepted[-self._owed :], 0
+        if (taken := self._inner.feed(owed)) < len(owed):
+            self._inner.accept(owed[taken])  # it gives up, for good, and only now does it know
+        self._numbers.write(b"".join([self._grammar.table.vocabulary.tokens[token] for token in owed]))
 
     def _accept_next(self, token: int) -> bool:
         """As `accept`, where the plan alone is followed. The backend may give up earlier on a log that is
@@ -177,10 +214,12 @@ class ClosingMatcher:
 
     def follows(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        self._catch_up()
         return self._inner.follows(tokens)
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
+        self._catch_up()
         accepted = self._accepted[: len(self._accepted) - count]
         if self._following:
             self._inner = self._grammar.inner.matcher()
@@ -191,10 +230,12 @@ class ClosingMatcher:
 
     def forced(self) -> bytes:
         """The text that the grammar alone allows, budget or not."""
+        self._catch_up()
         return b"" if self._following else self._inner.forced()
 
     def fork(self) -> "ClosingMatcher":
         """A second matcher in the same state."""
+        self._catch_up()
         other = ClosingMatcher(self._inner.fork(), self._grammar, self._budget)
         other._left, other._opened, other._plan = self._left, self._opened, self._plan
         other._objections = self._objections

@@ -217,7 +217,7 @@ class TokenTable:
     @staticmethod
     def holds(words: Words, token: int) -> bool:
         """Whether a row of a bitmask has the bit of `token`."""
-        return bool(words[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+        return words.item(token // 32) >> token % 32 & 1 == 1
 
     def _named(self, text: bytes) -> Words:
         """The tokens of single characters."""

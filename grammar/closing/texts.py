@@ -25,10 +25,11 @@ _FAR = 10**9
 
 
 class Text(NamedTuple):
-    """A state within a string: the mask, and the least and the most characters that are left of it, `_FAR`
-    where no end is set."""
+    """A state within a string: the mask, those of its tokens that do not end it, and the least and the most
+    characters that are left of it, `_FAR` where no end is set."""
 
     words: Words
+    within: Words
     least: int
     most: int
 
@@ -44,6 +45,8 @@ class Texts:
         # One token of plain text of each length that there is.
         plain = np.flatnonzero(np.unpackbits(self._plain.view(np.uint8), bitorder="little"))
         found, first = np.unique(self._lengths[plain], return_index=True)
+        # The last without an end: most answers are in the same, and read one row of memory.
+        self._endless = self._text(self._plain, _FAR, _FAR)
         self._classes: list[int] = found.tolist()
         self._examples: list[int] = plain[first].tolist()
 
@@ -58,14 +61,19 @@ class Texts:
         if not table.holds(words, table.quote) or table.holds(words, table.named) or not table.is_free(words):
             return None
         if endless:
-            return Text(words.copy(), _FAR, _FAR)
+            if not np.array_equal(words, self._endless.words):
+                self._endless = self._text(words, _FAR, _FAR)
+            return self._endless
         # Whatever is as long is as welcome.
         count = bisect_right(self._examples, 0, key=lambda token: not table.holds(words, token))
-        return Text(words.copy(), self._classes[count - 1], self._classes[count] - 1) if count else None
+        return self._text(words, self._classes[count - 1], self._classes[count] - 1) if count else None
+
+    def _text(self, words: Words, least: int, most: int) -> Text:
+        return Text(words.copy(), words & self._plain, least, most)
 
     def after(self, text: Text, token: int) -> Text | None:
-        """The state after `token`; None if it cannot be told."""
-        if not self._table.holds(self._plain, token):
+        """The state after `token`; None if it cannot be told, or the token is not allowed."""
+        if not self._table.holds(text.within, token):
             return None
         if text.least == _FAR:
             return text
@@ -73,7 +81,8 @@ class Texts:
         least, most = text.least - length, text.most - length
         if least < 0 or bisect_right(self._classes, least) != bisect_right(self._classes, most):
             return None
-        return Text(text.words & self._of(least), least, most)
+        short = self._of(least)
+        return Text(text.words & short, text.within & short, least, most)
 
     def _of(self, most: int) -> Words:
         """The tokens with at most so many characters before a string's end."""
