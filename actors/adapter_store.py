@@ -125,7 +125,7 @@ class AdapterStore(Actor[Message]):
             if placed.loads == self._loaded:
                 source = "device"
             self._count_load(source, current_time() - begun)
-        self._loaded = placed.loads
+        self._loaded = max(self._loaded, placed.loads)  # of those that are placed beside steps in any order
         self._holdings = replace(self._holdings, device=placed.residents, evictions=placed.evictions)
 
     def _count_load(self, source: str, seconds: float) -> None:

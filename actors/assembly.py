@@ -41,6 +41,7 @@ from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
 from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
 from personae.lora.stacking import stacked
+from personae.lora.stored import KINDS
 from personae.lora.writing import made_ready
 
 PAGE_SIZE = 16  # tokens
@@ -126,7 +127,8 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         if on_gpu
         else partial(stacked, layers=shapes.layers, dtype=model.dtype)
     )
-    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare)
+    stored = None if on_gpu else KINDS[model.dtype]
+    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored)
     for adapter in named.values():
         library.put(prepare(adapter))
     vocabulary = Vocabulary.from_tokenizer_json(
@@ -182,6 +184,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         min(capacity, MAX_RANK),
         torch.finfo(model.dtype).max,
         pool_bytes(shapes, capacity, model.dtype),
+        stored,
     )
     return Assembly(script, defaults, max_adapters, bounds)
 

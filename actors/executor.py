@@ -12,6 +12,9 @@ for the device.
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from personae.actors.blackbox import BlackBox
@@ -30,10 +33,11 @@ from personae.actors.messages import (
     Repay,
     Sampled,
     Spent,
+    Spoilt,
     Wanted,
 )
 from personae.actors.script import Device
-from personae.errors import AdapterError, Overloaded
+from personae.errors import ActorStopped, AdapterError, Overloaded
 from personae.lora.adapter import Adapter
 
 CHORE_SHARE = 0.2
@@ -47,7 +51,8 @@ class Executor(ThreadActor[Message]):
     What is not a step is done in pieces between two of them, for as long as `CHORE_SHARE` of the step before
     took and at least one, so it holds up other requests by no more; when there is nothing else to do, all at
     once. Such chores are placing an adapter, and handing memory to and fro: an adapter for which another
-    would have to leave asks for memory of the KV cache first.
+    would have to leave asks for memory of the KV cache first. What a thread reads into its place beside the
+    steps is placed when that thread says so.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.
@@ -92,6 +97,9 @@ class Executor(ThreadActor[Message]):
             case Repay(count=count):
                 self._owed += count
                 self._repay()
+            case Spoilt(adapter=digest, error=error):
+                self._engine.discard(digest)
+                self.post(self._store, Placed(digest, False, error, *self._engine.holdings))
             case Release(adapters=digests):
                 self._wanted = False
                 for digest in digests:
@@ -135,18 +143,31 @@ class Executor(ThreadActor[Message]):
         self.post(self._scheduler, Repaid(pages))
 
     def _placing(self, adapter: Adapter, borrowed: tuple[int, ...] = ()) -> Iterator[None]:
-        placed, error = False, None
+        placed, error, arriving = False, None, None
         if borrowed:
             yield from self._engine.lending(borrowed)
             self._repay()
         try:
-            yield from self._engine.placing(adapter)
+            arriving = yield from self._engine.placing(adapter)
             placed = True
         except Overloaded:
             pass
         except AdapterError as refused:
             error = refused.message
-        self.post(self._store, Placed(adapter.digest, placed, error, *self._engine.holdings))
+        answer = Placed(adapter.digest, placed, error, *self._engine.holdings)
+        if arriving is None:
+            self.post(self._store, answer)
+        else:
+            arriving.add_done_callback(partial(self._arrived, answer))
+
+    def _arrived(self, answer: Placed, arriving: Future[None]) -> None:
+        """All of an adapter is in its place; the thread that brought it says so."""
+        failure = arriving.exception()
+        with suppress(ActorStopped):  # whoever asked was told so
+            if failure is None:
+                self.post(self._store, answer)
+            else:
+                self.post(self.ref, Spoilt(answer.adapter, str(failure)))
 
     def _execute(self, execute: Execute) -> None:
         begun = self.time()

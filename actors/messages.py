@@ -348,6 +348,14 @@ class Place(Message, frozen=True):
     adapter: Adapter
 
 
+class Spoilt(Message, frozen=True):
+    """From a thread that reads beside the steps: what it read into this adapter's pages is not the adapter,
+    for this reason."""
+
+    adapter: str
+    error: str
+
+
 class Lend(Message, frozen=True):
     """From the scheduler, in answer to a `Borrow`: adapters may have the memory of these KV pages, if any,
     after the steps that were sent before."""

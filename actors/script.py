@@ -11,6 +11,7 @@ from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
+from personae.lora.stored import Pieces
 
 
 class Device(Protocol):
@@ -40,8 +41,12 @@ class Device(Protocol):
     def finish(self, launched: Any, /) -> StepResult:
         """Wait for the step and read it."""
 
-    def placing(self, adapter: Adapter, /) -> Iterator[None]:
-        """Copy an adapter to the device, a piece at a time, and hold it there."""
+    def placing(self, adapter: Adapter, /) -> Pieces:
+        """Copy an adapter to the device, a piece at a time, and hold it there; what the pieces end with is
+        still done beside, and steps have to wait for that before they name it."""
+
+    def discard(self, digest: str, /) -> None:
+        """Undo `placing`: what is done beside has failed."""
 
     def release(self, digest: str, /) -> None:
         """The adapter may be evicted."""

@@ -34,7 +34,9 @@ from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.spec import GrammarSpec
 from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
+from personae.lora.stored import Pieces
 
+LOAN = 32  # KV pages that are lent at a time
 PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
 
 
@@ -197,26 +199,38 @@ class StepEngine:
 
         Placing a held adapter again changes nothing. Raises AdapterError when it can never fit.
         """
+        pool = self.runner.adapters
         try:
-            for _ in self.placing(adapter):
-                pass
+            if not pool.pins(adapter.digest):
+                pool.load(adapter)
+                pool.pin(adapter.digest)
         except Overloaded:
             return False
         return True
 
-    def placing(self, adapter: Adapter) -> Iterator[None]:
+    def placing(self, adapter: Adapter) -> Pieces:
         """As `place`, a piece at a time: steps may run between the pieces, of other adapters.
 
-        The first piece raises AdapterError, or Overloaded when there is no room now.
+        The first piece raises AdapterError, or Overloaded when there is no room now. If they end with
+        something that is still done beside, the adapter is not to be used before that; if that fails, it is
+        to be discarded.
         """
         pool = self.runner.adapters
-        if not pool.pins(adapter.digest):
-            yield from pool.loading(adapter)
-            pool.pin(adapter.digest)
+        if pool.pins(adapter.digest):
+            return None
+        arriving = yield from pool.loading(adapter)
+        pool.pin(adapter.digest)
+        return arriving
+
+    def discard(self, digest: str) -> None:
+        """Undo `placing`."""
+        self.runner.adapters.unpin(digest)
+        self.runner.adapters.unload(digest)
 
     def short_of(self, adapter: Adapter) -> int:
-        """The KV pages whose memory would let it in without another leaving; 0 if nothing can be lent."""
-        return -(-self.runner.adapters.short_of(adapter) // self.runner.kv.page_bytes)
+        """The KV pages whose memory would let it in without another leaving, and some for who comes next:
+        many neighbours are given back as fast as few. 0 if nothing can be lent."""
+        return -(-self.runner.adapters.short_of(adapter) // (LOAN * self.runner.kv.page_bytes)) * LOAN
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
         """Adapters may have the memory of these KV pages, which no later step touches: after the last

@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -65,6 +66,22 @@ class LoraPair:
         return self.a.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredHalf:
+    """One half of a module in a file: where its bytes begin, and their CRC-32."""
+
+    offset: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file of stacks, and where the halves, "a" and "b", of its modules lie in it (`lora/stored.py`)."""
+
+    path: Path
+    halves: Mapping[tuple[str, str], StoredHalf]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
     """An adapter, checked against the base it was read for.
@@ -77,6 +94,7 @@ class Adapter:
     embedding and the output. invocation: the tokens from whose last occurrence in the prompt on it is active
     (activated LoRA); none: from the first token on. stacks: by module, where the host keeps adapters so
     (`lora/stacking.py`), A [layers, rank, in] and B^T [layers, rank, out], of which the pairs are parts.
+    stored: the file that the stacks are in, if not in memory; then there are no pairs.
     """
 
     name: str
@@ -89,6 +107,7 @@ class Adapter:
     vocabulary: tuple[VocabularyChange, ...] = ()
     invocation: tuple[int, ...] = ()
     stacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    stored: Stored | None = None
 
     @property
     def rank(self) -> int:

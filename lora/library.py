@@ -15,17 +15,20 @@ from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.mix import mixed, parts_of
 from personae.lora.pace import Pace, Rest
 from personae.lora.peft import read_adapter
+from personae.lora.stored import find, store
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBounds:
     """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has,
-    bytes for what it has beside its ranks."""
+    bytes for what it has beside its ranks. stored: the dtype, as safetensors names it, in which a file is
+    kept of it for being placed, if one is (`lora/stored.py`)."""
 
     shapes: LoraShapes
     max_rank: int
     max_value: float
     max_extra: int = 2**63
+    stored: str | None = None
 
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could never be placed."""
@@ -59,7 +62,8 @@ class AdapterLibrary:
     """Reads adapters from `folder`/digest, or from where `known` says, and keeps the latest used.
 
     `read` may run on any thread; the others belong to one. At most `cache_bytes` are kept, but always the
-    latest, in the form that `prepare` gives them.
+    latest, in the form that `prepare` gives them. `stored`: see AdapterBounds; of what can be stored nothing
+    is kept here, and `folder` has a file of it as soon as it was read.
     """
 
     def __init__(
@@ -69,12 +73,14 @@ class AdapterLibrary:
         folder: Path | None,
         cache_bytes: int,
         prepare: Prepare | None = None,
+        stored: str | None = None,
     ) -> None:
         self._shapes = shapes
         self._known = known
         self._folder = folder
         self._cache_bytes = cache_bytes
         self._prepare = prepare
+        self._stored = stored
         self._cache: OrderedDict[str, Adapter] = OrderedDict()
         self._bytes = 0
 
@@ -97,10 +103,26 @@ class AdapterLibrary:
         pace = Pace()
         parts = parts_of(digest)
         if parts is None:
+            if (stored := self._find(digest)) is not None:
+                return stored
             adapter = self._read(digest, pace)
+            if (stored := self._store(adapter, pace)) is not None:
+                return stored
         else:
             adapter = mixed(digest, [(self._read(part, pace), weight) for part, weight in parts])
         return adapter if self._prepare is None else self._prepare(adapter, rest=pace.rest)
+
+    def _find(self, digest: str) -> Adapter | None:
+        if self._stored is None or self._folder is None or digest in self._known:
+            return None
+        return find(self._folder / digest, digest, self._shapes, self._stored)
+
+    def _store(self, adapter: Adapter, pace: Pace) -> Adapter | None:
+        """The adapter from a file that is written now, where it may be."""
+        if self._stored is None or self._folder is None or adapter.digest in self._known:
+            return None
+        store(adapter, self._folder / adapter.digest, self._shapes, self._stored, pace.rest)
+        return self._find(adapter.digest)
 
     def _read(self, digest: str, pace: Pace) -> Adapter:
         folder = self._known.get(digest) or (self._folder and self._folder / digest)
@@ -115,7 +137,9 @@ class AdapterLibrary:
         return adapter
 
     def put(self, adapter: Adapter) -> None:
-        """Keep an adapter that was read; the least recently used leave."""
+        """Keep an adapter that was read, unless it is still in its file; the least recently used leave."""
+        if adapter.stored is not None:
+            return
         old = self._cache.pop(adapter.digest, None)
         self._cache[adapter.digest] = adapter
         self._bytes += adapter.nbytes - (old.nbytes if old else 0)

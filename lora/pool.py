@@ -13,7 +13,6 @@ needed. The pool is synchronous and has one owner; its copies to a device are be
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,24 +27,13 @@ from personae.lora.base import BaseWeights
 from personae.lora.copies import AtOnce, Copies, Mark
 from personae.lora.extras import Extras
 from personae.lora.groups import give_back_of, layers_of
+from personae.lora.resident import Resident
 from personae.lora.stacking import stacking
+from personae.lora.stored import Filler, Pieces, finished
 from personae.lora.writing import sending
 
 GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
-
-
-@dataclass(slots=True)
-class Resident:
-    """An adapter in the pool: its slot, its pages and ranks by module, their bytes and those of its extras,
-    and how many hold it."""
-
-    slot: int
-    pages: Mapping[str, tuple[int, ...]]
-    ranks: Mapping[str, int]
-    size: int = 0
-    extra: int = 0
-    pins: int = 0
 
 
 class LoraPool:
@@ -80,20 +68,20 @@ class LoraPool:
         self._group = min(GROUP, self.num_pages) if device.type == "cpu" else self.num_pages
         self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
-        self._a: dict[str, torch.Tensor] = {}  # [groups, layers, pages, RANK_PAGE, in]
-        self._b: dict[str, torch.Tensor] = {}  # [groups, layers, pages, RANK_PAGE, out]
+        # A's and B's, [groups, layers, pages, RANK_PAGE, in] and [..., out].
+        self._halves: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._tables: dict[str, RankTable] = {}
         for module, (inputs, outputs) in shapes.modules.items():
             rows = (-(-self.num_pages // self._group), shapes.layers, self._group, RANK_PAGE)
-            self._a[module] = zeros((*rows, inputs), dtype, device)
-            self._b[module] = zeros((*rows, outputs), dtype, device)
+            a, b = (zeros((*rows, width), dtype, device) for width in (inputs, outputs))
+            self._halves[module] = a, b
             self._tables[module] = RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
                 torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
             )
         self.stacks = {
-            module: LoraStack(layers_of(self._a[module]), layers_of(self._b[module]), self._tables[module])
-            for module in self._a
+            module: LoraStack(layers_of(a), layers_of(b), self._tables[module])
+            for module, (a, b) in self._halves.items()
         }
         self._arenas = {
             group: [
@@ -113,6 +101,7 @@ class LoraPool:
         self.budget = self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
         self._borrows = spare_rows > 0
         self._copies: Copies = AtOnce() if copies is None else copies
+        self._filler = Filler(self._halves)
         self._arriving: dict[int, list[Mark]] = {}  # by slot, one for each layer
         self._used = 0
         self._stale: dict[str, set[int]] = {module: set() for module in shapes.modules}  # free, but in memory
@@ -188,7 +177,7 @@ class LoraPool:
                 group = next(iter(stale)) // self._group
                 own = {page for page in stale if page // self._group == group}
                 stale -= own
-                for half in (self._a[module], self._b[module]):
+                for half in self._halves[module]:
                     give_back_of(half[group], [page % self._group for page in own])
                 yield
 
@@ -226,19 +215,24 @@ class LoraPool:
         Raises AdapterError if it can never fit, Overloaded if the adapters in its way are pinned; then
         nothing has changed.
         """
-        for _ in self.loading(adapter):
-            pass
+        if (filled := finished(self.loading(adapter))) is not None:
+            try:
+                filled.result()
+            except AdapterError:
+                self.unload(adapter.digest)
+                raise
         return self._touch(adapter.digest).slot
 
-    def loading(self, adapter: Adapter) -> Iterator[None]:
+    def loading(self, adapter: Adapter) -> Pieces:
         """As `load`, in pieces, so that its caller can do other things between them. They are short: the
         memory may have to be cleared by the system first, 2 MB at a time.
 
         What `load` raises the first piece raises. The iterator must then be run to its end before the adapter
-        is used; until then it is pinned.
+        is used; until then it is pinned. One that is stored is then still being read into its pages: whoever
+        runs the pieces pins it until that is done, and unloads it if that failed.
         """
         if adapter.digest in self._residents:
-            return
+            return None
         self.check_fits(adapter)
         victims = self._victims(adapter)
         if victims is None:
@@ -262,13 +256,16 @@ class LoraPool:
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
         )
+        if adapter.stored is not None:
+            resident.pins -= 1
+            return self._filler.begin(adapter.stored, pages, adapter.ranks)
         marks: list[Mark] = []
         self._copies.begin()
         try:
             if adapter.stacks:
                 for module, own in pages.items():
-                    for arena, stack in zip((self._a, self._b), adapter.stacks[module], strict=True):
-                        yield from stacking(arena[module], own, stack)
+                    for half, stack in zip(self._halves[module], adapter.stacks[module], strict=True):
+                        yield from stacking(half, own, stack)
             else:
                 yield from self._by_layer(adapter, slot, pages, marks)
             yield from self.extras.place(slot, adapter)
@@ -279,6 +276,7 @@ class LoraPool:
         if marks:
             self._arriving[slot] = marks
         resident.pins -= 1
+        return None
 
     def unload(self, digest: str) -> None:
         """Free an adapter's slot and pages. KeyError if it is not in the pool, ValueError if it is pinned."""
@@ -381,8 +379,9 @@ class LoraPool:
             yield
             return
         pair = adapter.pairs.get((layer, module))
-        yield from sending(self._copies, self._a[module][:, layer], pages, pair, "a", None)
-        yield from sending(self._copies, self._b[module][:, layer], pages, pair, "b", gain)
+        a, b = self._halves[module]
+        yield from sending(self._copies, a[:, layer], pages, pair, "a", None)
+        yield from sending(self._copies, b[:, layer], pages, pair, "b", gain)
 
     def _place(self, page: int) -> int:
         """The number of a page in the view of each layer (`layers_of`)."""

@@ -40,7 +40,7 @@ class TensorEntry:
 
 class SafetensorsFile:
     """An open safetensors file of float tensors, its header checked; a context manager. `rest` is called
-    before each tensor.
+    before each tensor. `entries` count from `data_start`; `metadata` is as it was found.
 
     Raises AdapterError, naming the tensor where there is one, when the file is not what it says.
     """
@@ -52,7 +52,7 @@ class SafetensorsFile:
         self._rest = rest
         self._file = path.open("rb")
         try:
-            self._data_start, self.entries = self._read_header()
+            self.data_start, self.entries, self.metadata = self._read_header()
         except BaseException:
             self._file.close()
             raise
@@ -70,7 +70,7 @@ class SafetensorsFile:
         self._rest()
         entry = self.entries[name]
         data = bytearray(entry.end - entry.begin)
-        self._file.seek(self._data_start + entry.begin)
+        self._file.seek(self.data_start + entry.begin)
         if self._file.readinto(data) != len(data):
             raise AdapterError(f"{self.name}: {name!r} is cut short", param=name)
         return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
@@ -93,7 +93,7 @@ class SafetensorsFile:
         if found != shape:
             raise refusal(name, f"its shape is {list(found)}; by the base and the config it is {list(shape)}")
 
-    def _read_header(self) -> tuple[int, dict[str, TensorEntry]]:
+    def _read_header(self) -> tuple[int, dict[str, TensorEntry], Any]:
         size = os.fstat(self._file.fileno()).st_size
         length = int.from_bytes(self._file.read(8), "little")
         if size < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
@@ -102,7 +102,7 @@ class SafetensorsFile:
                 f"(at most {MAX_HEADER}); it is no safetensors file, or cut short"
             )
         header = decode_object(self._file.read(length), f"{self.name}: the header")
-        header.pop("__metadata__", None)
+        metadata = header.pop("__metadata__", None)
         entries = {name: self._entry(name, described) for name, described in header.items()}
         end = 0
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -117,7 +117,7 @@ class SafetensorsFile:
             raise AdapterError(
                 f"{self.name}: the header describes {end} bytes of data, the file has {size - 8 - length}"
             )
-        return 8 + length, entries
+        return 8 + length, entries, metadata
 
     def _entry(self, name: str, described: Any) -> TensorEntry:
         if len(name) > MAX_NAME:

@@ -41,7 +41,7 @@ def sending(
             ready = copies.host((rank, groups.shape[3]), groups.dtype)
             fold(ready, pair, half, gain)
     first = 0
-    for group, begin, end in _runs(pages, groups.shape[1]):
+    for group, begin, end in runs(pages, groups.shape[1]):
         target = groups[group, begin:end].view(-1, groups.shape[3])
         given = min(max(rank - first, 0), len(target))
         if ready is not None and given:
@@ -81,8 +81,8 @@ def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no
     return replace(adapter, pairs=pairs, nbytes=adapter.nbytes - held + memory.nbytes)
 
 
-def _runs(pages: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
-    """(group, first place, place past the last) of neighbours, in their order."""
+def runs(pages: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
+    """Of pages in groups of this size: (group, first place, place past the last) of neighbours, in order."""
     places = [(*divmod(page, size), number) for number, page in enumerate(pages)]
     for _, run in groupby(places, key=lambda at: (at[0], at[1] - at[2])):
         found = list(run)

@@ -20,6 +20,7 @@ from personae.errors import Overloaded
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
+from personae.lora.stored import Pieces
 
 VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
 EOS = (0,)
@@ -245,7 +246,7 @@ class Device:
         """Adapters on the device, how many were copied there, how many left for others."""
         return len(self._resident), self._copied, self._copied - len(self._resident)
 
-    def placing(self, adapter: Adapter) -> Iterator[None]:
+    def placing(self, adapter: Adapter) -> Pieces:
         """In two pieces. Raises Overloaded, in the first, when held adapters fill the device."""
         digest = adapter.digest
         if digest not in self.held:
@@ -262,6 +263,11 @@ class Device:
                 self._threads.sleep(self._costs.place / 2)
             self.held.add(digest)
             self._resident[digest] = self._resident.pop(digest)
+        return None
+
+    def discard(self, digest: str) -> None:
+        """Nothing is done beside, so nothing fails."""
+        raise AssertionError(f"{digest} was placed when its pieces ended")
 
     def release(self, digest: str) -> None:
         """It may go."""

@@ -27,6 +27,7 @@ from personae.errors import Conflict, LoadError, NotFound, RateLimited
 from personae.lora.library import AdapterBounds
 from personae.lora.pace import Pace
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter, targets
+from personae.lora.stored import store
 
 STAGING = "staging"
 _QUOTA_RETRY = 60.0  # seconds; something has to be removed first
@@ -210,9 +211,13 @@ class Registry:
             self._collect(rows[0]["digest"])
 
     def _read(self, folder: Path) -> tuple[str, dict[str, int], _Traits]:
-        """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it."""
-        adapter = read_adapter(folder, self._bounds.shapes, Pace().rest)
+        """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it. The folder
+        has the file then that the adapter is placed from."""
+        pace = Pace()
+        adapter = read_adapter(folder, self._bounds.shapes, pace.rest)
         self._bounds.check(adapter)
+        if self._bounds.stored is not None:
+            store(adapter, folder, self._bounds.shapes, self._bounds.stored, pace.rest)
         return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:

@@ -51,6 +51,7 @@ create table if not exists adapters (
     primary key (tenant, name)
 ) strict;
 create index if not exists adapters_by_digest on adapters (digest);
+create index if not exists adapters_by_name on adapters (name);
 create table if not exists files (
     id text primary key,
     tenant text not null,

@@ -2,7 +2,8 @@
 
     python -m personae.evals.tenants.placing --model models/smol135 --megabytes 100
 
-What a running step can lose to a cold adapter is one piece, or a fifth of a step. Processor time is told
+Placed twice: from the host's memory, in pieces of which a running step can lose one, or a fifth of its time;
+and from the file that an upload has on a CPU, which a thread reads beside the steps. Processor time is told
 beside the clock's, which on a busy machine says more of the others.
 """
 
@@ -19,10 +20,11 @@ from personae.api.local import DEMO
 from personae.engine.config import read_config
 from personae.evals.tenants.making import AdapterMaker
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.adapter import LoraShapes
+from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
+from personae.lora.stored import KINDS, find, store
 
 
 def main(
@@ -39,16 +41,30 @@ def main(
         clock, processor = time.perf_counter(), time.thread_time()
         adapter = stacked(read_adapter(Path(folder), shapes), shapes.layers, torch.bfloat16)
         clock, processor = time.perf_counter() - clock, time.thread_time() - processor
-    print(
-        f"{adapter.nbytes / 1e6:.0f} MB read in {clock * 1e3:.0f} ms, {processor * 1e3:.0f} of processor time"
-    )
-    pool = LoraPool(
-        shapes,
-        capacity_rows=-(-rank // RANK_PAGE) * RANK_PAGE,
-        max_adapters=1,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+        print(
+            f"{adapter.nbytes / 1e6:.0f} MB read in {clock * 1e3:.0f} ms, "
+            f"{processor * 1e3:.0f} of processor time"
+        )
+        pool = LoraPool(
+            shapes,
+            capacity_rows=-(-rank // RANK_PAGE) * RANK_PAGE,
+            max_adapters=1,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+        )
+        in_pieces(pool, adapter)
+        pool.unload(adapter.digest)
+        store(adapter, Path(folder), shapes, KINDS[pool.dtype])
+        found = find(Path(folder), adapter.digest, shapes, KINDS[pool.dtype])
+        assert found is not None
+        clock, processor = time.perf_counter(), time.process_time()
+        pool.load(found)
+        clock, processor = time.perf_counter() - clock, time.process_time() - processor
+    print(f"from its file in {clock * 1e3:.0f} ms, {processor * 1e3:.0f} of processor time")
+
+
+def in_pieces(pool: LoraPool, adapter: Adapter) -> None:
+    """Place it from memory."""
     pieces: list[tuple[float, float]] = []
     loading = pool.loading(adapter)
     while True:

@@ -10,6 +10,7 @@ time went and what was loaded from where, the ratios, the server's memory and wh
 adapters. Exit code 1 if an answer differs. How much of the ratio is in the engine's own steps: `floor.py`.
 """
 
+import os
 import random
 import re
 import statistics
@@ -97,6 +98,20 @@ def memory_of(pid: int) -> int:
     return total
 
 
+def processor_of(pid: int) -> float:
+    """Seconds that a process and its children have had a processor."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, _, rest = stat.read_text().partition(" ")
+        except OSError:
+            continue
+        fields = rest.rpartition(")")[2].split()
+        if pid in (int(number), int(fields[1])):
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def where(before: dict[str, float], after: dict[str, float]) -> str:
     """Where the time of a round went, and what was loaded from where."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
@@ -149,10 +164,14 @@ async def measure(
         for number in range(rounds):
             for adapters, found in speeds.items():
                 many = traffic.over(adapters, number)
-                before = await figures_of(client)
+                before, busy = await figures_of(client), processor_of(served.pid)
                 speed, answers = await traffic.run(client, many, concurrency)
                 found.append(speed)
-                say(f"{adapters} adapters: {speed:.1f} tokens/s;", where(before, await figures_of(client)))
+                busy = 1e3 * (processor_of(served.pid) - busy) / (len(many) * traffic.tokens)
+                say(
+                    f"{adapters} adapters: {speed:.1f} tokens/s, {busy:.2f} ms of processors each;",
+                    where(before, await figures_of(client)),
+                )
             say(f"  server's memory {memory_of(served.pid) / 2**20:.0f} MiB")
         few_speeds, many_speeds = speeds.values()
         say(f"for the first time: {many_speeds[0] / few_speeds[0]:.3f}")

@@ -2,10 +2,13 @@
 
 import json
 import random
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import anyio
 import jsonschema
@@ -29,6 +32,8 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
+from personae.lora.library import AdapterLibrary
+from personae.lora.stored import Filler, store
 
 pytestmark = real_clock
 NAMES = [*list(ZOO)[:4], None]
@@ -256,6 +261,40 @@ async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(assembly) -> N
         assert steps > len(pieces) // 4, (
             "a busy machine may bring the next plan late, and more than one piece fits"
         )
+
+
+async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
+    assembly: Assembly, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = assembly.script
+    digest = script.models[NAMES[0]].adapter
+    (tmp_path / digest).mkdir()
+    store(script.library.read(digest), tmp_path / digest, assembly.bounds.shapes, "F32")
+    shelf = AdapterLibrary(assembly.bounds.shapes, {}, tmp_path, 0, stored="F32")
+    goes_on = threading.Event()
+    fill = Filler._fill
+
+    def filling(self: Filler, *what: Any) -> None:
+        assert goes_on.wait(30)
+        fill(self, *what)
+
+    cold = log(script, "cold", NAMES[0])
+    async with open_stage(script) as client:
+        expected = await play(client, [cold])
+    monkeypatch.setattr(Filler, "_fill", filling)
+    async with open_stage(replace(script, library=shelf)) as client:
+        answers: dict[str, Any] = {}
+
+        async def ask() -> None:
+            answers.update(await play(client, [cold]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            for number in range(3):
+                await play(client, [log(script, f"base {number}", None)])
+            assert not answers, "its adapter is not there"
+            goes_on.set()
+        assert answers == expected
 
 
 async def test_who_tells_the_streamer_things_is_stopped_before_it(assembly, monkeypatch) -> None:

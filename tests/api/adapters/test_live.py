@@ -24,6 +24,7 @@ from personae.lora.pool import pool_bytes
 pytestmark = real_clock
 BASE = model_folder("qwen3")
 RANK = 8
+STACKS = "stacks.F32.safetensors"
 SPECS = [{"rank": RANK, "seed": seed, "scale": 0.5} for seed in range(6)]
 
 
@@ -196,11 +197,28 @@ async def test_files_that_were_damaged_fail_their_own_requests_only(
     async with live(tmp_path) as house, house.client() as client:
         digests = [(await upload(client, f"a{i}", files[i])).json()["sha256"] for i in range(2)]
         (house.data.adapters / digests[0] / TENSORS).write_bytes(b"")
+        (house.data.adapters / digests[0] / STACKS).unlink()
         body = {"model": "a0", "prompt": PROMPT, "max_tokens": 2}
         failed = await client.post("/v1/completions", json=body)
         assert failed.status_code == 500
         assert str(tmp_path) not in failed.text
         assert tokens(await ask(client, "a1")) == truth[1]
+
+
+async def test_what_it_is_placed_from_is_made_of_the_upload_again_if_it_was_damaged(
+    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
+) -> None:
+    async with live(tmp_path) as house, house.client() as client:
+        digest = (await upload(client, "poet", files[0])).json()["sha256"]
+        stacks = house.data.adapters / digest / STACKS
+        whole = stacks.read_bytes()
+        stacks.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        body = {"model": "poet", "prompt": PROMPT, "max_tokens": 2}
+        failed = await client.post("/v1/completions", json=body)
+        assert failed.status_code == 500, "it was found out while it was placed"
+        assert str(tmp_path) not in failed.text
+        assert tokens(await ask(client, "poet")) == truth[0]
+        assert stacks.read_bytes() == whole
 
 
 async def test_weighted_adapters_answer_together_as_in_peft_beside_each_alone(

@@ -1,0 +1,187 @@
+"""Adapters on disk as the host's own pool has them, beside what was uploaded.
+
+A file of the stacks of `stacking.py`, written once: when an upload has been checked, or when the adapter is
+first wanted in another dtype. To place it is then to read the file into its pages: few calls of the system,
+by a thread beside the steps, and no memory but the pages. What was read is compared with checksums. The file
+may go at any time; it is made of the upload again.
+"""
+
+import json
+import os
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personae.errors import AdapterError
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import Adapter, LoraShapes, Stored, StoredHalf
+from personae.lora.pace import Pace, Rest, no_rest
+from personae.lora.safetensors_file import DTYPES, SafetensorsFile
+from personae.lora.stacking import stacked
+from personae.lora.strict_json import decode_object
+from personae.lora.writing import runs
+
+Bytes = NDArray[np.uint8]
+Pieces = Generator[None, None, Future[None] | None]
+"""Of placing an adapter; they end with what is then still done beside, if anything is."""
+
+KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+_PARTS = 1024  # of one call: IOV_MAX on Linux
+
+
+def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: Rest = no_rest) -> None:
+    """Write the adapter's file, if it is of low rank on linear modules and no more, and the disk has room.
+
+    kind: its dtype, as safetensors names it. `rest` is called every now and then.
+    """
+    if adapter.affine or adapter.vocabulary:
+        return
+    halves = {
+        f"{module}.{half}": tensor
+        for module, stack in stacked(adapter, shapes.layers, DTYPES[kind], rest).stacks.items()
+        for half, tensor in zip("ab", stack, strict=True)
+    }
+    path = _path(folder, kind)
+    unfinished = path.with_suffix(".part")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(_header(adapter, halves, kind))
+            for tensor in halves.values():
+                rest()
+                file.write(_bytes_of(tensor).data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | None:
+    """The adapter of that digest, its tensors left in its file; None if there is no such file."""
+    path = _path(folder, kind)
+    try:
+        with SafetensorsFile(path) as file:
+            notes = decode_object(file.metadata["adapter"].encode(), path.name)
+            halves, ranks = {}, {}
+            for name, entry in file.entries.items():
+                module, half = name.split(".")
+                layers, ranks[module], width = entry.shape
+                if (layers, width) != (shapes.layers, shapes.modules[module]["ab".index(half)]):
+                    return None
+                halves[module, half] = StoredHalf(file.data_start + entry.begin, notes["checksums"][name])
+    except (AdapterError, LookupError, TypeError, ValueError):
+        return None
+    if notes["digest"] != digest:
+        return None
+    stored = Stored(path, halves)
+    return Adapter(
+        digest, digest, {}, ranks, notes["peak"], 0, invocation=tuple(notes["invocation"]), stored=stored
+    )
+
+
+def finished(pieces: Pieces) -> Future[None] | None:
+    """Run all pieces; what they end with."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            return cast("Future[None] | None", end.value)
+
+
+class Filler:
+    """Reads adapters into their pages, on threads of its own: a large one does not hold up a small one.
+
+    arenas: by module, A's and B's, [groups, layers, pages, RANK_PAGE, width] in the host's memory.
+    """
+
+    def __init__(self, arenas: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        self._arenas = arenas
+        self._threads = ThreadPoolExecutor(2, "adapters")
+
+    def begin(
+        self, stored: Stored, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]
+    ) -> Future[None]:
+        """Done when all is there; the rest of a module's last page is zeroed. It fails with an AdapterError
+        if the file is not what was written; then it is gone."""
+        return self._threads.submit(self._fill, stored, pages, ranks)
+
+    def _fill(self, stored: Stored, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]) -> None:
+        pace = Pace()
+        try:
+            file = os.open(stored.path, os.O_RDONLY)
+        except OSError as error:
+            raise AdapterError(f"{stored.path.name}: {error.strerror}") from None
+        try:
+            for module, own in pages.items():
+                for half, arena in zip("ab", self._arenas[module], strict=True):
+                    pace.rest()
+                    parts = _parts(_bytes_of(arena), own, ranks[module])
+                    if not _read(file, stored.halves[module, half], parts):
+                        stored.path.unlink(missing_ok=True)
+                        raise AdapterError(f"{stored.path.name} has changed since it was written")
+        finally:
+            os.close(file)
+
+
+def _parts(groups: Bytes, pages: Sequence[int], rank: int) -> list[memoryview]:
+    """The bytes of these pages, in the order of the file: of each layer all ranks. What lies behind the last
+    is zeroed."""
+    count, layers, places = groups.shape[:3]
+    rows = groups.reshape(count, layers, places * RANK_PAGE, -1)
+    found = []
+    left = rank
+    for group, first, last in runs(pages, places):
+        begin, end = first * RANK_PAGE, last * RANK_PAGE
+        middle = min(begin + left, end)
+        rows[group, :, middle:end] = 0
+        found.append((group, begin, middle))
+        left -= middle - begin
+    return [rows[group, layer, begin:end].data for layer in range(layers) for group, begin, end in found]
+
+
+def _read(file: int, half: StoredHalf, parts: list[memoryview]) -> bool:
+    """Read what follows each other into the parts; whether it is what was written."""
+    offset, checksum = half.offset, 0
+    for first in range(0, len(parts), _PARTS):
+        some = parts[first : first + _PARTS]
+        size = sum(part.nbytes for part in some)
+        if os.preadv(file, some, offset) != size:
+            return False
+        offset += size
+        for part in some:
+            checksum = crc32(part, checksum)
+    return checksum == half.checksum
+
+
+def _header(adapter: Adapter, halves: Mapping[str, Tensor], kind: str) -> bytes:
+    """Of a safetensors file, with what else there is to know of the adapter in its metadata."""
+    notes = {
+        "digest": adapter.digest,
+        "peak": adapter.peak,
+        "invocation": adapter.invocation,
+        "checksums": {name: crc32(_bytes_of(tensor).data) for name, tensor in halves.items()},
+    }
+    header: dict[str, Any] = {"__metadata__": {"adapter": json.dumps(notes)}}
+    end = 0
+    for name, tensor in halves.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: Tensor) -> Bytes:
+    return tensor.view(torch.uint8).numpy()
+
+
+def _path(folder: Path, kind: str) -> Path:
+    return folder / f"stacks.{kind}.safetensors"
