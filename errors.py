@@ -15,6 +15,7 @@
     │   ├── RequestTimeout        the client sent its request too slowly                     408
     │   ├── PayloadTooLarge       body, header or list over its limit                        413, 431
     │   └── RateLimited           this tenant's limit; `retry_after` seconds                 429
+    │       └── QuotaExceeded     it keeps as much as it may                                 429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
     │   └── ActorStopped          what would do it is going down                             503
@@ -149,6 +150,13 @@ class RateLimited(RequestError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
     retry_after = 1.0
+
+
+class QuotaExceeded(RateLimited):
+    """This tenant keeps as much as it may; something has to be removed, or to end, before there is room."""
+
+    code = "quota_exceeded"
+    retry_after = 60.0
 
 
 class Overloaded(PersonaeError):

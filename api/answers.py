@@ -6,13 +6,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 
-class CachedTokens(msgspec.Struct):
+class CachedTokens(msgspec.Struct, frozen=True):
     """How much of the prompt was in the prefix cache."""
 
     cached_tokens: int
 
 
-class ReasoningTokens(msgspec.Struct):
+class ReasoningTokens(msgspec.Struct, frozen=True):
     """How much of the answer was reasoning, what opens and closes it included."""
 
     reasoning_tokens: int

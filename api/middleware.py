@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from typing import NoReturn
 
 import anyio
@@ -43,7 +44,7 @@ class Gate:
             receive,
             getattr(settings, upload) + _FORM_BYTES if upload else settings.max_body_bytes,
             settings.upload_seconds if upload else settings.body_seconds,
-            complete=scope["method"] != "POST",
+            complete=scope["method"] != "POST" and not _announces_a_body(headers),
         )
         status = 0
 
@@ -121,6 +122,10 @@ class _Body:
 
 class _Broken(Exception):
     """An answer broke off after its status line; the server closes the connection, so the client notices."""
+
+
+def _announces_a_body(headers: Mapping[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def _request_id(given: bytes) -> str:

@@ -92,8 +92,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _head_overdue(self) -> None:
         self._head_timer = None
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if self.transport.is_closing() or answering:
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_head()  # nothing may stand between the pieces of an answer: it is looked at again
             return
         if not self._head_bytes:
             self.transport.close()

@@ -10,16 +10,18 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import msgspec
 from anyio import sleep, to_thread
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect, Request
 
-from personae.errors import Overloaded, PayloadTooLarge, RateLimited, RequestError
+from personae.api.tenants.store import Identity
+from personae.errors import Cancelled, Overloaded, PayloadTooLarge, RateLimited, RequestError
 from personae.lora.pace import Pace
 
 if TYPE_CHECKING:
@@ -30,6 +32,39 @@ _FLUSH = 2**20  # bytes that are gathered before a thread writes them
 _LONGEST_REST = 0.05  # seconds after these; the loop's other work meanwhile is counted as theirs
 _STAGED = 16  # uploads at the same time
 _STAGED_BY_TENANT = 4
+
+
+class Shelf(Protocol):
+    """Where uploads are kept once they are complete."""
+
+    def check_room(self, who: Identity, size: int) -> None:
+        """Raises QuotaExceeded if the tenant may not have `size` more bytes."""
+
+    def stage(self, tenant: str) -> AbstractContextManager[Path]:
+        """A folder for an upload; see `Staging.folder`."""
+
+
+@asynccontextmanager
+async def receiving(
+    request: Request, shelf: Shelf, who: Identity
+) -> AsyncIterator[tuple[AsyncIterator[bytes], Path]]:
+    """The body of an upload for which there is room, and a folder for it that goes when the block ends.
+
+    Raises QuotaExceeded, RateLimited or Overloaded before anything is read; Cancelled when the client leaves,
+    and Overloaded for whatever the disk refuses.
+    """
+    length = request.headers.get("content-length", "0")
+    shelf.check_room(who, int(length) if length.isdigit() else 0)
+    try:
+        async with aclosing(request.stream()) as stream:
+            with shelf.stage(who.tenant) as folder:
+                yield stream, folder
+    except ClientDisconnect:
+        raise Cancelled("The client went away before its upload was complete.") from None
+    except OSError as error:
+        raise Overloaded(
+            f"The upload could not be written: {error.strerror}.", code="storage_failed"
+        ) from error
 
 
 class Form(msgspec.Struct):
@@ -96,14 +131,15 @@ class Staging:
         """A new, empty folder; whatever is in it when the block ends is thrown away.
 
         Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
+        Raises OSError when the disk has no place for one.
         """
         if self._staged[tenant] >= _STAGED_BY_TENANT:
             raise RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
         if self._staged.total() >= _STAGED:
             raise Overloaded(f"{_STAGED} uploads are running; try again shortly.")
-        self._staged[tenant] += 1
         folder = self._path / secrets.token_hex(16)
         folder.mkdir(mode=0o700)
+        self._staged[tenant] += 1
         try:
             yield folder
         finally:

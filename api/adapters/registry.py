@@ -23,14 +23,13 @@ from personae.actors.client import ModelCard
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.api.upload import Staging, sync_folder
-from personae.errors import Conflict, LoadError, NotFound, RateLimited
+from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded
 from personae.lora.library import AdapterBounds
 from personae.lora.pace import Pace
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter, targets
 from personae.lora.stored import store
 
 STAGING = "staging"
-_QUOTA_RETRY = 60.0  # seconds; something has to be removed first
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
@@ -140,19 +139,17 @@ class Registry:
         return self._staging.folder(tenant)
 
     def check_room(self, who: Identity, size: int) -> None:
-        """Raises RateLimited if the tenant may not have `size` more bytes of adapters."""
+        """Raises QuotaExceeded if the tenant may not have `size` more bytes of adapters."""
         (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
         limit = who.limits.bytes
         if limit is not None and used + size > limit:
-            raise RateLimited(
+            raise QuotaExceeded(
                 f"This tenant's adapters have {int(used)} of at most {limit} bytes; "
-                f"{size} more do not fit. Remove one first.",
-                code="quota_exceeded",
-                retry_after=_QUOTA_RETRY,
+                f"{size} more do not fit. Remove one first."
             )
 
     def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
-        """The row that the name stands for now. Raises Conflict, or RateLimited for one adapter too many."""
+        """The row that the name stands for now. Raises Conflict, or QuotaExceeded for one too many."""
         if name in self._reserved:
             raise Conflict(f"The name `{name}` is the server's own.", param="name")
         rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (who.tenant, name))
@@ -164,10 +161,8 @@ class Registry:
             (count,) = self._data.rows("select count(*) from adapters where tenant = ?", (who.tenant,))[0]
             limit = who.limits.adapters
             if limit is not None and count >= limit:
-                raise RateLimited(
-                    f"This tenant has {count} adapters, which is its limit. Remove one first.",
-                    code="quota_exceeded",
-                    retry_after=_QUOTA_RETRY,
+                raise QuotaExceeded(
+                    f"This tenant has {count} adapters, which is its limit. Remove one first."
                 )
         return rows[0] if rows else None
 
@@ -176,7 +171,7 @@ class Registry:
     ) -> AdapterRecord:
         """Check a staged adapter against the base and register it under the name.
 
-        Raises AdapterError, Conflict or RateLimited; then nothing has changed.
+        Raises AdapterError, Conflict or QuotaExceeded; then nothing has changed.
         """
         digest, ranks, traits = await to_thread.run_sync(self._read, folder, limiter=self._readers)
         size = sum((folder / file).stat().st_size for file in (CONFIG_FILE, TENSORS_FILE))

@@ -2,14 +2,13 @@
 
 import os
 import re
-from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from anyio import to_thread
 from msgspec import UNSET, Meta, UnsetType
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from personae.api.adapters.form import copy_folder, read_adapter_form
@@ -19,7 +18,8 @@ from personae.api.generation import Door, door_of
 from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.schema import Body
-from personae.errors import Cancelled, Forbidden, NotFound, Overloaded, RequestError
+from personae.api.upload import receiving
+from personae.errors import Forbidden, NotFound, RequestError
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -80,19 +80,9 @@ async def create_adapter(request: Request) -> Response:
     """Upload an adapter; it can be used when the answer comes."""
     door = door_of(request)
     registry, who = _registry(door), door.caller.identity
-    length = request.headers.get("content-length", "0")
-    registry.check_room(who, int(length) if length.isdigit() else 0)
-    with registry.stage(who.tenant) as folder:
-        try:
-            async with aclosing(request.stream()) as stream:
-                kind = request.headers.get("content-type", "")
-                form = await read_adapter_form(stream, kind, folder, door.settings.max_upload_bytes)
-        except ClientDisconnect:
-            raise Cancelled("The client went away before its upload was complete.") from None
-        except OSError as error:
-            raise Overloaded(
-                f"The upload could not be written: {error.strerror}.", code="storage_failed"
-            ) from error
+    async with receiving(request, registry, who) as (stream, folder):
+        kind = request.headers.get("content-type", "")
+        form = await read_adapter_form(stream, kind, folder, door.settings.max_upload_bytes)
         name, replace, shared = _checked(form.name), form.flag("replace"), form.flag("shared")
         if shared and who.role != "admin":
             raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")

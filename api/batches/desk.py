@@ -44,7 +44,7 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity, TenantStore
-from personae.errors import Conflict, NotFound, RateLimited, RequestError
+from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ _LONGEST = 30 * 24 * 3600
 _METADATA = (16, 64, 512)  # pairs, characters of a key, of a value
 _SWEEP = 60.0  # seconds
 _AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again that stumbled
-_QUOTA_RETRY = 60.0
 
 
 class _Work:
@@ -135,7 +134,7 @@ class Batches:
             raise failure
 
     async def create(self, who: Identity, body: CreateBatch, settings: ApiSettings) -> Batch:
-        """Take a batch. Raises RequestError, or RateLimited when the tenant has too many at a time."""
+        """Take a batch. Raises RequestError, or QuotaExceeded when the tenant has too many at a time."""
         window = _window(body.completion_window)
         if body.endpoint not in ENDPOINTS:
             served = ", ".join(ENDPOINTS)
@@ -149,10 +148,8 @@ class Batches:
             error.param = "input_file_id"
             raise
         if len(open := self._store.unfinished(who.tenant)) >= settings.max_open_batches:
-            raise RateLimited(
-                f"This tenant has {len(open)} batches that are not done; wait for one to end.",
-                code="quota_exceeded",
-                retry_after=_QUOTA_RETRY,
+            raise QuotaExceeded(
+                f"This tenant has {len(open)} batches that are not done; wait for one to end."
             )
         now = int(self._clock())
         batch = Batch(
@@ -210,7 +207,10 @@ class Batches:
 
     async def _sweep(self) -> None:
         while True:
-            await self.files.sweep({entry.batch.input_file_id for entry in self._store.unfinished()})
+            try:
+                await self.files.sweep({entry.batch.input_file_id for entry in self._store.unfinished()})
+            except Exception as error:
+                logger.error("what has expired could not be removed, and is tried again", exc_info=error)
             await anyio.sleep(_SWEEP)
 
     def _begin(self, entry: Entry) -> None:

@@ -14,15 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from personae.api.batches.model import (
-    BatchUsage,
-    CachedTokens,
-    Counts,
-    NotRun,
-    OutputLine,
-    ReasoningTokens,
-    Response,
-)
+from personae.api.answers import CachedTokens, ReasoningTokens
+from personae.api.batches.model import BatchUsage, Counts, NotRun, OutputLine, Response
 from personae.api.upload import sync_folder
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"

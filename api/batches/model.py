@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec.structs import replace
 
+from personae.api.answers import CachedTokens, ReasoningTokens
 from personae.api.schema import Body
 
 Status = Literal[
@@ -45,25 +46,13 @@ class Counts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
-class CachedTokens(msgspec.Struct, frozen=True):
-    """How much of the prompts was in the prefix cache."""
-
-    cached_tokens: int = 0
-
-
-class ReasoningTokens(msgspec.Struct, frozen=True):
-    """How much of the answers was reasoning."""
-
-    reasoning_tokens: int = 0
-
-
 class BatchUsage(msgspec.Struct, frozen=True):
     """Tokens of all answers."""
 
     input_tokens: int = 0
-    input_tokens_details: CachedTokens = CachedTokens()
+    input_tokens_details: CachedTokens = CachedTokens(0)
     output_tokens: int = 0
-    output_tokens_details: ReasoningTokens = ReasoningTokens()
+    output_tokens_details: ReasoningTokens = ReasoningTokens(0)
     total_tokens: int = 0
 
 

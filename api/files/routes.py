@@ -1,21 +1,20 @@
 """`/v1/files`, as OpenAI has it."""
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from personae.api.files.store import KEPT, FileRecord, expiry
 from personae.api.generation import Door, door_of
 from personae.api.operation import Content, operation
 from personae.api.respond import json_response
-from personae.api.upload import read_form
-from personae.errors import Cancelled, NotFound, Overloaded, RequestError, UnsupportedParameter
+from personae.api.upload import read_form, receiving
+from personae.errors import NotFound, RequestError, UnsupportedParameter
 
 if TYPE_CHECKING:
     from personae.api.batches.desk import Batches
@@ -77,24 +76,14 @@ async def create_file(request: Request) -> Response:
     """Upload a file of requests for a batch."""
     door = door_of(request)
     files, who = batches_of(door).files, door.caller.identity
-    length = request.headers.get("content-length", "0")
-    files.check_room(who, int(length) if length.isdigit() else 0)
-    with files.stage(who.tenant) as folder:
-        try:
-            async with aclosing(request.stream()) as stream:
-                form = await read_form(
-                    stream,
-                    request.headers.get("content-type", ""),
-                    folder,
-                    texts=("purpose", ANCHOR, SECONDS),
-                    files={"file": door.settings.max_file_bytes},
-                )
-        except ClientDisconnect:
-            raise Cancelled("The client went away before its upload was complete.") from None
-        except OSError as error:
-            raise Overloaded(
-                f"The upload could not be written: {error.strerror}.", code="storage_failed"
-            ) from error
+    async with receiving(request, files, who) as (stream, folder):
+        form = await read_form(
+            stream,
+            request.headers.get("content-type", ""),
+            folder,
+            texts=("purpose", ANCHOR, SECONDS),
+            files={"file": door.settings.max_file_bytes},
+        )
         _check_purpose(form.texts.get("purpose"))
         record = await files.add(
             who,

@@ -15,15 +15,14 @@ from pathlib import Path
 from sqlite3 import Connection, Row
 
 import msgspec
-from anyio import to_thread
+from anyio import Lock, to_thread
 
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.api.upload import Staging, sync_folder
-from personae.errors import NotFound, RateLimited, RequestError
+from personae.errors import NotFound, QuotaExceeded, RequestError
 
 STAGING = "staging"
-_QUOTA_RETRY = 60.0  # seconds; something has to be removed first
 KEPT = (3600, 30 * 24 * 3600)  # seconds that a file with an end can be kept
 
 
@@ -47,6 +46,7 @@ class FileStore:
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
         self._data = data
         self._clock = clock
+        self._lock = Lock()  # from the look at the room that there is to the row that takes it
         self._staging = Staging(data.files / STAGING)
         known = {row["id"] for row in data.rows("select id from files")}
         for path in data.files.iterdir():
@@ -94,17 +94,15 @@ class FileStore:
         return [_record(row) for row in rows[:limit]], len(rows) > limit
 
     def check_room(self, who: Identity, size: int) -> None:
-        """Raises RateLimited if the tenant may not have `size` more bytes of files."""
+        """Raises QuotaExceeded if the tenant may not have `size` more bytes of files."""
         limit = who.limits.file_bytes
         if limit is None:
             return
         (used,) = self._data.rows("select total(bytes) from files where tenant = ?", (who.tenant,))[0]
         if used + size > limit:
-            raise RateLimited(
+            raise QuotaExceeded(
                 f"This tenant's files have {int(used)} of at most {limit} bytes; {size} more do not fit. "
-                "Remove one first.",
-                code="quota_exceeded",
-                retry_after=_QUOTA_RETRY,
+                "Remove one first."
             )
 
     async def add(
@@ -112,11 +110,12 @@ class FileStore:
     ) -> FileRecord:
         """Keep a staged file, on disk when this returns. `seconds` is how long; None for ever.
 
-        Raises RateLimited.
+        Raises QuotaExceeded.
         """
         record = self.record(f"file-{secrets.token_hex(12)}", path, filename, purpose, seconds)
-        self.check_room(who, record.bytes)
-        await to_thread.run_sync(self._commit, who.tenant, record, path)
+        async with self._lock:
+            self.check_room(who, record.bytes)
+            await to_thread.run_sync(self._commit, who.tenant, record, path)
         return record
 
     def record(

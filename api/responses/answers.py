@@ -60,7 +60,7 @@ class OutputCustomCall(msgspec.Struct, tag="custom_tool_call", tag_field="type")
 OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
 
 
-class InputCounts(CachedTokens):
+class InputCounts(CachedTokens, frozen=True):
     """How much of the input was in the prefix cache. Nothing is paid for writing to it."""
 
     cache_write_tokens: int = 0

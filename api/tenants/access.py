@@ -5,9 +5,11 @@ As long as no key was ever made there is one tenant, `default`, and whoever reac
 then the server listens on the loopback only, unless it was told not to care.
 """
 
+import ipaddress
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import wraps
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -49,6 +51,7 @@ class Access:
     ) -> None:
         self._app = app
         self._store = None if insecure else store
+        self._insecure = insecure
         self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,12 +73,29 @@ class Access:
             if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
                 # Without keys a web page that the operator happens to look at could ask, too.
                 raise Forbidden("Requests from other web sites are refused as long as there are no API keys.")
+            if not self._insecure and not _names_no_site(headers.get("host", "")):
+                # Such a page could also have its own name lead here (DNS rebinding).
+                raise Forbidden(
+                    "Without API keys the server is asked as localhost or by its IP address only: use one of "
+                    "these in the URL, or make keys, or start it with --insecure-no-auth."
+                )
             return NOBODY_ASKED
         scheme, _, key = headers.get("authorization", "").partition(" ")
         identity = self._store.identify(key.strip()) if scheme.lower() == "bearer" else None
         if identity is None:
             raise Unauthorized("A valid API key is needed, sent as `Authorization: Bearer KEY`.")
         return identity
+
+
+def _names_no_site(host: str) -> bool:
+    """Whether a `Host` is an address or localhost, with any port, or not given: browsers always give one."""
+    if not host:
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname
+        return name == "localhost" or bool(ipaddress.ip_address(name or ""))
+    except ValueError:
+        return False
 
 
 def caller_of(request: Request) -> Caller:

@@ -72,7 +72,7 @@ def test_requests_are_served_on_one_connection(address: str) -> None:
 
 def test_a_header_without_end_is_refused(address: str) -> None:
     with connection(address) as connected:
-        connected.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-flood: ")
+        connected.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-flood: ")
         try:
             for _ in range(100):
                 connected.sendall(b"y" * 1000)
@@ -86,7 +86,7 @@ def test_a_header_without_end_is_refused(address: str) -> None:
 def test_many_headers_are_refused_by_name(address: str) -> None:
     lines = "".join(f"x-{number}: {'y' * 30}\r\n" for number in range(200))
     with connection(address) as connected:
-        connected.sendall(f"GET /health HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
+        connected.sendall(f"GET /health HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
         status, error = refusal(read_all(connected))
     assert (status, error["param"]) == (431, "headers")
     assert works(address)
@@ -94,9 +94,33 @@ def test_many_headers_are_refused_by_name(address: str) -> None:
 
 def test_a_head_that_does_not_come_is_not_waited_for(address: str) -> None:
     with connection(address) as connected:
-        connected.sendall(b"GET /health HTTP/1.1\r\nhost: x")
+        connected.sendall(b"GET /health HTTP/1.1\r\nhost: localhost")
         status, error = refusal(read_all(connected))
     assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_head_that_does_not_come_after_an_answer_is_not_waited_for() -> None:
+    body = json.dumps(ASK | {"timeout": 0.5}).encode()  # longer than a head may take
+    app = create_app(FakeEngine(hold_after=1), SETTINGS)
+    with serving(app, SETTINGS) as address, connection(address) as connected:
+        connected.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body + b"GET /health HTTP/1.1\r\nhost:"
+        )
+        begun = connected.recv(65536)
+        connected.sendall(b"l")
+        answer, line, refused = (begun + read_all(connected)).partition(b"HTTP/1.1 408")
+    assert answer.startswith(b"HTTP/1.1 504")
+    assert refusal(line + refused)[1]["param"] == "headers"
+
+
+@pytest.mark.parametrize("announced", ["content-length: 1000", "transfer-encoding: chunked"])
+def test_nobody_reads_the_rest_of_a_body_that_was_not_asked_for(address: str, announced: str) -> None:
+    with connection(address) as connected:
+        connected.sendall(f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{announced}\r\n\r\n".encode())
+        answer = read_all(connected)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
 
 
 def test_a_connection_that_says_nothing_is_closed(address: str) -> None:
@@ -107,7 +131,7 @@ def test_a_connection_that_says_nothing_is_closed(address: str) -> None:
 def test_a_body_that_does_not_come_is_not_waited_for(address: str) -> None:
     with connection(address) as connected:
         connected.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: 100\r\n\r\n{"
         )
         status, error = refusal(read_all(connected))
@@ -118,7 +142,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(address: str) -> None:
 def test_a_chunked_body_over_the_limit_is_refused(address: str) -> None:
     with connection(address) as connected:
         connected.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"transfer-encoding: chunked\r\n\r\n" + b"3000\r\n" + b" " * 0x3000 + b"\r\n"
         )
         status, error = refusal(read_all(connected))
@@ -163,7 +187,7 @@ def test_a_client_that_does_not_read_is_dropped_and_its_sequence_freed() -> None
     with serving(create_app(engine, SETTINGS), SETTINGS) as address, connection(address) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connected.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n" % len(body) + body
         )
         assert engine.left.wait(30), "the sequence still runs"

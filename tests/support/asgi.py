@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 def client(app: ASGIApp) -> httpx.AsyncClient:
     """An HTTP client that calls `app`; answers come whole."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 class Visit:
@@ -51,7 +51,7 @@ class Visit:
             "root_path": "",
             "scheme": "http",
             "headers": self._request_headers,
-            "server": ("test", 80),
+            "server": ("localhost", 80),
             "client": ("test", 1),
         }
         with self._to_server, self._inbox:

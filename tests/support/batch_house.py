@@ -101,7 +101,7 @@ async def open_batches(
     try:
         async with (
             batches.running(app.state.door),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
         ):
             yield House(app, client, batches, data)
     finally:

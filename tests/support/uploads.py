@@ -74,7 +74,7 @@ class House:
     def client(self, key: str | None = None) -> httpx.AsyncClient:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://test", headers=headers
+            transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=headers
         )
 
     def leftovers(self) -> list[str]:

@@ -294,6 +294,21 @@ def test_a_tenant_has_so_many_uploads_at_the_same_time_and_the_server_too(house:
     assert house.leftovers() == []
 
 
+async def test_a_disk_without_room_for_an_upload_is_told_and_locks_nobody_out(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, mode: int = 0) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with house.client() as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", full)
+            for _ in range(5):
+                refused = await upload(client, "poet", whole())
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_failed")
+        assert (await upload(client, "poet", whole())).status_code == 201
+
+
 def test_a_library_says_what_it_does_not_have(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(AdapterError, match="not there any more"):

@@ -14,9 +14,10 @@ from virtual_clock import virtual_clock
 
 from personae.api.batches import run
 from personae.api.batches.journal import OUTPUT, Journal
+from personae.api.files.store import FileStore
 from personae.api.settings import ApiSettings
-from personae.api.tenants.store import Limits
-from personae.errors import Overloaded
+from personae.api.tenants.store import Identity, Limits
+from personae.errors import Overloaded, QuotaExceeded
 
 pytestmark = virtual_clock
 TOKENIZER = byte_tokenizer()
@@ -251,6 +252,44 @@ async def test_one_that_stumbles_is_tried_again(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(house.batches._store, "finish", locked)
         batch = await house.until(await house.start([request("a")]), "completed")
         assert list(texts(await house.lines(batch["output_file_id"]))) == ["a"]
+
+
+async def test_a_database_that_is_busy_when_files_are_swept_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, failures = FileStore.sweep, 2
+
+    async def locked(self: FileStore, needed: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise sqlite3.OperationalError("database is locked")
+        await sweep(self, needed)
+
+    monkeypatch.setattr(FileStore, "sweep", locked)
+    async with open_batches(tmp_path) as house:
+        fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+        file = house.batches.files.path(await house.upload([request("a")], **fields))
+        assert file.exists()
+        await anyio.sleep(2 * 3600)
+        assert not file.exists()
+
+
+async def test_uploads_at_the_same_time_have_one_quota(tmp_path: Path) -> None:
+    async with open_batches(tmp_path) as house, anyio.create_task_group() as tasks:
+        files, taken, refused = house.batches.files, [], []
+        who = Identity("default", "tenant", Limits(file_bytes=100))
+
+        async def add(number: int) -> None:
+            (path := tmp_path / str(number)).write_bytes(b"x" * 60)
+            try:
+                taken.append(await files.add(who, path, filename="f", purpose="batch", seconds=None))
+            except QuotaExceeded as error:
+                refused.append(error)
+
+        for number in range(3):
+            tasks.start_soon(add, number)
+    assert (len(taken), len(refused)) == (1, 2)
 
 
 async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

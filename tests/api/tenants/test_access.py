@@ -131,6 +131,27 @@ async def test_web_pages_cannot_use_a_server_without_keys(house: House, site: st
         assert (await client.get("/v1/models")).status_code == 200
 
 
+async def test_a_name_that_leads_here_opens_nothing_without_keys(house: House, tmp_path: Path) -> None:
+    async with house.client() as client:
+        for host in (
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "127.0.0.1.nip.io",
+            "[::",
+        ):
+            refused = await client.get("/v1/models", headers={"host": host})
+            assert refused.status_code == 403, host
+            assert "localhost" in refused.json()["error"]["message"]
+        for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:8000", "192.168.1.7", "[::1]:8000", "[::1]"):
+            assert (await client.get("/v1/models", headers={"host": host})).status_code == 200, host
+    async with house.client(house.key("ann")) as client:
+        assert (await client.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
+    with open_house(tmp_path / "other", settings=ApiSettings(insecure=True)) as open_to_all:
+        async with open_to_all.client() as client:
+            assert (await client.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
+
+
 async def test_insecure_asks_for_no_key_though_there_are_some(tmp_path: Path) -> None:
     with open_house(tmp_path, settings=ApiSettings(insecure=True)) as house:
         house.key("ann")
