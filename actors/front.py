@@ -112,9 +112,11 @@ class Front:
             self._house.dismiss(self._queues.pop(oldest))
 
     def note_death(self, last: LastStep | None, *, outside: bool) -> None:
-        """Back has died in this step; `outside` if it was killed by nobody of ours."""
-        with suppress(ActorStopped):
-            self.streamer.tell(Fallen(() if last is None else last.aboard, outside))
+        """Back has died in this step; `outside` if killed by nobody of ours. None: it had not begun a step,
+        so that those who were aboard when the one before it died are still to be judged."""
+        if last is not None:
+            with suppress(ActorStopped):
+                self.streamer.tell(Fallen(last.aboard, outside))
 
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing, Back's included."""

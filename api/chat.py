@@ -86,7 +86,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     shape = answer_shape(body, door.family, text, bound)
     grammar = grammar_of(bound, shape)
     loose = loose_functions(shape)
-    prompt = await door.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    (prompt,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens))
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
     )

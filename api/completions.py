@@ -64,8 +64,8 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     settings, client = door.settings, door.client
     model = door.chosen(body)
     wants_usage(body)
-    texts = _texts(body.prompt)
-    count = choices_of(body.n, settings, len(texts))
+    texts, ids = _given(body.prompt)
+    count = choices_of(body.n, settings, len(texts or ids))
     if body.best_of not in (None, count):
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
     style = text_style(body, settings)
@@ -78,7 +78,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
         of_prompt = max(logprobs, of_prompt or 0)
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
-    prompts = [await _encode(door, body, text, index) for index, text in enumerate(texts)]
+    prompts = await _encode(door, body, texts, ids)
     bound_by = None if bound is None else bound.param
     job = Job.begin(door, "cmpl-", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
     for place, prompt in enumerate(prompts):
@@ -117,48 +117,42 @@ def _length(body: CompletionRequest, asked: int, prompt: int, limit: int, name: 
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)
 
 
-def _texts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts, one by one. Raises RequestError for an empty list or a mixed one."""
+def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+    """The prompts: texts, or lists of ids. Raises RequestError for an empty list or a mixed one."""
     if isinstance(prompt, str):
-        return [prompt]
+        return [prompt], []
     if not prompt:
         raise RequestError("`prompt` is empty.", param="prompt")
-    ids = [value for value in prompt if isinstance(value, int)]
     texts = [value for value in prompt if isinstance(value, str)]
     lists = [value for value in prompt if isinstance(value, list)]
-    for same in (texts, lists):
-        if len(same) == len(prompt):
-            return [*same]
-    if len(ids) == len(prompt):
-        return [ids]
-    raise RequestError(
-        "`prompt` must be text, token ids, a list of texts or a list of lists.", param="prompt"
-    )
+    ids = [value for value in prompt if isinstance(value, int)]
+    if len(prompt) not in (len(texts), len(lists), len(ids)):
+        raise RequestError(
+            "`prompt` must be text, token ids, a list of texts or a list of lists.", param="prompt"
+        )
+    return texts, [ids] if ids else lists
 
 
-async def _encode(door: Door, body: CompletionRequest, prompt: str | list[int], index: int) -> _Prompt:
-    client = door.client
+async def _encode(
+    door: Door, body: CompletionRequest, texts: list[str], ids: list[list[int]]
+) -> list[_Prompt]:
+    """The prompts, of texts or of ids. Raises RequestError."""
     one = not isinstance(body.prompt, list) or isinstance(body.prompt[0], int)
-    name = "prompt" if one else f"prompt[{index}]"
-    if isinstance(prompt, str):
-        tokens = await door.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
-        text = prompt
-    else:
-        tokens = prompt
-        if len(tokens) >= client.max_model_len:
-            answer_length(None, prompt=len(tokens), limit=client.max_model_len, param="", prompt_param=name)
-        for place, token in enumerate(tokens):
-            if not 0 <= token < client.vocab_size:
-                field = f"{name}[{place}]"
-                raise RequestError(
-                    f"`{field}` is no token of this model; ids are from 0 to {client.vocab_size - 1}.",
-                    param=field,
-                )
-        skip = body.skip_special_tokens is not False
-        text = client.tokenizer.decode(tokens, skip) if body.echo else ""
-    if not tokens:
-        raise RequestError(f"`{name}` is empty.", param=name)
-    return _Prompt(tokens, text if body.echo else "", name)
+    names = ["prompt" if one else f"prompt[{index}]" for index in range(len(texts or ids))]
+    for name, tokens in zip(names, ids, strict=False):
+        limit = door.client.max_model_len
+        if len(tokens) >= limit:
+            answer_length(None, prompt=len(tokens), limit=limit, param="", prompt_param=name)
+        door.check_ids(tokens, name)
+    if texts:
+        ids = await door.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+    elif body.echo:
+        texts = await door.decode(ids, skip_special_tokens=body.skip_special_tokens is not False)
+    for name, tokens in zip(names, ids, strict=True):
+        if not tokens:
+            raise RequestError(f"`{name}` is empty.", param=name)
+    shown = texts if body.echo else [""] * len(ids)
+    return [_Prompt(*each) for each in zip(ids, shown, names, strict=True)]
 
 
 class Form(Chunks):

@@ -55,7 +55,7 @@ Sink = Callable[[Part], None]
 
 MAX_PRIORITY = 16
 _LONG_TEXT = 16_384
-"""What is longer is rendered and encoded off the event loop: it takes longer than a thread hop."""
+"""Texts longer than this (ids, more of them) are rendered, encoded and decoded off the event loop."""
 _BRIEF_SECONDS = 0.02
 """What a template may take of the event loop's time."""
 
@@ -125,12 +125,29 @@ class Door:
         limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`."""
-        encode = self.client.tokenizer.encode
-        if len(text) <= _LONG_TEXT:
-            return encode(text, add_special_tokens)
-        return await anyio.to_thread.run_sync(encode, text, add_special_tokens)
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        encode = self.client.tokenizer.encode_batch
+        if sum(map(len, texts)) <= _LONG_TEXT:
+            return encode(texts, add_special_tokens)
+        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens)
+
+    async def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each list of ids."""
+        decode = self.client.tokenizer.decode_batch
+        if sum(map(len, lists)) <= _LONG_TEXT:
+            return decode(lists, skip_special_tokens)
+        return await anyio.to_thread.run_sync(decode, lists, skip_special_tokens)
+
+    def check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Raises RequestError naming the first that is no token of this model."""
+        vocab = self.client.vocab_size
+        if ids and (min(ids) < 0 or max(ids) >= vocab):
+            place = next(place for place, token in enumerate(ids) if not 0 <= token < vocab)
+            field = f"{name}[{place}]"
+            raise RequestError(
+                f"`{field}` is no token of this model; ids are from 0 to {vocab - 1}.", param=field
+            )
 
     async def render_chat(
         self,

@@ -87,12 +87,13 @@ async def tokenize(request: Request) -> Response:
             kwargs=body.chat_template_kwargs,
             tools=shown_tools(body.tools),
         )
-        ids = await door.encode(text, add_special_tokens=bool(body.add_special_tokens))
+        (ids,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens))
     else:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
             if getattr(body, name) is not None:
                 raise RequestError(f"`{name}` belongs to `messages`, not to `prompt`.", param=name)
-        ids = await door.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+        around = body.add_special_tokens is not False
+        (ids,) = await door.encode([body.prompt or ""], add_special_tokens=around)
     tokenizer = door.client.tokenizer
     strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
     return json_response(Tokens(len(ids), door.client.max_model_len, ids, strings))
@@ -105,7 +106,6 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, DetokenizeRequest, door.settings.max_json_depth)
     if body.model is not None:
         door.model(body.model)
-    for place, token in enumerate(body.tokens):
-        if not 0 <= token < door.client.vocab_size:
-            raise RequestError(f"`tokens[{place}]` is no token of this model.", param=f"tokens[{place}]")
-    return json_response(Text(door.client.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    door.check_ids(body.tokens, "tokens")
+    (text,) = await door.decode([body.tokens], skip_special_tokens=False)
+    return json_response(Text(text))

@@ -1,4 +1,4 @@
-"""What changes logits before the grammar does: penalties, biases, forbidden tokens.
+"""What changes logits before the grammar does: penalties, biases.
 
 A sequence touches few of the many tokens of a vocabulary. So each slot keeps a short list of (token id,
 value), and only those logits are gathered, changed and scattered back: the cost follows the length of the
@@ -111,8 +111,7 @@ class Penalties:
 
 
 class Additions:
-    """Values added to a slot's logits: a logit bias, or minus infinity for tokens that are not allowed
-    yet."""
+    """Values added to a slot's logits: a logit bias."""
 
     def __init__(self, max_slots: int, device: torch.device) -> None:
         self._entries = SlotEntries(max_slots, device)

@@ -4,11 +4,12 @@ A token is a function of (logits, log, parameters, seed, position): the same alo
 after a preemption. A row's logits go through, in this order:
 
     1. repetition, frequency and presence penalties     4. temperature
-    2. logit_bias; min_tokens (EOS and stop ids)        5. top_k, then top_p of what top_k left, then min_p
-    3. the grammar's bitmask                            6. one uniform number, inverse CDF in vocabulary order
+    2. logit_bias                                       5. top_k, then top_p of what top_k left, then min_p
+    3. the grammar's bitmask; min_tokens                6. one uniform number, inverse CDF in vocabulary order
 
     7. where the grammar objects to the token (`grammar/closing`): 3 to 6 again without it, with a new number
 
+Before min_tokens EOS and stop ids are left out, unless the grammar allows nothing else: then it has ended.
 Temperature 0 (anything under 1e-5) and top_k 1 are greedy: after 3, the largest logit, the lowest id among
 equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row asked
 for are not run.
@@ -32,22 +33,26 @@ from personae.engine.arrival import Arrival, to_host
 from personae.engine.logprobs import LogprobRows, logprob_rows
 from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.grammar.bitmask import allow_only, words_of
+from personae.grammar.masks import allocate_bitmask
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows, choose, overwrites
 from personae.kernels.upload import upload
 
+Words = NDArray[np.uint32]  # a row of a bitmask
+
 _GREEDY_BELOW = 1e-5
 
 NOT_FINITE = "the model's logits are not finite"
-NOTHING_ALLOWED = "no token is allowed next: the grammar, min_tokens and the logits exclude all of them"
+NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
 
 
 class Asking(Protocol):
     """Who is asked about a row's token before it is taken."""
 
-    def objection(self, token: int) -> NDArray[np.uint32] | None:
-        """What is to be left out instead of taking `token`, as a row of a bitmask; None to let it be. Asked
+    def objection(self, token: int) -> Words | None:
+        """What is to be left out instead of taking `token`; None to let it be. Asked
         again about what is then chosen, it lets something be in the end."""
 
 
@@ -133,7 +138,7 @@ class Sampler:
         self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
-        self._stops = Additions(max_slots, self._device)
+        self._stops: dict[int, Words] = {}  # of slots with min_tokens, as a row of a bitmask
         self._scratch = Scratch(self._device)
         # Per slot, on the host.
         self._admitted = np.zeros(max_slots, np.bool_)
@@ -174,10 +179,11 @@ class Sampler:
         if params.logit_bias:
             self._biases.admit(slot, params.logit_bias)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else log.eos)}
-        stops = {token: -np.inf for token in ends if 0 <= token < self._vocab_size}
-        self._stops_from[slot] = log.prompt_length + params.min_tokens if stops else 0
+        self._stops_from[slot] = log.prompt_length + params.min_tokens if params.min_tokens and ends else 0
         if self._stops_from[slot] > len(log.tokens):
-            self._stops.admit(slot, stops)
+            stops = np.zeros(words_of(self._vocab_size), np.int32)
+            allow_only(stops, [token for token in ends if 0 <= token < self._vocab_size])
+            self._stops[slot] = stops.view(np.uint32)
         self._wants_logprobs[slot] = params.logprobs is not None
         self._top[slot] = params.logprobs or 0
 
@@ -185,6 +191,7 @@ class Sampler:
         """The slot's sequence has left; the slot may be admitted again."""
         assert self._admitted[slot], f"slot {slot} is free"
         self._admitted[slot] = False
+        self._stops.pop(slot, None)
 
     def sample(
         self,
@@ -212,9 +219,14 @@ class Sampler:
         wanting = np.flatnonzero(self._wants_logprobs[slot])
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
-        self._change(logits, slot, position, penalised)
+        self._change(logits, slot, penalised)
         kept = logits.clone() if asking and overwrites(self._device) else logits
         rows = self._rows(slot, position)
+        stops: dict[int, Words] = {}
+        if len(early := np.flatnonzero(position < self._stops_from[slot])):
+            if bitmask is None:
+                bitmask = allocate_bitmask(len(slot), self._vocab_size)
+            stops = self._leave_out_stops(bitmask, early, slot)
         tokens, best = choose(logits, rows, bitmask, self._scratch)
         tops = self._top[slot[wanting]]
 
@@ -228,20 +240,32 @@ class Sampler:
 
         def ask(chosen: list[int]) -> None:
             assert bitmask is not None
-            self._ask(asking, kept, rows, bitmask, tokens, best, chosen)
+            self._ask(asking, kept, rows, bitmask, stops, tokens, best, chosen)
 
         asked = ask if asking and bitmask is not None else None
         return Sampled(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
 
-    def _change(self, logits: Tensor, slot: IntArray, position: IntArray, penalised: IntArray) -> None:
+    def _change(self, logits: Tensor, slot: IntArray, penalised: IntArray) -> None:
         """Steps 1 and 2, in place."""
         if len(penalised):
             slots = slot[penalised]
             self._penalties.apply(logits, penalised, slots, self._factors[:, slots])
         if len(biased := np.flatnonzero(self._biased[slot])):
             self._biases.apply(logits, biased, slot[biased])
-        if len(early := np.flatnonzero(position < self._stops_from[slot])):
-            self._stops.apply(logits, early, slot[early])
+
+    def _leave_out_stops(self, bitmask: Tensor, early: IntArray, slot: IntArray) -> dict[int, Words]:
+        """Of rows before their min_tokens, in `bitmask`, unless a grammar allows nothing else. Returns them,
+        by row."""
+        words = bitmask.numpy().view(np.uint32)
+        left_out: dict[int, Words] = {}
+        for row in early.tolist():
+            stops = words[row] & self._stops[int(slot[row])]
+            words[row] ^= stops
+            if words[row].any():
+                left_out[row] = stops
+            else:
+                words[row] = stops
+        return left_out
 
     def _ask(
         self,
@@ -249,11 +273,13 @@ class Sampler:
         logits: Tensor,
         rows: SamplingRows,
         bitmask: Tensor,
+        stops: dict[int, Words],
         tokens: Tensor,
         best: Tensor,
         chosen: list[int],
     ) -> None:
-        """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2; chosen: the tokens.
+        """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2; stops: what min_tokens
+        left out, by row; chosen: the tokens.
 
         Choosing again from what is left, with a new number, is choosing from what nobody objects to.
         """
@@ -266,6 +292,8 @@ class Sampler:
                 left_out = asking[row].objection(token)
                 if left_out is not None:
                     words[row] &= ~left_out
+                    if row in stops and not words[row].any():
+                        words[row] = stops.pop(row)
                     refused.append(row)
             if not refused:
                 return

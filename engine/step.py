@@ -289,6 +289,8 @@ def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Mat
     """A matcher that has seen what the log has emitted so far, and closes the answer in time."""
     matcher = grammar.matcher(log.budget(max_model_len))
     for token in log.tokens[log.prompt_length :]:
+        if matcher.terminated:
+            break  # what follows are stop tokens that ended nothing (`ignore_eos`, `min_tokens`)
         if not matcher.accept(token):
             raise AssertionError(f"sequence {log.id}: its log does not follow its own grammar")
     return matcher

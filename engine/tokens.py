@@ -18,6 +18,7 @@ Concatenated, the pieces and the flush are what `Tokenizer.decode` makes of all 
 
 import codecs
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ from personae.engine.bytelevel import BYTE_OF_CHAR
 from personae.engine.stops import StopFinder
 from personae.engine.tokenizer_files import read_tokenizer_files
 from personae.errors import RequestError
+
+# The library's own threads would take the cores that steps run on.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
@@ -105,16 +109,14 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` for many texts, on several cores."""
+        """`encode` for many texts. Other threads run meanwhile, and it takes one core."""
         for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError:
                 raise RequestError("the text holds a lone surrogate, which is no character") from None
-        if len(texts) == 1:
-            encodings = [self.backend.encode(texts[0], add_special_tokens=add_special_tokens)]
-        else:
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        # Unlike `encode` and `decode`, the library's calls for batches let go of the interpreter's lock.
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         lists: list[list[int]] = [encoding.ids for encoding in encodings]
         if add_special_tokens and self._prepend_bos and self.bos_id is not None:
             return [[self.bos_id, *ids] for ids in lists]
@@ -124,8 +126,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that do not exist become nothing."""
-        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        return self.decode_batch([ids], skip_special_tokens)[0]
+
+    def decode_batch(self, lists: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """`decode` for many lists. Other threads run meanwhile, and it takes one core."""
+        texts: list[str] = self.backend.decode_batch(lists, skip_special_tokens=skip_special_tokens)
+        return texts
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that this token adds to a running text; empty for an id that does not exist."""

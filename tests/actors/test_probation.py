@@ -1,7 +1,13 @@
 """Who goes back after Back has died."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
+from personae.actors.blackbox import LastStep
+from personae.actors.front import Front
+from personae.actors.messages import Fallen, Message
 from personae.actors.probation import CLEARED, Probation, Record
 
 
@@ -124,3 +130,11 @@ def test_one_that_kills_at_its_tenth_token_is_found_too() -> None:
     assert probation.judge(records, "ab") == ["b"]
     assert probation.next(records) == ["a"]
     assert probation.over
+
+
+def test_a_back_that_dies_while_it_starts_does_not_make_its_predecessors_death_forgotten() -> None:
+    told: deque[Message] = deque()
+    front = SimpleNamespace(streamer=SimpleNamespace(tell=told.append))
+    Front.note_death(front, LastStep(7, 1, 1, ("a", "b")), outside=False)
+    Front.note_death(front, None, outside=True)
+    assert [*told] == [Fallen(("a", "b"), outside=False)]

@@ -1,5 +1,7 @@
 """Text completions, asked over ASGI."""
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import asgi
@@ -138,6 +140,25 @@ async def test_the_stopping_token_counts_but_is_not_text(app: Starlette) -> None
 async def test_min_tokens_keeps_the_answer_going(app: Starlette) -> None:
     choice = (await complete(app, "x", min_tokens=15, max_tokens=20))["choices"][0]
     assert choice["text"].startswith("Hello, world!H")
+
+
+@pytest.mark.parametrize(("count", "beside"), [(20, False), (200, True)])
+async def test_many_prompts_are_encoded_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, count: int, beside: bool
+) -> None:
+    engine = FakeEngine()
+    threads: list[threading.Thread] = []
+    encode = engine.tokenizer.encode_batch
+
+    def noting(texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        if len(texts) == count:
+            threads.append(threading.current_thread())
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(engine.tokenizer, "encode_batch", noting)
+    answer = await complete(create_app(engine), ["word " * 30] * count, max_tokens=1)
+    assert len(answer["choices"]) == count
+    assert [thread is not threading.main_thread() for thread in threads] == [beside]
 
 
 async def test_best_of_may_only_be_n(app: Starlette) -> None:

@@ -349,6 +349,13 @@ def test_neither_eos_nor_stop_ids_come_before_min_tokens() -> None:
     assert sample(logits, [sequence([2, 2], 1, **params, ignore_eos=True)]).tokens == [1]
 
 
+def test_a_grammar_that_has_ended_ends_before_min_tokens() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    log = sequence([2, 2], 1, temperature=0, min_tokens=9, eos=[0])
+    ended, going_on = np.array([True, False, False]), np.array([True, False, True])
+    assert sample(logits, [log, log], allowed=[ended, going_on]).tokens == [0, 2]
+
+
 def test_a_grammars_mask_comes_before_greedy_and_random_choice_and_other_rows_do_not_notice() -> None:
     logits = torch.zeros(4, 70)
     logits[:, 69] = 5

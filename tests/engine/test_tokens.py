@@ -1,4 +1,8 @@
 import json
+import random
+import string
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
+from personae.api.local import DEMO
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.errors import ModelLoadError, RequestError
 
@@ -314,3 +319,19 @@ def test_real_tokenizers_stream_what_they_decode(real: Tokenizer, data: st.DataO
 def test_every_token_of_a_real_tokenizer_has_the_bytes_that_it_decodes_to(real: Tokenizer) -> None:
     for id in range(0, real.vocab_size, 37):
         assert real.token_text(id) == real.decode([id], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("way", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_encoded_or_decoded(way: str) -> None:
+    tokenizer = Tokenizer.load(DEMO / "model")
+    text = "".join(random.Random(0).choices(string.ascii_lowercase, k=200_000))
+    given = text if way == "encode" else tokenizer.encode(text) * 4
+    work = threading.Thread(target=getattr(tokenizer, way), args=(given,))
+    longest, begun = 0.0, time.perf_counter()
+    last = begun
+    work.start()
+    while work.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < (last - begun) / 2, "this thread stood still for most of it"

@@ -26,7 +26,7 @@ def uniform(seed: int, position: int) -> float:
 def changed_logits(
     logits: NDArray[np.float32], log: SequenceLog, allowed: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """After penalties, bias, min_tokens and mask; float32, as the model's."""
+    """After penalties, bias, mask and min_tokens; float32, as the model's."""
     params = log.params
     x = logits.astype(np.float32).copy()
     emitted = list(log.tokens[log.prompt_length :])
@@ -38,11 +38,11 @@ def changed_logits(
         x[token] -= np.float32(params.presence_penalty)
     for token, bias in params.logit_bias.items():
         x[token] += np.float32(bias)
-    if len(emitted) < params.min_tokens:
-        for token in (*params.stop_token_ids, *(() if params.ignore_eos else log.eos)):
-            x[token] = -np.inf
-    if allowed is not None:
-        x[~allowed] = -np.inf
+    allowed = np.ones(len(x), np.bool_) if allowed is None else allowed.copy()
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else log.eos)}
+    if len(emitted) < params.min_tokens and set(np.flatnonzero(allowed).tolist()) - stops:
+        allowed[list(stops)] = False
+    x[~allowed] = -np.inf
     return x
 
 
