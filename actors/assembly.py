@@ -33,6 +33,7 @@ from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.quantized import Quantization
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
@@ -81,7 +82,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     secret: bytes | None = None
     background_tokens: int | None = None
     cuda_graphs: bool = True
-    quantize: Literal["int8"] | None = None
+    quantize: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
             options.model,
             device=device,
             dtype=options.dtype,
-            int8=options.quantize == "int8",
+            quantize=options.quantize,
             max_position=options.max_model_len,
             on_progress=on_progress,
         )

@@ -92,7 +92,7 @@ def serve(
     quantize: Annotated[
         QuantizeChoice | None,
         typer.Option(
-            help="On a CPU, keep the base's weights in 8 bits: half the memory to read for a token."
+            help="On a CPU, keep the base's weights in 8 bits, or in 4.5: that much less to read for a token."
         ),
     ] = None,
     kv_cache_dtype: Annotated[

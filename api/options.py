@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
-QuantizeChoice = Literal["int8"]
+QuantizeChoice = Literal["int8", "int4"]
 KvDtypeChoice = Literal["auto", "fp8"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)

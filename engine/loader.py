@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from personae.engine.config import ModelConfig, read_config, read_fields
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
-from personae.kernels.int8 import Int8Weight
 from personae.kernels.memory import give_back_freed
+from personae.kernels.quantized import Quantization, QuantizedWeight
 from personae.lora.base import fingerprint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,13 +55,13 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     max_position: int | None = None,
-    int8: bool = False,
+    quantize: Quantization | None = None,
     on_progress: Progress | None = None,
 ) -> Decoder:
     """Loads a Hugging Face model folder: `config.json` and safetensors, single or sharded.
 
     `dtype` is "float32", "bfloat16", "float16" or "auto", the config's own. `max_position` caps the context
-    that will be run. `int8` quantizes the linear modules as they are read. `on_progress(done_bytes,
+    that will be run. `quantize`: the linear modules are, as they are read. `on_progress(done_bytes,
     total_bytes)` is called after each tensor, in bytes of the files. Beside the parameters themselves only
     one tensor at a time is held.
 
@@ -75,7 +75,7 @@ def load_model(
         stored = _decoder_s(stored)
     kind = _resolve_dtype(dtype, config, stored)
     _check(config, stored)
-    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position, int8=int8)
+    decoder = Decoder(config, dtype=kind, device=device, max_position=max_position, quantize=quantize)
     _fill(decoder, stored, on_progress)
     decoder.pack()
     give_back_freed()
@@ -189,9 +189,11 @@ def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | N
                 place.copy_(tensor)
                 if name in (EMBEDDING, OUTPUT):
                     decoder.fingerprints[name] = fingerprint(tensor)
-                if isinstance(place, Int8Weight):
+                if isinstance(place, QuantizedWeight):
                     if not place.scales.isfinite().all():
-                        raise ModelLoadError(f"{name} has values that are not finite, of which int8 has none")
+                        raise ModelLoadError(
+                            f"{name} has values that are not finite, of which quantized weights have none"
+                        )
                 elif place.dtype is torch.float16 and not place.isfinite().all():
                     raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")
                 done += stored[name].bytes

@@ -1,16 +1,16 @@
-"""What int8 weights cost in quality: the bundled model and its adapters on their held-out conversations.
+"""What fewer bits cost in quality: the bundled model and its adapters, on their held-out conversations.
 
     python -m personae.evals.quantized --count 64
 
-Each task with the model that it is for, in bfloat16 and with `--quantize int8`, through the same API: the
-perplexity of the true answers, how many greedy answers are right in full, and how many are the same text both
-ways.
+Each task with the model that it is for, in bfloat16 and with each `--quantize`, through the same API: the
+perplexity of the true answers, how many greedy answers are right in full, and how many are the same text as
+in bfloat16.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 import anyio
 import typer
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import personae
+from personae.api.options import QuantizeChoice
 from personae.evals.demo import data
 from personae.evals.demo.grading import grade, held_out
 from personae.evals.demo.sample import END_OF_TURN, Sample
@@ -35,7 +36,7 @@ class Told:
     text: str = ""
 
 
-async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str, list[Told]]:
+async def ask(tasks: dict[str, list[Sample]], quantize: QuantizeChoice | None) -> dict[str, list[Told]]:
     """All samples of all tasks, each by the model that its task is for."""
     told = {task: [Told() for _ in samples] for task, samples in tasks.items()}
     async with personae.open(dtype="bfloat16", quantize=quantize, device="cpu") as engine:
@@ -69,18 +70,24 @@ def right(samples: Sequence[Sample], told: Sequence[Told]) -> float:
     return sum(grades) / len(grades)
 
 
+def agreement(told: Sequence[Told], other: Sequence[Told]) -> float:
+    """Share of answers that are the same text."""
+    return sum(one.text == two.text for one, two in zip(told, other, strict=True)) / len(told)
+
+
 def table(tasks: dict[str, list[Sample]]) -> Table:
-    """Ask both ways and compare."""
-    plain, int8 = (anyio.run(ask, tasks, quantize) for quantize in (None, "int8"))
-    found = Table("task", "perplexity", "int8", "right in full, %", "int8", "the same text, %")
+    """Ask in all ways and compare."""
+    formats = get_args(QuantizeChoice)
+    told = [anyio.run(ask, tasks, quantize) for quantize in (None, *formats)]
+    ways, same = ("bfloat16", *formats), [f"same text, {way}" for way in formats]
+    found = Table("task", *(f"perplexity, {way}" for way in ways), *(f"right, {way}" for way in ways), *same)
     for task, samples in tasks.items():
-        pairs = zip(plain[task], int8[task], strict=True)
-        same = sum(one.text == other.text for one, other in pairs) / len(samples)
+        plain, *others = (way[task] for way in told)
         found.add_row(
             task,
-            *(f"{perplexity(told[task]):.4f}" for told in (plain, int8)),
-            *(f"{100 * right(samples, told[task]):.1f}" for told in (plain, int8)),
-            f"{100 * same:.1f}",
+            *(f"{perplexity(way[task]):.4f}" for way in told),
+            *(f"{right(samples, way[task]):.1%}" for way in told),
+            *(f"{agreement(plain, other):.1%}" for other in others),
         )
     return found
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
 
@@ -20,7 +20,7 @@ from personae.kernels.sgmv import RankTable, WorkList
 class LinearWeights:
     """y = x weight^T + bias. weight: [outputs, inputs]; merged modules lie one after the other."""
 
-    weight: Tensor | Int8Weight
+    weight: Tensor | QuantizedWeight
     bias: Tensor | None
 
 
@@ -47,7 +47,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    output: Tensor | Int8Weight
+    output: Tensor | QuantizedWeight
     heads: int
     kv_heads: int
     head_dim: int
@@ -78,7 +78,7 @@ class PackedLinear(Protocol):
         """x: [T, inputs] -> [T, outputs]."""
 
     def plain(self) -> Tensor:
-        """The weight as it was given, [outputs, inputs]: a copy, in bfloat16 if it was int8."""
+        """The weight as it was given, [outputs, inputs]: a copy, in bfloat16 if it was quantized."""
 
 
 class FusedDecoder(Protocol):
@@ -117,10 +117,10 @@ def fuse(weights: DecoderWeights) -> FusedDecoder | None:
     return fused
 
 
-def pack_int8(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
-    """Hands an int8 weight to the backend of its device, for products with activations of `dtype`; None if
-    it has none."""
-    assert isinstance(linear.weight, Int8Weight)
-    backend = optional("pack_int8", linear.weight.values.device)
+def pack_quantized(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
+    """Hands a quantized weight to the backend of its device, for products with activations of `dtype`; None
+    if it has none."""
+    assert isinstance(linear.weight, QuantizedWeight)
+    backend = optional("pack_quantized", linear.weight.scales.device)
     packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
     return packed

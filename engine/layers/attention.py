@@ -10,7 +10,7 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.step import Step
 from personae.kernels.attention import append_kv, paged_attention
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.rotary import rotary
 
 
@@ -72,7 +72,7 @@ class Attention:
             step.lora.apply(self.layer, "o", mixed, (y,))
         return y
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the view to fill)."""
         names = ("qkv",) if self.merged else tuple("qkv")
         yield from self.qkv.tensors(*(f"{prefix}.{name}_proj" for name in names))

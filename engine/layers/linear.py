@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.kernels.decoder import LinearWeights, PackedLinear, pack_int8
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.decoder import LinearWeights, PackedLinear, pack_quantized
+from personae.kernels.quantized import FORMATS, Quantization, QuantizedWeight
 
 
 class Linear:
@@ -27,7 +27,7 @@ class Linear:
     ) -> None:
         self.outputs = list(outputs)
         self.dtype = dtype
-        self.weight: Tensor | Int8Weight = torch.empty(sum(outputs), inputs, dtype=dtype, device=device)
+        self.weight: Tensor | QuantizedWeight = torch.empty(sum(outputs), inputs, dtype=dtype, device=device)
         self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
         self._own: PackedLinear | None = None
@@ -37,13 +37,13 @@ class Linear:
         """The tensors."""
         return LinearWeights(self.weight, self.bias)
 
-    def quantize(self) -> None:
-        """From now on the weight is int8; call before it is filled."""
+    def quantize(self, quantization: Quantization) -> None:
+        """From now on the weight is kept so; call before it is filled."""
         assert isinstance(self.weight, Tensor)
         outputs, inputs = self.weight.shape
-        self.weight = Int8Weight.empty(outputs, inputs, self.weight.device)
+        self.weight = FORMATS[quantization].empty(outputs, inputs, self.weight.device)
 
-    def tensors(self, *names: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
+    def tensors(self, *names: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the view to fill) of each module's weight and bias; one name per module, or one
         for all of them where the checkpoint has them merged too."""
         sizes = self.outputs if len(names) > 1 else [sum(self.outputs)]
@@ -54,14 +54,14 @@ class Linear:
                 yield f"{name}.bias", bias
 
     def pack(self) -> None:
-        """Lays a bfloat16 CPU weight out as oneDNN likes it, an int8 one as the backend does, where this
+        """Lays a bfloat16 CPU weight out as oneDNN likes it, a quantized one as the backend does, where this
         machine can; call once it is filled.
 
         At decode sizes the packed product is up to twice as fast (the plain one reorders the weight at each
         call). The plain weight is let go, unless someone else holds it (a tied embedding).
         """
-        if isinstance(self.weight, Int8Weight):
-            packed = pack_int8(self.weights, self.dtype)
+        if isinstance(self.weight, QuantizedWeight):
+            packed = pack_quantized(self.weights, self.dtype)
             if packed is not None:
                 self.hand_over(packed)
         elif can_pack(self.weight):
@@ -74,7 +74,7 @@ class Linear:
         self.weight = torch.empty(0, dtype=self.dtype)
 
     def plain(self) -> Tensor:
-        """The weight as it was filled, [sum of outputs, inputs]; a copy where it was packed or is int8."""
+        """The weight as it was filled, [sum of outputs, inputs]; a copy where it was packed or quantized."""
         if self._own is not None:
             return self._own.plain()
         if self._packed is not None:

@@ -9,7 +9,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.layers.linear import Linear
 from personae.engine.layers.step import Step
 from personae.kernels.activation import gelu_and_mul, silu_and_mul
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.quantized import QuantizedWeight
 
 
 class MLP:
@@ -35,7 +35,7 @@ class MLP:
             step.lora.apply(self.layer, "down", inner, (y,))
         return y
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the view to fill)."""
         names = ("gate_up_proj",) if self.merged else ("gate_proj", "up_proj")
         yield from self.gate_up.tensors(*(f"{prefix}.{name}" for name in names))

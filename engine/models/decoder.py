@@ -20,7 +20,7 @@ from personae.engine.layers.rotary import rotary_tables
 from personae.engine.layers.step import LoraLayers, LoraOutput, Step
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, fuse
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.quantized import Quantization, QuantizedWeight
 from personae.kernels.registry import references_only
 
 
@@ -68,7 +68,7 @@ class Layer:
             x = self.post_norms[half](x)
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | Int8Weight]]:
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the view to fill)."""
         yield from self.attention.tensors(f"{prefix}.self_attn")
         yield from self.mlp.tensors(f"{prefix}.mlp")
@@ -115,8 +115,9 @@ class Decoder:
     """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
 
     `max_position` caps the rope tables at the longest context that will be run; None means the model's own.
-    `int8`: the linear modules and the output matrix are kept as `Int8Weight`. The embedding is not, even if
-    it is the same matrix: a step reads but a row of it for each token.
+    `quantize`: how the layers' linear modules are kept. The output matrix is int8 then, since it rounds each
+    token's logit by itself, and the embedding as it is, even if it is the same matrix: a step reads but a row
+    of it for each token.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
-        int8: bool = False,
+        quantize: Quantization | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -143,10 +144,11 @@ class Decoder:
         self.norm = RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = Linear(config.hidden_size, (config.vocab_size,), bias=False, dtype=dtype, device=device)
-        self.int8 = int8
-        if int8:
-            for linear in self._linears():
-                linear.quantize()
+        if quantize is not None:
+            for layer in self.layers:
+                for linear in layer.linears():
+                    linear.quantize(quantize)
+            self.output.quantize("int8")
         elif config.tie:
             self.output.weight = self.embedding
         self.fingerprints: dict[str, str] = {}  # by name: of embedding and output matrix as they are stored
@@ -190,7 +192,7 @@ class Decoder:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
         return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor | Int8Weight]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
         yield "model.embed_tokens.weight", self.embedding
         for index, layer in enumerate(self.layers):
@@ -207,7 +209,7 @@ class Decoder:
         """
         for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
             norm.finish()
-        if self.config.tie and isinstance(self.output.weight, Int8Weight):
+        if self.config.tie and isinstance(self.output.weight, QuantizedWeight):
             self.output.weight.copy_(self.embedding)
         self._fused = fuse(self._weights()) if self.config.plain else None
         if self._fused is None:

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import torch
@@ -35,6 +34,7 @@ from personae.api.local import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
+from personae.kernels.quantized import Quantization
 
 WARM_UP = 8  # steps
 PROMPTS = 8  # tokens a row, from which on a step mostly reads prompts
@@ -198,7 +198,7 @@ def report(
     prompt: int,
     steps: int,
     *,
-    quantize: Literal["int8"] | None = None,
+    quantize: Quantization | None = None,
     profile: bool = False,
     busy: bool = False,
 ) -> None:

@@ -21,5 +21,5 @@ def operators() -> dict[str, Callable[..., Any]]:
         from personae.kernels.cpu.fused import Fused
 
         fused = Fused(handle)
-        found["fuse"], found["pack_int8"] = fused.take, fused.pack_int8
+        found["fuse"], found["pack_quantized"] = fused.take, fused.pack_quantized
     return found

@@ -12,15 +12,16 @@ int personae_instructions(int wanted) {
     return instructions();
 }
 
-// Whether int8 becomes bfloat16 through float16; `on` 0 or 1 sets it (where there is float16), else asks.
+// Whether few bits become bfloat16 through float16; `on` 0 or 1 sets it (where there is float16), else asks.
 int personae_half(int on) {
     if (on == 0 || on == 1) half_on() = on && HALF_BUILT;
     return half_on();
 }
 
-// A weight [n, k] of bfloat16, or, where there are scales [n], of int8.
-void* personae_pack(const void* weight, const float* scales, int64_t n, int64_t k, int paired) {
-    return scales ? pack((const int8_t*)weight, scales, n, k, paired) : pack((const bf16*)weight, nullptr, n, k, paired);
+// A weight as it is kept (0 to 2), packed; null: no memory.
+void* personae_pack(int kept, const void* elements, const void* steps, const float* scales, int64_t n, int64_t k,
+                    int paired) {
+    return pack({Kept(kept), elements, (const uint8_t*)steps, scales, n, k}, paired);
 }
 void personae_plain(const void* packed, void* weight) { plain(*(const Packed*)packed, (bf16*)weight); }
 void personae_unpack(void* packed) { delete (Packed*)packed; }

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.quantized import Int4Weight, Int8Weight, QuantizedWeight
 
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
@@ -68,11 +68,12 @@ class _Batch(ctypes.Structure):
 
 
 class Fused:
-    """The library's functions for decoders; `take` and `pack_int8` are the backend's operators."""
+    """The library's functions for decoders; `take` and `pack_quantized` are the backend's operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.pack = library.personae_pack
-        self.pack.argtypes, self.pack.restype = [c_void_p, c_void_p, c_int64, c_int64, c_int], c_void_p
+        self.pack.argtypes = [c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
+        self.pack.restype = c_void_p
         self.unpack = library.personae_unpack
         self.unpack.argtypes = [c_void_p]
         self.plain = library.personae_plain
@@ -102,8 +103,8 @@ class Fused:
             return None
         return CpuDecoder(self, weights)
 
-    def pack_int8(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
-        """See `kernels.decoder.pack_int8`."""
+    def pack_quantized(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
+        """See `kernels.decoder.pack_quantized`."""
         return CpuLinear(self, linear) if dtype is torch.bfloat16 else None
 
 
@@ -112,22 +113,33 @@ def _turned(weights: DecoderWeights) -> set[int]:
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
+def _tensors(weight: Tensor | QuantizedWeight) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
+    """What `personae_pack` wants of it: how it is kept, elements, steps, scales."""
+    match weight:
+        case Int8Weight():
+            return 1, weight.values.contiguous(), None, weight.scales.contiguous()
+        case Int4Weight():
+            return 2, weight.levels.contiguous(), weight.steps.contiguous(), weight.scales.contiguous()
+        case Tensor():
+            return 0, weight.contiguous(), None, None
+    raise TypeError(weight)
+
+
 class CpuLinear:
     """See `kernels.decoder.PackedLinear`. Holds the packed weight until it is collected."""
 
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
-        values, scales = linear.weight, None
-        if isinstance(values, Int8Weight):
-            scales, values = values.scales.data_ptr(), values.values
-        weight = values.contiguous()
+        weight = linear.weight
+        kept, *tensors = _tensors(weight)
         self._calls = calls
         self._outputs, self._inputs = weight.shape
         self.bias = (
             None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
         )  # see multiply
-        handle = calls.pack(weight.data_ptr(), scales, self._outputs, self._inputs, paired)
+        addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+        handle = calls.pack(kept, *addresses, self._outputs, self._inputs, paired)
         if handle is None:
-            raise MemoryError(f"no memory for a packed weight of {weight.nbytes} bytes")
+            raise MemoryError(f"no memory for a packed weight of {self._outputs} x {self._inputs}")
         self.handle: int = handle
         weakref.finalize(self, calls.unpack, handle)
 

@@ -1,10 +1,11 @@
-// Weights of linear layers, packed once: as bfloat16, or as int8 with a scale for each output.
+// Weights of linear layers, packed once: as bfloat16, or in few bits with a scale for each output.
 //
-// A weight [n, k] is cut into groups of 32 outputs x 32 inputs, two tiles that lie one after the other in the order in
-// which a product reads them. A tile of bfloat16 is what AMX calls the second operand: [16 pairs of inputs][16
-// outputs][2]. One of int8 has the same order, but that of two lines of 32 each 8 elements of one come before 8 of the other:
-// so they are when bytes are spread to words (widened.h). A group's scales follow its tiles.
-// The rows x are cut into tiles of 16 rows x 32 inputs. Both instruction sets read the same layouts.
+// A weight [n, k] is cut into groups of 32 outputs, and those into blocks of 32 inputs: two tiles that lie one after the
+// other in the order in which a product reads them. A tile of bfloat16 is what AMX calls the second operand: [16 pairs of
+// inputs][16 outputs][2]. One of int8 has the same order, but that of two lines of 32 each 8 elements of one come before 8 of
+// the other: so they are when bytes are spread to words (widened.h). Of int4 a word holds one element each of four lines. Before
+// a block's tiles are its steps then, of each tile's first 16 inputs and of the next. A group's scales follow its blocks.
+// The rows x are cut into tiles of 16 rows x 32 inputs. All instruction sets read the same layouts.
 #pragma once
 #include <immintrin.h>
 #include <sys/mman.h>
@@ -12,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
-#include <type_traits>
 
 #include "vector.h"
 
@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t TILE = 16 * 32;     // elements of a tile
 constexpr int64_t GROUP = 32;         // outputs of a group
+constexpr int64_t STEPS = 4 * 16;     // of a block of int4
 
 // Memory for weights that live long: slabs on huge pages, so that reading them from end to end misses no address
 // translations. A slab is given back when the last weight in it is.
@@ -54,20 +55,22 @@ struct Slab {
     }
 };
 
+enum Kept { BFLOAT16, INT8, INT4 };
+
 // paired: the outputs are two halves (gate and up) and a group is 16 of each, so that they meet in a register.
-// scaled: the elements are int8.
 struct Packed {
     int64_t n, k, groups, blocks;  // blocks of 32 inputs
-    bool paired, scaled;
+    bool paired;
+    Kept kept;
     char* memory;
     std::shared_ptr<Slab> slab;
 
-    int64_t tile_bytes() const { return blocks * 2 * TILE * (scaled ? 1 : int64_t(sizeof(bf16))); }
-    int64_t group_bytes() const { return tile_bytes() + (scaled ? GROUP * int64_t(sizeof(float)) : 0); }
-    // The tiles of a group: bf16, or int8_t where they are scaled.
-    template <typename Element>
-    Element* group(int64_t g) const { return (Element*)(memory + g * group_bytes()); }
-    float* scales(int64_t g) const { return (float*)(memory + g * group_bytes() + tile_bytes()); }
+    bool scaled() const { return kept != BFLOAT16; }
+    int64_t block_bytes() const { return kept == BFLOAT16 ? 4 * TILE : kept == INT8 ? 2 * TILE : STEPS + TILE; }
+    int64_t tile_bytes() const { return blocks * block_bytes(); }
+    int64_t group_bytes() const { return tile_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
+    char* group(int64_t g) const { return memory + g * group_bytes(); }
+    float* scales(int64_t g) const { return (float*)(group(g) + tile_bytes()); }
     // The first output of one of a group's two tiles, and how many of its 16 are outputs at all.
     int64_t column(int64_t g, int64_t half) const { return paired ? half * (n / 2) + g * 16 : g * GROUP + half * 16; }
     int64_t width(int64_t g, int64_t half) const {
@@ -76,28 +79,53 @@ struct Packed {
     }
 };
 
-// Calls visit(element, output, input, scale) for each element of one group.
-template <typename Element, typename Visit>
+// An element of a block, by its place among those of two tiles of bfloat16.
+inline bf16& brain_at(char* block, int64_t at) { return ((bf16*)block)[at]; }
+inline int8_t& eight_at(char* block, int64_t at) {
+    return ((int8_t*)block)[at / 64 * 64 + at % 32 / 8 * 16 + at / 32 % 2 * 8 + at % 8];
+}
+struct Nibble {
+    uint8_t &step, &byte;
+    int shift;
+
+    Nibble(char* block, int64_t at)
+        : step(((uint8_t*)block)[at / 256 * 16 + at % 32 / 2]),
+          byte(((uint8_t*)block)[STEPS + at / 128 * 64 + at % 32 * 2 + at / 64 % 2]), shift(at / 32 % 2 * 4) {}
+
+    float value() const {
+        const uint32_t bits = uint32_t(step >> 7) << 31 | ((step & 127u) + (120u << 4)) << 19;
+        float size;
+        std::memcpy(&size, &bits, sizeof size);
+        return float(((byte >> shift & 15) ^ 8) - 8) * size;
+    }
+};
+
+// Calls visit(block, at, output, input, scale) for each element of one group.
+template <typename Visit>
 void visit_group(const Packed& p, int64_t g, Visit visit) {
-    auto place = [](int64_t at) {  // in a tile
-        if (std::is_same<Element, bf16>::value) return at;
-        return at / 64 * 64 + at % 32 / 8 * 16 + at / 32 % 2 * 8 + at % 8;
-    };
     for (int64_t block = 0; block < p.blocks; block++)
         for (int64_t half = 0; half < 2; half++) {
-            Element* tile = p.group<Element>(g) + (block * 2 + half) * TILE;
             const int64_t column = p.column(g, half), width = p.width(g, half);
             for (int64_t i = 0; i < 32 && block * 32 + i < p.k; i++)
                 for (int64_t j = 0; j < width; j++)
-                    visit(tile[place(i / 2 * 32 + j * 2 + i % 2)], column + j, block * 32 + i, half * 16 + j);
+                    visit(p.group(g) + block * p.block_bytes(), half * TILE + i / 2 * 32 + j * 2 + i % 2, column + j,
+                          block * 32 + i, half * 16 + j);
         }
 }
 
-// weight [n, k], of int8 times `scale` [n], or of bfloat16 as it is (null) -> the same packed; null: no memory.
-template <typename Element>
-Packed* pack(const Element* weight, const float* scale, int64_t n, int64_t k, bool paired) {
-    const int64_t outputs = paired ? n / 2 : n, per_group = paired ? 16 : GROUP;
-    Packed* p = new Packed{n, k, (outputs + per_group - 1) / per_group, (k + 31) / 32, paired, scale != nullptr,
+// A weight [n, k] as kernels/quantized.py has it: bf16, int8, or nibbles with `steps`; scales [n] (bf16: null).
+struct Weight {
+    Kept kept;
+    const void* elements;
+    const uint8_t* steps;
+    const float* scales;
+    int64_t n, k;
+};
+
+// null: no memory.
+inline Packed* pack(const Weight& w, bool paired) {
+    const int64_t outputs = paired ? w.n / 2 : w.n, per_group = paired ? 16 : GROUP, groups = (w.k + 15) / 16;
+    Packed* p = new Packed{w.n, w.k, (outputs + per_group - 1) / per_group, (w.k + 31) / 32, paired, w.kept,
                            nullptr, nullptr};
     std::tie(p->memory, p->slab) = Slab::take(p->groups * p->group_bytes());
     if (!p->memory) {
@@ -106,26 +134,34 @@ Packed* pack(const Element* weight, const float* scale, int64_t n, int64_t k, bo
     }
 #pragma omp parallel for
     for (int64_t g = 0; g < p->groups; g++) {
-        visit_group<Element>(*p, g, [&](Element& element, int64_t output, int64_t input, int64_t) {
-            element = weight[output * k + input];
+        visit_group(*p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t) {
+            if (w.kept == BFLOAT16) {
+                brain_at(block, at) = ((const bf16*)w.elements)[output * w.k + input];
+            } else if (w.kept == INT8) {
+                eight_at(block, at) = ((const int8_t*)w.elements)[output * w.k + input];
+            } else {
+                const uint8_t both = ((const uint8_t*)w.elements)[output * groups * 8 + input / 2];
+                Nibble nibble(block, at);
+                nibble.byte |= uint8_t((both >> input % 2 * 4 & 15) << nibble.shift);
+                nibble.step = w.steps[output * groups + input / 16];
+            }
         });
-        for (int64_t half = 0; scale && half < 2; half++)
-            std::copy_n(scale + p->column(g, half), p->width(g, half), p->scales(g) + half * 16);
+        for (int64_t half = 0; p->scaled() && half < 2; half++)
+            std::copy_n(w.scales + p->column(g, half), p->width(g, half), p->scales(g) + half * 16);
     }
     return p;
 }
 
-// The weight [n, k] again, rounded to bfloat16 where it was int8.
+// The weight [n, k] again, rounded to bfloat16 where it was quantized.
 inline void plain(const Packed& p, bf16* weight) {
     for (int64_t g = 0; g < p.groups; g++)
-        if (p.scaled)
-            visit_group<int8_t>(p, g, [&](int8_t element, int64_t output, int64_t input, int64_t place) {
-                weight[output * p.k + input] = narrow<bf16>(element * p.scales(g)[place]);
-            });
-        else
-            visit_group<bf16>(p, g, [&](bf16 element, int64_t output, int64_t input, int64_t) {
-                weight[output * p.k + input] = element;
-            });
+        visit_group(p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
+            bf16& to = weight[output * p.k + input];
+            if (p.kept == BFLOAT16)
+                to = brain_at(block, at);
+            else
+                to = narrow<bf16>((p.kept == INT8 ? eight_at(block, at) : Nibble(block, at).value()) * p.scales(g)[place]);
+        });
 }
 
 // Rows as tiles: where the 32 inputs of a block lie, of one row.

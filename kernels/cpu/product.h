@@ -157,10 +157,11 @@ template <typename More, typename Place, typename Take>
 void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
                    Place place, Take take) {
     const int64_t items = items_of(w), first = w.groups * item / items, last = w.groups * (item + 1) / items;
-    if (w.scaled)
-        multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
-    else
-        multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
+    switch (w.kept) {
+        case BFLOAT16: return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
+        case INT8: return multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
+        case INT4: return multiply<Four>(x, rows, w, first, last, bias, more, place, take);
+    }
 }
 
 }  // namespace

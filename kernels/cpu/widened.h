@@ -15,12 +15,14 @@ inline void prefetch_lines(const void* from, int64_t bytes) {
 #if defined(__AVX512FP16__)
 constexpr bool HALF_BUILT = true;
 inline __m512i halves(__m512i words) { return (__m512i)_mm512_cvtepi16_ph(words); }
+inline __m512i times(__m512i x, __m512i y) { return (__m512i)_mm512_mul_ph((__m512h)x, (__m512h)y); }
 #else
 constexpr bool HALF_BUILT = false;
-inline __m512i halves(__m512i words) { return words; }
+inline __m512i halves(__m512i words) { return words; }  // neither is called
+inline __m512i times(__m512i x, __m512i) { return x; }
 #endif
 
-inline bool& half_on() {  // int8 is widened through float16: switched off by tests, which want to see both ways
+inline bool& half_on() {  // few bits are widened through float16: switched off by tests, which want to see both ways
     static bool on = HALF_BUILT;
     return on;
 }
@@ -29,6 +31,11 @@ template <typename Element>
 Element* aligned(std::vector<Element>& kept, int64_t size) {
     if (int64_t(kept.size()) < size + 32) kept.resize(size + 32);
     return (Element*)((uintptr_t(kept.data()) + 63) & ~uintptr_t(63));
+}
+
+// Float16 as bfloat16 that are 2^112 times too small; the last three bits are lost.
+inline __m512i brains(__m512i halves) {
+    return _mm512_and_si512(_mm512_srai_epi16(halves, 3), _mm512_set1_epi16(short(0x8fff)));
 }
 
 // How weights are kept: how a block of them becomes two tiles, `unit` times too large, and how many bytes ahead it is asked
@@ -80,15 +87,82 @@ class Eight {
     }
 
    private:
-    static __m512i through_halves(__m512i words) {
-        const __m512i sign_and_rest = _mm512_set1_epi16(short(0x8fff));
-        return _mm512_and_si512(_mm512_srai_epi16(halves(words), 3), sign_and_rest);
-    }
+    static __m512i through_halves(__m512i words) { return brains(halves(words)); }
     static __m512i through_floats(__m512i words) {  // two of a lane
         const __m512i upper = _mm512_and_si512(words, _mm512_set1_epi32(int(0xffff0000)));
         const __m512i low = (__m512i)_mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));
         const __m512i high = (__m512i)_mm512_cvtepi32_ps(upper);
         return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high);
+    }
+
+    const bool half_ = half_on();
+};
+
+// int4. What a level times its step is, is looked up and multiplied, exactly in any precision. An element is looked up by the
+// lower bits of its place, whatever is above them. A step's code becomes a float by moving its bits to where a float has
+// them and putting the rest of the exponent in. Float16 are 2^12 times what they mean, so that bfloat16 lose no more than of int8.
+class Four {
+   public:
+    static constexpr bool SCALED = true;
+    static constexpr int64_t BYTES = STEPS + TILE, AHEAD = 2048;
+
+    float unit(float) const { return 1; }
+    float unit(bf16) const { return half_ ? 0x1p100f : 1; }
+
+    void widen(const char* from, float* to) const {
+        const char* words = from + STEPS;
+        for (int64_t sixteen = 0; sixteen < 4; sixteen++) {
+            const __m512 step = step_as_floats(from + sixteen * 16);
+            for (int line = 0; line < 2; line++, words += 64) {
+                const __m512i eight = _mm512_load_si512(words);  // of each output
+                for (int pair = 0; pair < 4; pair++, to += 32) {
+                    _mm512_store_ps(to, _mm512_mul_ps(level(eight, pair), step));
+                    _mm512_store_ps(to + 16, _mm512_mul_ps(level(eight, pair + 4), step));
+                }
+            }
+        }
+    }
+    void widen(const char* from, bf16* to) const {
+        const char* words = from + STEPS;
+        for (int64_t sixteen = 0; sixteen < 4; sixteen++) {
+            const __m512i halves = step_as_halves(from + sixteen * 16);
+            const __m512 floats = step_as_floats(from + sixteen * 16);
+            for (int line = 0; line < 2; line++, words += 64) {
+                const __m512i eight = _mm512_load_si512(words);
+                for (int pair = 0; pair < 4; pair++, to += 32)
+                    _mm512_store_si512(to, half_ ? through_halves(eight, pair, halves)
+                                                 : through_floats(eight, pair, floats));
+            }
+        }
+    }
+
+   private:
+    static __m512 step_as_floats(const char* codes) {
+        const __m512i all = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)codes));
+        return (__m512)either(_mm512_slli_epi32(all, 19), 0x83f80000u, 120u << 23);
+    }
+    static __m512i step_as_halves(const char* codes) {  // a pair of each
+        const __m512i all = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)codes));
+        const __m512i pairs = _mm512_or_si512(_mm512_slli_epi32(all, 24), _mm512_slli_epi32(all, 8));
+        return either(_mm512_srai_epi16(pairs, 2), 0x9fc09fc0u, 0x20002000u);
+    }
+    static __m512i either(__m512i bits, uint32_t of_them, uint32_t besides) {
+        return _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(int(of_them)), _mm512_set1_epi32(int(besides)), 0xea);
+    }
+    static __m512 level(__m512i eight, int which) {
+        const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(eight, unsigned(which * 4)), levels);
+    }
+    static __m512i through_halves(__m512i eight, int pair, __m512i step) {
+        const __m512i levels = _mm512_broadcast_i64x4(_mm256_setr_epi16(
+            0, 0x6c00, 0x7000, 0x7200, 0x7400, 0x7500, 0x7600, 0x7700, short(0xf800), short(0xf700), short(0xf600),
+            short(0xf500), short(0xf400), short(0xf200), short(0xf000), short(0xec00)));
+        return brains(times(_mm512_permutexvar_epi16(_mm512_srli_epi16(eight, unsigned(pair * 4)), levels), step));
+    }
+    static __m512i through_floats(__m512i eight, int pair, __m512 step) {
+        const __m512i low = (__m512i)_mm512_mul_ps(level(eight, pair), step);
+        const __m512i high = (__m512i)_mm512_mul_ps(level(eight, pair + 4), step);
+        return _mm512_or_si512(_mm512_srli_epi32(low, 16), high);
     }
 
     const bool half_ = half_on();
@@ -107,7 +181,7 @@ class Widened {
     Widened(const Packed& w, bool kept)
         : blocks_(w.blocks), turn_(kept ? ~int64_t(0) : TURN - 1), wide_(memory((kept ? blocks_ : TURN) * 2 * TILE)) {}
     void begin(const Packed& w, int64_t g) {
-        tiles_ = w.group<char>(g);
+        tiles_ = w.group(g);
         for (int64_t b = 0; b < std::min(EARLY, blocks_); b++) widen(b);
     }
     float unit() const { return format_.unit(Element{}); }
@@ -147,7 +221,7 @@ class Widened<Brain, bf16> {
 
     Widened(const Packed&, bool) {}
     float unit() const { return 1; }
-    void begin(const Packed& w, int64_t g) { tiles_ = w.group<bf16>(g); }
+    void begin(const Packed& w, int64_t g) { tiles_ = (const bf16*)w.group(g); }
     const bf16* block(int64_t b, bool fresh) const {
         const bf16* at = tiles_ + b * 2 * TILE;
         if (fresh) prefetch_lines((const char*)at + Brain::AHEAD, Brain::BYTES);

@@ -9,6 +9,7 @@ from tiny_models import model_folder
 
 from personae.actors.assembly import PAGE_SIZE, EngineOptions, assemble
 from personae.errors import AdapterError, LoadError
+from personae.kernels.quantized import Quantization
 
 
 def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
@@ -47,18 +48,21 @@ def test_an_adapter_of_another_base_stops_the_start_with_the_tensor_named(tmp_pa
         assemble(EngineOptions(model_folder("qwen3"), (tmp_path,), device="cpu"))
 
 
-def test_on_a_gpu_the_option_that_quantizes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_on_a_gpu_the_option_that_quantizes_is_refused_by_name(
+    quantize: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(LoadError, match="--quantize int8 is served on a CPU only"):
-        assemble(EngineOptions(model_folder("qwen3"), quantize="int8"))
+    with pytest.raises(LoadError, match=f"--quantize {quantize} is served on a CPU only"):
+        assemble(EngineOptions(model_folder("qwen3"), quantize=quantize))
 
 
 def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "poet", base, rank=2)
-    options = EngineOptions(base, (tmp_path,), device="cpu", served_model_name="base", quantize="int8")
+    options = EngineOptions(base, (tmp_path,), device="cpu", served_model_name="base", quantize="int4")
     cards = assemble(options).script.models
-    assert {name: card.quantization for name, card in cards.items()} == {"base": "int8", "poet": None}
+    assert {name: card.quantization for name, card in cards.items()} == {"base": "int4", "poet": None}
 
 
 @pytest.mark.parametrize(

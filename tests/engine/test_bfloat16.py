@@ -1,6 +1,6 @@
 """In bfloat16 a CPU with AVX-512 says the same in any company, to the last bit of every logprob.
 
-With the weights of the base in bfloat16 and in int8.
+With the weights of the base in bfloat16, int8 and int4.
 """
 
 import random
@@ -54,10 +54,10 @@ def ensemble(troupe: Troupe, salt: bytes = b"") -> list[SequenceLog]:
     ]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["bfloat16", "int8"])
+@pytest.fixture(scope="module", params=[None, "int8", "int4"])
 def kept(request: pytest.FixtureRequest) -> dict[str, Any]:
     """How weights are kept."""
-    return {"dtype": "bfloat16", "int8": request.param}
+    return {"dtype": "bfloat16", "quantize": request.param}
 
 
 @pytest.fixture(scope="module")

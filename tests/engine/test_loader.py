@@ -14,6 +14,7 @@ from tiny_models import make_model_folder, model_folder, write_json, write_weigh
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
+from personae.kernels.quantized import FORMATS, Quantization
 
 CPU = torch.device("cpu")
 Weights = dict[str, torch.Tensor]
@@ -156,8 +157,9 @@ def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
         load(folder, "float16")
 
 
+@pytest.mark.parametrize("quantize", FORMATS)
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
-def test_values_that_int8_has_no_scale_for_are_refused(value: float, tmp_path: Path) -> None:
+def test_values_that_have_no_scale_are_refused(quantize: Quantization, value: float, tmp_path: Path) -> None:
     def spoil(weights: Weights) -> None:
         weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
 
@@ -165,7 +167,7 @@ def test_values_that_int8_has_no_scale_for_are_refused(value: float, tmp_path: P
     with pytest.raises(
         ModelLoadError, match=r"layers\.1\.mlp\.up_proj\.weight has values that are not finite"
     ):
-        load_model(folder, device=CPU, int8=True)
+        load_model(folder, device=CPU, quantize=quantize)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
@@ -240,8 +242,10 @@ def anonymous_memory() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
-@pytest.mark.parametrize(("int8", "share"), [(False, 1.0), (True, 0.3)])
-def test_loading_holds_no_second_copy_of_the_weights(int8: bool, share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantize", "share"), [(None, 1.0), ("int8", 0.3), ("int4", 0.2)])
+def test_loading_holds_no_second_copy_of_the_weights(
+    quantize: Quantization | None, share: float, tmp_path: Path
+) -> None:
     make_model_folder(tmp_path, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, vocab_size=4096)
     size = (tmp_path / "model.safetensors").stat().st_size
     gc.collect()
@@ -252,6 +256,6 @@ def test_loading_holds_no_second_copy_of_the_weights(int8: bool, share: float, t
         nonlocal peak
         peak = max(peak, anonymous_memory() - before)
 
-    decoder = load_model(tmp_path, device=CPU, int8=int8, on_progress=measure)
+    decoder = load_model(tmp_path, device=CPU, quantize=quantize, on_progress=measure)
     assert decoder.config.layers == 8
     assert size * share * 0.5 < peak < size * (share + 0.25)

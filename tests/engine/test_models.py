@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf import as_int8, hf_greedy, hf_logits, hf_model, relative_error
+from hf import hf_greedy, hf_logits, hf_model, quantized, relative_error
 from paged import PagedSequences
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB, model_folder, write_json
@@ -17,6 +17,7 @@ from tiny_models import VOCAB, model_folder, write_json
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
+from personae.kernels.quantized import FORMATS, Quantization
 from personae.kernels.registry import reference_only
 
 CPU = torch.device("cpu")
@@ -122,13 +123,16 @@ def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_lengt
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_in_int8_the_weights_are_rounded_and_nothing_else(family: str, tied: bool) -> None:
+@pytest.mark.parametrize("quantize", FORMATS)
+def test_quantized_weights_are_rounded_and_nothing_else(
+    quantize: Quantization, family: str, tied: bool
+) -> None:
     folder = model_folder(family, tie_word_embeddings=tied)
     prompt = tokens_of(9, 100)
-    decoder = load_model(folder, device=CPU, int8=True)
+    decoder = load_model(folder, device=CPU, quantize=quantize)
     hidden, _ = PagedSequences(decoder).forward({"a": prompt})
     model = hf_model(folder)
-    exact, truth = hf_logits(model, prompt), hf_logits(as_int8(model), prompt)
+    exact, truth = hf_logits(model, prompt), hf_logits(quantized(model, quantize), prompt)
     assert max(map(relative_error, decoder.logits(hidden), truth)) < 1e-4
     assert max(map(relative_error, exact, truth)) > 1e-3
 

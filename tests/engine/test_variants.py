@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hf import as_int8, hf_greedy, hf_logits, hf_model
+from hf import hf_greedy, hf_logits, hf_model, quantized
 from peft import PeftModel
 from tiny_adapters import ALL_TARGETS, make_adapter
 from tiny_models import VOCAB, model_folder
 from troupe import Troupe
 
 from personae.errors import AdapterError
+from personae.kernels.quantized import FORMATS, Quantization
 from personae.lora.peft import read_adapter
 
 INVOCATION = [7, 8, 9]
@@ -77,11 +78,13 @@ def of_family(family: str, options: dict[str, Any]) -> dict[str, Any]:
     return options | {"targets": tuple(name if name in ends else f"{name}_proj" for name in found)}
 
 
-def loaded(base: Path, path: Path, *, int8: bool = False) -> PeftModel:
+def loaded(base: Path, path: Path, quantize: Quantization | None = None) -> PeftModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied weights, and of alora's generate
         model = PeftModel.from_pretrained(hf_model(base), path).eval()
-    return as_int8(model) if int8 else model  # now, since a file may bring its own copy of the base's matrix
+    return (
+        quantized(model, quantize) if quantize else model
+    )  # now, since a file may bring its own copy of the base's matrix
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,7 @@ def loaded(base: Path, path: Path, *, int8: bool = False) -> PeftModel:
     [
         ("llama", {}, {}),
         ("llama", {}, {"int8": {"rank": 64}}),
+        ("llama", {}, {"int4": {"rank": 64}}),
         (
             "llama",
             {"tie_word_embeddings": True},
@@ -109,7 +113,7 @@ def loaded(base: Path, path: Path, *, int8: bool = False) -> PeftModel:
         ("olmo3", {}, {}),
         ("gemma3", {}, {}),
     ],
-    ids=["llama", "int8", "tied", "qwen2", "phi3", "smollm3", "granite", "olmo3", "gemma3"],
+    ids=["llama", "int8", "int4", "tied", "qwen2", "phi3", "smollm3", "granite", "olmo3", "gemma3"],
 )
 def test_all_variants_in_one_batch_continue_as_in_peft(
     family: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path
@@ -119,8 +123,8 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
         name: saved(tmp_path / name, base, seed, **of_family(family, options))
         for seed, (name, options) in enumerate({**VARIANTS, **more}.items())
     }
-    int8 = "int8" in made
-    troupe = Troupe(base, made, int8=int8)
+    quantize = next((kept for kept in FORMATS if kept in made), None)
+    troupe = Troupe(base, made, quantize=quantize)
     cast: dict[str, list[int]] = {name: prompt(20 + 7 * i) for i, name in enumerate(made)}
     cast["alora"] = [*prompt(40), *INVOCATION, *prompt(20, 1), *INVOCATION, *prompt(3)]
     cast["trained-tokens"] = [5, 6, 77, 30, 78, 5, *prompt(9)]
@@ -129,10 +133,10 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
     random.Random(family).shuffle(logs)
     played = troupe.play(logs)
     assert played["base"].tokens == hf_greedy(
-        as_int8(hf_model(base)) if int8 else hf_model(base), prompt(33), 24
+        quantized(hf_model(base), quantize) if quantize else hf_model(base), prompt(33), 24
     )
     for name, tokens in cast.items():
-        model = loaded(base, made[name], int8=int8)
+        model = loaded(base, made[name], quantize)
         assert played[name].tokens == hf_greedy(model, tokens, 24), name
         truth = torch.log_softmax(hf_logits(model, tokens), -1)
         for position, entry in enumerate(played[name].prompt_logprobs[1:], start=1):

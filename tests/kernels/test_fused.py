@@ -1,6 +1,6 @@
 """The fused decoder: transformers' arithmetic, and a row's bits that do not depend on its company.
 
-With weights in bfloat16 and in int8, and with each kind of instructions that there is.
+With weights in bfloat16, int8 and int4, and with each kind of instructions that there is.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf import as_int8, hf_logits, hf_model, relative_error
+from hf import hf_logits, hf_model, quantized, relative_error
 from paged import PagedSequences
 from safetensors import safe_open
 from tiny_adapters import lora_shapes, make_adapter_folder
@@ -24,7 +24,7 @@ from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import library
 from personae.kernels.cpu.fused import CpuLinear
 from personae.kernels.decoder import LinearWeights
-from personae.kernels.int8 import Int8Weight
+from personae.kernels.quantized import FORMATS, Quantization
 from personae.kernels.registry import reference_only
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
@@ -52,24 +52,28 @@ class Way:
     """Which instructions multiply, and how the weights are kept."""
 
     instructions: str
-    int8: bool = False
-    halves: bool = True  # int8 becomes bfloat16 through float16
+    quantize: Quantization | None = None
+    halves: bool = True  # few bits become bfloat16 through float16
 
     def decoder(self, folder: Path) -> Decoder:
-        decoder = load_model(folder, device=CPU, int8=self.int8)
+        decoder = load_model(folder, device=CPU, quantize=self.quantize)
         assert decoder._fused is not None
         return decoder
 
     def truth(self, folder: Path) -> Any:
         """transformers' model with the same weights, for float32 arithmetic."""
-        return as_int8(hf_model(folder)) if self.int8 else hf_model(folder)
+        return quantized(hf_model(folder), self.quantize) if self.quantize else hf_model(folder)
 
 
 INSTRUCTIONS = ("floats", "pairs", "tiles")  # as instructions.h numbers them
 WAYS = {
     **{name: Way(name) for name in INSTRUCTIONS},
-    **{f"int8, {name}": Way(name, int8=True) for name in INSTRUCTIONS},
-    **{f"int8, {name}, no float16": Way(name, int8=True, halves=False) for name in INSTRUCTIONS[1:]},
+    **{f"{kept}, {name}": Way(name, kept) for kept in FORMATS for name in INSTRUCTIONS},
+    **{
+        f"{kept}, {name}, no float16": Way(name, kept, halves=False)
+        for kept in FORMATS
+        for name in INSTRUCTIONS[1:]
+    },
 }
 
 
@@ -297,33 +301,41 @@ def test_packed_weights_can_be_had_back() -> None:
         assert torch.equal(decoder.output.plain(), stored.get_tensor("model.embed_tokens.weight"))
 
 
-def test_packed_int8_can_be_had_back_in_bfloat16() -> None:
+@pytest.mark.parametrize("quantize", FORMATS)
+def test_packed_quantized_weights_can_be_had_back_in_bfloat16(quantize: Quantization) -> None:
     folder = folder_of("llama, one KV head")
-    decoder, truth = load_model(folder, device=CPU, int8=True), as_int8(hf_model(folder))
+    decoder, truth = load_model(folder, device=CPU, quantize=quantize), quantized(hf_model(folder), quantize)
     mlp = truth.model.layers[1].mlp
     found = decoder.layers[1].mlp.gate_up.plain()
     assert torch.equal(found, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).bfloat16())
     assert torch.equal(decoder.output.plain(), truth.lm_head.weight.bfloat16())
 
 
-def test_int8_is_another_model_than_bfloat16_and_near_it() -> None:
+@pytest.mark.parametrize(("quantize", "least", "most"), [("int8", 0.001, 0.05), ("int4", 0.05, 0.4)])
+def test_fewer_bits_are_another_model_than_bfloat16_and_near_it(
+    quantize: Quantization, least: float, most: float
+) -> None:
     folder, prompt = folder_of("qwen3"), tokens_of(7, 60)
-    one, other = (all_logits(load_model(folder, device=CPU, int8=int8), prompt) for int8 in (False, True))
-    assert 0.001 < float((one - other).norm() / one.norm()) < 0.05
+    one, other = (
+        all_logits(load_model(folder, device=CPU, quantize=way), prompt) for way in (None, quantize)
+    )
+    assert least < float((one - other).norm() / one.norm()) < most
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS.values() if way.int8], indirect=True)
-def test_int8_rows_of_any_size_keep_their_precision(way: Way) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS.values() if way.quantize], indirect=True)
+def test_rows_of_any_size_keep_their_precision_in_few_bits(way: Way) -> None:
     """A row's scale may be anything that a float is; widening takes less from products than rounding does."""
+    assert way.quantize is not None
     rows, inputs = 70, 100
     weight = torch.randn(rows, inputs) * torch.logspace(-25, 25, rows)[:, None]
+    weight[:, 32:48] *= 1e-2  # steps of few bits
     weight[3] = 0
-    kept = Int8Weight.empty(rows, inputs, CPU)
+    kept = FORMATS[way.quantize].empty(rows, inputs, CPU)
     kept.copy_(weight)
     backend = operators()["fuse"].__self__
     for size in (1e-4, 1.0, 1e4):
         x = (torch.randn(40, inputs) * size).bfloat16()
-        truth = x.double() @ (kept.values * kept.scales.double()).T
+        truth = x.double() @ kept.plain(torch.float64).T
         found = CpuLinear(backend, LinearWeights(kept, None))(x).double()
         errors = (found - truth).norm(dim=0) / truth.norm(dim=0).clamp_min(1e-37)
         assert errors.max() < 0.004

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from personae.kernels.quantized import Int4Weight, Quantization
+
 
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The folder's model; every tensor of the file must have found its place there too."""
@@ -19,12 +21,22 @@ def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @torch.no_grad()
-def as_int8(model: Any) -> Any:
-    """The model with its linear modules' weights rounded to 255 steps a row; an adapter's stay."""
+def quantized(model: Any, quantization: Quantization) -> Any:
+    """The model with its linear modules' weights rounded, an adapter's not.
+
+    To int8, and always the output matrix: to 255 steps a row. To int4: as the quantizer does it; that it
+    does so well, and that what it keeps is what it says, is tested apart.
+    """
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "lora_" not in name and "modules_to_save" not in name:
-            step = module.weight.abs().max(dim=1, keepdim=True).values / 127
-            module.weight = torch.nn.Parameter((module.weight / step).round() * step)
+            if quantization == "int8" or "lm_head" in name:
+                step = module.weight.abs().max(dim=1, keepdim=True).values / 127
+                rounded = (module.weight / step).round() * step
+            else:
+                kept = Int4Weight.empty(*module.weight.shape, module.weight.device)
+                kept.copy_(module.weight)
+                rounded = kept.plain(torch.float32)
+            module.weight = torch.nn.Parameter(rounded)
     return model
 
 

@@ -29,6 +29,7 @@ from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import Launched, StepEngine
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
+from personae.kernels.quantized import Quantization
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
 from personae.lora.copies import Copies
@@ -92,13 +93,13 @@ class Troupe:
         max_model_len: int = 1024,
         lookahead: int = 2,
         dtype: str = "float32",
-        int8: bool = False,
+        quantize: Quantization | None = None,
         capture: Capture | None = None,
         device: str = "cpu",
         copies: Copies | None = None,
     ) -> None:
         at = torch.device(device)
-        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, int8=int8)
+        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
         layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
         self.shapes = lora_shapes(model)
         pool = LoraPool(

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from hf import relative_error
 
 from personae.engine.layers.linear import Linear, can_pack
+from personae.kernels.quantized import FORMATS, Quantization
 
 CPU = torch.device("cpu")
 
@@ -46,10 +47,13 @@ def test_packing_changes_the_layout_and_not_the_product(dtype: torch.dtype, rows
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_int8_is_multiplied_the_same_packed_and_not(dtype: torch.dtype, rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("quantization", FORMATS)
+def test_a_quantized_weight_is_multiplied_the_same_packed_and_not(
+    quantization: Quantization, dtype: torch.dtype, rows: int, bias: bool
+) -> None:
     generator = torch.Generator().manual_seed(2)
     module = Linear(100, (40, 30), bias=bias, dtype=dtype, device=CPU)
-    module.quantize()
+    module.quantize(quantization)
     for _, place in module.tensors("a", "b"):
         place.copy_(torch.randn(place.shape, generator=generator))
     x = torch.randn(rows, 100, generator=generator).to(dtype)
