@@ -150,6 +150,7 @@ def _plan(
     if names.keys() != {"bias"}:
         needed = config.roles("linear")
         first = next(name for role, name in names.items() if role != "bias")
+        config.targets.check(first, path)
         for role in needed:
             if role not in names:
                 label = f"lora_{role}" if role in "AB" else role

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 from personae.errors import AdapterError
 from personae.lora.patterns import ModulePatterns
 from personae.lora.strict_json import decode_object
+from personae.lora.targets import Targets
 
 MAX_CONFIG = 2**20  # bytes
 MAX_RANK = 2**16
 
-# Of no effect on what the trained tensors compute: where they come from, how they were trained, and which
-# modules were chosen (the tensors show it).
+# Of no effect on what the trained tensors compute: where they come from, and how they were trained.
 HARMLESS = {
     *(
         "auto_mapping",
@@ -30,13 +30,13 @@ HARMLESS = {
         "runtime_config",
     ),
     *("lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("megatron_core", "qalora_group_size"),
     "ensure_weight_tying",  # the tensors show what is tied
 }
 READ = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
     *("use_dora", "lora_bias", "bias", "modules_to_save", "trainable_token_indices"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     "alora_invocation_tokens",
 }
 NEUTRAL = {"task_type": "CAUSAL_LM"}  # the values of other fields that are served
@@ -69,6 +69,7 @@ class PeftConfig:
     biases: whether biases of the base's modules were trained. saved: paths of modules that were trained in
     full. trained_tokens: by module path, the ids whose
     rows were trained. invocation: the tokens that activate the adapter (activated LoRA), none for always.
+    targets: which modules have LoRA.
 
     Takes the decoded JSON. Raises AdapterError, with the field as `param`.
     """
@@ -103,6 +104,7 @@ class PeftConfig:
         self.trained_tokens = _trained_tokens(fields.get("trainable_token_indices"))
         self.invocation = _token_ids("alora_invocation_tokens", fields.get("alora_invocation_tokens"))
         self.saved = self._saved_modules(fields.get("modules_to_save"))
+        self.targets = Targets(fields, frozenset(path.rpartition(".")[2] for path in self.saved))
         if self._dora and self._lora_bias:
             _refuse("lora_bias", True, "PEFT has no DoRA with a bias on lora_B")
         for field in ("use_dora", "modules_to_save", "trainable_token_indices"):

@@ -132,9 +132,12 @@ def _low_rank(
     inputs, outputs = (tokens, hidden) if place == "embedding" else (hidden, tokens)
     if config.invocation:
         raise refusal(next(iter(roles.values())), f"activated LoRA on {path} is not supported")
+    name = next(roles[role] for role in ("A", "B", *BESIDE) if role in roles)
+    last = path.rpartition(".")[2]
+    config.targets.check(name, name[len("base_model.model.") : name.index(last) + len(last)])
     for role in config.roles(place):
         if role not in roles:
-            raise refusal(next(iter(roles.values())), f"its {role} is missing")
+            raise refusal(name, f"its {role} is missing")
     for role in roles.keys() & BESIDE:
         if role not in config.roles(place):
             raise refusal(roles[role], f"the config does not ask for a {role}")

@@ -361,6 +361,7 @@ def test_a_file_without_tensors_is_refused(folder: Path) -> None:
     assert_refused(folder, None, "no tensors")
 
 
+EVERYWHERE = ["q_proj", "v_proj", "embed_tokens", "lm_head"]
 VOCABULARY = LoraShapes(2, SHAPES.modules, (64, 32), False, {"embedding": "e", "output": "o"})
 
 
@@ -394,7 +395,7 @@ def test_a_change_of_the_vocabulary_that_cannot_be_applied_is_refused(
     folder: Path, name: str, shape: tuple[int, ...], config: dict[str, Any], reason: str
 ) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({f"base_model.model.{name}": torch.ones(shape)}))
-    set_config(folder, **config)
+    set_config(folder, target_modules=EVERYWHERE, **config)
     assert_refused(folder, f"base_model.model.{name}", reason, VOCABULARY)
 
 
@@ -406,6 +407,7 @@ def test_a_value_of_an_extra_that_is_not_finite_is_refused(folder: Path) -> None
 
 def test_the_embedding_cannot_be_changed_in_two_ways(folder: Path) -> None:
     prefix = "base_model.model.model.embed_tokens"
+    set_config(folder, target_modules=EVERYWHERE)
     edit_tensors(
         folder,
         lambda tensors: tensors.update(
