@@ -36,11 +36,11 @@ from personae.api.params import (
     sampling_params,
     text_style,
 )
-from personae.api.reading import CallPart, Words
 from personae.api.respond import json_response, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
 from personae.api.stream import Chunks, EventStream
 from personae.api.tools import answer_shape, functions_of, grammar_of, loose_functions, shown_tools
+from personae.api.words import CallPart, Words
 from personae.errors import RequestError
 
 
@@ -234,13 +234,18 @@ def _message(words: Words) -> ChatMessage:
 
 
 def _deltas(words: Words) -> Iterable[ChatDelta]:
-    """What was said, in the order in which it was: each kind in a delta of its own."""
-    if words.reasoning:
-        yield ChatDelta(reasoning_content=words.reasoning)
-    if words.text:
-        yield ChatDelta(content=words.text)
-    if words.calls:
-        yield ChatDelta(tool_calls=[_call_delta(call) for call in words.calls])
+    """What was said, in the order in which it was: a delta for each piece, calls beside each other in one."""
+    calls: list[ToolCallDelta] = []
+    for piece in words.pieces:
+        if isinstance(piece, CallPart):
+            calls.append(_call_delta(piece))
+            continue
+        if calls:
+            yield ChatDelta(tool_calls=calls)
+            calls = []
+        yield ChatDelta(reasoning_content=piece.text) if piece.reasoning else ChatDelta(content=piece.text)
+    if calls:
+        yield ChatDelta(tool_calls=calls)
 
 
 def _call(call: CallPart) -> ToolCall:

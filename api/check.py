@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from personae.api.answers import Extension, Validation, Violation
 from personae.api.choices import Part
-from personae.api.reading import Words
+from personae.api.words import Words
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec
 
@@ -31,7 +31,7 @@ class AnswerCheck:
 
     def take(self, words: Words) -> None:
         """What the answer gained."""
-        self._words.add(words.copy())
+        self._words.add(words)
 
     def outcome(self) -> Validation | None:
         """Whether the answer is valid; None if it has no part that had to be checked."""

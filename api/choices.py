@@ -2,21 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from personae.api.answers import Validation
-from personae.api.reading import PlainReading, Reading, ShapedReading, TextStyle, Words
+from personae.api.reading import PlainReading, Reading, ShapedReading, TextStyle
+from personae.api.words import Entry, Span, Words
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
-
-
-class Entry(NamedTuple):
-    """A token with its logprobs (None: nothing comes before it) and where it begins in the choice's text."""
-
-    token: int
-    logprobs: TokenLogprobs | None
-    offset: int
 
 
 @dataclass(slots=True)
@@ -25,15 +18,14 @@ class Part:
 
     `tokens` are the emitted ids, the stopping one included; `reasoned` counts those that were reasoning.
     `stop_reason` is the stop string or stop token id that ended the choice, None for EOS. `entries` has one
-    entry per token if logprobs were asked for, an echoed prompt's tokens before the others; `spoken` are
-    those of the text alone. `validation` comes with the last part, if anything was checked.
+    entry per token if logprobs were asked for, an echoed prompt's tokens before the others. `validation`
+    comes with the last part, if anything was checked.
     """
 
     index: int
     words: Words = field(default_factory=Words)
     tokens: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    spoken: list[Entry] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
@@ -47,7 +39,6 @@ class Part:
         self.words.add(later.words)
         self.tokens += later.tokens
         self.entries += later.entries
-        self.spoken += later.spoken
         self.prompt_logprobs += later.prompt_logprobs
         self.finish = later.finish
         self.stop_reason = later.stop_reason
@@ -140,7 +131,10 @@ class Choice:
         if self._check is not None:
             self._check.take(part.words)
             part.validation = self._check.outcome() if self.ended else None
-        part.words.text, self._opening = self._opening + part.words.text, ""
+        if self._opening:
+            opened, self._opening = Words([Span(self._opening)]), ""
+            opened.add(part.words)
+            part.words = opened
         return part
 
     def _take_tokens(self, delta: Delta, part: Part) -> None:
@@ -166,11 +160,9 @@ class Choice:
                 return
 
     def _hear(self, words: Words, part: Part) -> None:
-        part.words.add(words)
-        if words.text:
-            part.spoken += self._unsaid
-        if words.text or words.calls:
+        if words.credit(self._unsaid) or words.calls:
             self._unsaid.clear()
+        part.words.add(words)
 
     def _place(self, token: int) -> int:
         return 0 if self._places is None else self._places.next(token)

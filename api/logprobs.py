@@ -10,7 +10,7 @@ from personae.api.answers import (
     TextLogprobs,
     TopLogprob,
 )
-from personae.api.choices import Entry
+from personae.api.words import Entry
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.tokens import Tokenizer
 

@@ -2,10 +2,11 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Protocol
 
+from personae.api.words import CallPart, Span, Words
 from personae.engine.stops import StopFinder
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
@@ -20,43 +21,6 @@ class TextStyle:
     skip_special_tokens: bool = True
     include_stop: bool = False
     stop: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class CallPart:
-    """What a tool call gained: its id and name, once, when it begins; then JSON text of its arguments.
-
-    `custom`: the tool is one of text, and `arguments` its input.
-    """
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-    custom: bool = False
-
-
-@dataclass(slots=True)
-class Words:
-    """What a choice said; words add up."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[CallPart] = field(default_factory=list)
-
-    def copy(self) -> "Words":
-        """The same, to be added to."""
-        return Words(self.text, self.reasoning, [replace(call) for call in self.calls])
-
-    def add(self, later: "Words") -> None:
-        """Take in what was said after this."""
-        self.text += later.text
-        self.reasoning += later.reasoning
-        for call in later.calls:
-            if self.calls and self.calls[-1].index == call.index:
-                self.calls[-1].arguments += call.arguments
-            else:
-                self.calls.append(call)
 
 
 class Reading(Protocol):
@@ -103,11 +67,15 @@ class PlainReading:
 
     def push(self, token: int) -> Words:
         """What the next token adds."""
-        return Words(self._text.push((token,)).text)
+        return _said(self._text.push((token,)).text)
 
     def finish(self) -> Words:
         """There is no further token: what was held back."""
-        return Words(self._text.flush())
+        return _said(self._text.flush())
+
+
+def _said(text: str) -> Words:
+    return Words([Span(text)] if text else ())
 
 
 class ShapedReading:
@@ -156,17 +124,21 @@ class ShapedReading:
         words = self._words(self._parser.push(self._text.flush()))
         words.add(self._words(self._parser.finish()))
         if self.stopped is None:
-            words.text += self._stop.flush()
+            words.say(self._stop.flush())
         return words
 
     def _words(self, said: Said) -> Words:
-        if self.stopped is not None:
-            return Words()
-        words = Words(self._stop.push(said.content), said.reasoning)
-        if said.calls and self.stopped is None:
-            words.text += self._stop.flush()
-            for piece in said.calls:
-                words.calls.append(self._part(piece))
+        words = Words()
+        for piece in said.pieces:
+            if self.stopped is not None:
+                break
+            if isinstance(piece, CallPiece):
+                words.say(self._stop.flush())
+                words.call(self._part(piece))
+            elif piece.reasoning:
+                words.say(piece.text, reasoning=True)
+            else:
+                words.say(self._stop.push(piece.text))
         return words
 
     def _part(self, piece: CallPiece) -> CallPart:

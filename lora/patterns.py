@@ -1,4 +1,4 @@
-"""Module patterns, as in PEFT's `rank_pattern`, `alpha_pattern` and `target_modules`, matched in bounded time.
+"""Module patterns, as in PEFT's `rank_pattern` and `target_modules`, matched in bounded time.
 
 PEFT gives a module the entry whose key matches `(.*\\.)?(KEY)$` against its name: the key is a regular
 expression for the name or for a suffix of it that starts after a dot. Here the keys come from strangers, and
@@ -82,7 +82,7 @@ class Automaton:
         return self._reaches(name, begins, self.start, self.final, whole=True)
 
     def _reaches(self, name: str, begins: Collection[int], start: int, final: int, *, whole: bool) -> bool:
-        """Whether `final` is reached from `start` at one of the positions, `whole`: at the end of the name."""
+        """Whether `final` is reached from `start`, begun at any of `begins`; `whole`: at the name's end."""
         alive: set[int] = set()
         for at in range(min(begins), len(name) + 1):
             if at in begins:

@@ -1,9 +1,9 @@
 """Which modules an adapter's config puts LoRA on, as PEFT decides it from a module's name in the base.
 
 `target_modules` is a list of names or ends of names, one regular expression for the whole name, or
-"all-linear"; `exclude_modules` is the same for those left out, `layers_to_transform` has the layers of a list's
-modules, which `layers_pattern` finds in a name. Rules and precedence are those of PEFT 0.21
-(`check_target_module_exists`).
+"all-linear"; `exclude_modules` is the same for those left out, `layers_to_transform` has the layers of
+what a list names by its end, which `layers_pattern` finds in a name. Rules and precedence are those of
+PEFT 0.21 (`check_target_module_exists`).
 """
 
 import re

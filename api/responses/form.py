@@ -6,10 +6,9 @@ from itertools import count
 from typing import Any
 
 from personae.api.check import extension
-from personae.api.choices import Entry, Part
+from personae.api.choices import Part
 from personae.api.generation import Job
 from personae.api.logprobs import chat_logprobs
-from personae.api.reading import CallPart
 from personae.api.responses.answers import (
     Completed,
     Created,
@@ -31,6 +30,7 @@ from personae.api.responses.request import ReasoningOptions, ResponsesRequest, T
 from personae.api.responses.writing import Call, CustomCall, Message, Reasoning, Writing
 from personae.api.schema import TextFormat
 from personae.api.stream import Chunks
+from personae.api.words import CallPart, Span
 from personae.errors import PersonaeError
 
 
@@ -64,15 +64,13 @@ class Form(Chunks):
             self._begun = True
             yield self._event(Created, response=self._response)
             yield self._event(InProgress, response=self._response)
-        words = part.words
-        if words.reasoning:
-            if not isinstance(self._open, Reasoning):
-                yield from self._opened(Reasoning(self._event, self._place))
-            yield from self._written(words.reasoning)
-        if words.text:
-            yield from self._said(words.text, part.spoken)
-        for call in words.calls:
-            yield from self._called(call)
+        for piece in part.words.pieces:
+            if isinstance(piece, CallPart):
+                yield from self._called(piece)
+            elif piece.reasoning:
+                yield from self._thought(piece)
+            else:
+                yield from self._said(piece)
         if part.finish is not None:
             yield from self._ended(part)
 
@@ -96,12 +94,17 @@ class Form(Chunks):
         event: Event = kind(sequence_number=next(self._numbers), **fields)
         return event
 
-    def _said(self, text: str, entries: list[Entry]) -> Iterator[Event]:
+    def _thought(self, span: Span) -> Iterator[Event]:
+        if not isinstance(self._open, Reasoning):
+            yield from self._opened(Reasoning(self._event, self._place))
+        yield from self._written(span.text)
+
+    def _said(self, span: Span) -> Iterator[Event]:
         if not isinstance(self._open, Message):
             yield from self._opened(Message(self._event, self._place, logprobs=self._logprobs))
         assert isinstance(self._open, Message)
-        self._open.add(chat_logprobs(entries, self._job.door.client.tokenizer).content)
-        yield from self._written(text)
+        self._open.add(chat_logprobs(span.entries, self._job.door.client.tokenizer).content)
+        yield from self._written(span.text)
 
     def _called(self, call: CallPart) -> Iterator[Event]:
         if call.id is not None:
@@ -131,7 +134,7 @@ class Form(Chunks):
 
     def _ended(self, part: Part) -> Iterator[Event]:
         if self._open is None and not self._output:
-            yield from self._said("", [])
+            yield from self._said(Span(""))
         spent = part.finish == "length"
         yield from self._closed("incomplete" if spent else "completed")
         response = self._response = self._fresh()

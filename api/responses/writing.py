@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from personae.api.answers import ContentLogprob
-from personae.api.reading import CallPart
 from personae.api.responses.answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -27,6 +26,7 @@ from personae.api.responses.answers import (
     TextDone,
 )
 from personae.api.responses.items import ReasoningText, Status
+from personae.api.words import CallPart
 
 
 class Numbered(Protocol):

@@ -35,12 +35,31 @@ class CallPiece:
 
 
 @dataclass(slots=True)
-class Said:
-    """What an answer gained. Pieces add up."""
+class TextPiece:
+    """Text for the reader, or reasoning."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[CallPiece] = field(default_factory=list)
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(slots=True)
+class Said:
+    """What an answer gained, in the order of its coming. Pieces add up."""
+
+    pieces: list[TextPiece | CallPiece] = field(default_factory=list)
+
+    def say(self, text: str, *, reasoning: bool = False) -> None:
+        """It gained text."""
+        if text:
+            self.pieces.append(TextPiece(text, reasoning))
+
+    def extend(self, index: int, arguments: str) -> None:
+        """A call gained some of its arguments."""
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, CallPiece) and last.index == index:
+            last.arguments += arguments
+        else:
+            self.pieces.append(CallPiece(index, None, arguments))
 
 
 class AnswerParser(Reader):
@@ -104,7 +123,7 @@ class AnswerParser(Reader):
                 yield from self._calls(way)
         if self._called:
             self._content.drop()
-        self._said.content += self.marks.restore(self._content.rest(), shown=self._shown)
+        self._said.say(self.marks.restore(self._content.rest(), shown=self._shown))
 
     def _thoughts(self, reasoning: ReasoningFormat, opened: bool) -> Steps[None]:
         """Reasoning, and what a format has of text for the reader before the answer itself."""
@@ -186,11 +205,11 @@ class AnswerParser(Reader):
             return False
         index, self.begun = self.begun, self.begun + 1
         self._content.drop()
-        self._said.calls.append(CallPiece(index, name, number=self.number))
+        self._said.pieces.append(CallPiece(index, name, number=self.number))
         self._raw = []
 
         def emit(text: str) -> None:
-            _extend(self._said.calls, index, text)
+            self._said.extend(index, text)
 
         if isinstance(style, KeyedArguments):
             texts = Texts(put, lambda text: self.marks.restore(text, shown=False), emit)
@@ -209,14 +228,8 @@ class AnswerParser(Reader):
 
     def _write(self, text: str) -> None:
         self._called = self._called and not text.strip()
-        self._said.content += self.marks.restore(self._content.push(text), shown=self._shown)
+        self._said.say(self.marks.restore(self._content.push(text), shown=self._shown))
 
     def _reason(self, text: str) -> None:
-        self._said.reasoning += self.marks.restore(self._reasoning.push(text), shown=self._shown)
-
-
-def _extend(calls: list[CallPiece], index: int, arguments: str) -> None:
-    if calls and calls[-1].index == index:
-        calls[-1].arguments += arguments
-    else:
-        calls.append(CallPiece(index, None, arguments))
+        said = self.marks.restore(self._reasoning.push(text), shown=self._shown)
+        self._said.say(said, reasoning=True)

@@ -1,13 +1,16 @@
 """`POST /v1/responses`: the same answers as chat completions, as items and events. The `openai` package's own
 types and helpers say whether they are right."""
 
+import copy
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import asgi
+import msgspec
 import openai
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
@@ -19,8 +22,12 @@ from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE, call
 
 from personae.api.app import create_app
+from personae.api.choices import Part
 from personae.api.decode import decode
+from personae.api.responses.answers import ItemDone
+from personae.api.responses.form import Form
 from personae.api.responses.request import ResponsesRequest
+from personae.api.responses.routes import admit
 from personae.api.responses.translate import chat_request
 from personae.errors import BudgetTooSmall, GrammarError, Overloaded
 
@@ -199,6 +206,53 @@ def test_a_stream_tells_the_same_as_the_whole(client: OpenAI, engine: FakeEngine
         assert (kinds[0], kinds[-1]) == ("output_item.added", "output_item.done")
         deltas = "".join(event.delta for event in mine if event.type.endswith(".delta"))  # type: ignore[union-attr]
         assert deltas in json.loads(json.dumps(list(texts(item))))
+
+
+ROME, BONN = (call("get_weather", city=city) for city in ("Rome", "Bonn"))
+
+
+@pytest.mark.parametrize(
+    ("said", "kinds"),
+    [
+        ("I look." + ROME + "And there." + BONN, ["message", "function_call"] * 2),
+        (ROME + "I looked.", ["function_call", "message"]),
+        (THOUGHT + ROME + BONN + "Both.", ["reasoning", "function_call", "function_call", "message"]),
+        (call("shell", input="ls") + "Then." + ROME[:-20], ["custom_tool_call", "message"]),
+    ],
+    ids=["between", "after", "thought", "broken"],
+)
+async def test_the_items_do_not_depend_on_how_the_answer_comes(
+    app: Starlette, engine: FakeEngine, said: str, kinds: list[str]
+) -> None:
+    """In the order in which the model wrote them, however its parts were merged on their way."""
+    engine.answer = said
+    fields = {"model": "base", "input": "Weather?", "tools": [WEATHER, SHELL], "top_logprobs": 1}
+    asked = fields | {"include": ["message.output_text.logprobs"]}
+    body = decode(json.dumps(asked).encode(), ResponsesRequest, 64)
+    job, _ = await admit(app.state.door, body)
+    parts: list[Part] = []
+    await job.run(parts.append)
+    found = []
+    for seed in range(40):
+        cuts = random.Random(seed)
+        left, merged = copy.deepcopy(parts), []
+        while left:
+            part = left.pop(0)
+            while left and cuts.random() < seed / 40:
+                part.add(left.pop(0))
+            merged.append(part)
+        form = Form(job, body)
+        events: list[Any] = [event for part in merged for event in form.of(part)]
+        items = events[-1].response.output
+        done = [event.item for event in events if isinstance(event, ItemDone)]
+        assert done == items
+        found.append([bare_item(item) for item in items])
+    assert [item["type"] for item in found[0]][: len(kinds)] == kinds
+    assert all(items == found[0] for items in found)
+
+
+def bare_item(item: Any) -> Any:
+    return {name: value for name, value in msgspec.to_builtins(item).items() if name != "id"}
 
 
 def texts(item: Any) -> Iterator[str]:

@@ -98,7 +98,7 @@ def test_a_tensor_that_peft_would_not_apply_is_refused_with_the_field_that_leave
     set_config(folder, **fields)
     with pytest.raises(AdapterError, match=f"the config's {field} leaves") as refused:
         read_adapter(folder, SHAPES)
-    assert refused.value.param is not None and tensor in refused.value.param
+    assert tensor in (refused.value.param or "")
 
 
 @pytest.mark.parametrize(

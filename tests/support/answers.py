@@ -17,7 +17,7 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
-from personae.grammar.structure.parser import AnswerParser, Said
+from personae.grammar.structure.parser import AnswerParser, Said, TextPiece
 from personae.grammar.tools.arguments import KeyedArguments
 from personae.grammar.tools.function import Function
 from personae.grammar.vocabulary import Vocabulary
@@ -132,9 +132,11 @@ class Parsed:
     completed: int = 0
 
     def add(self, said: Said) -> None:
-        self.content += said.content
-        self.reasoning += said.reasoning
-        for piece in said.calls:
+        for piece in said.pieces:
+            if isinstance(piece, TextPiece):
+                self.reasoning += piece.text * piece.reasoning
+                self.content += piece.text * (not piece.reasoning)
+                continue
             if piece.name is not None:
                 assert piece.index == len(self.calls)
                 self.calls.append([piece.name, ""])

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from answers import parse
+from answers import Parsed, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,8 +79,10 @@ def test_a_call_within_reasoning_is_reasoning():
 def test_special_tokens_without_a_meaning_here_leave_no_trace_unless_they_are_to_be_shown():
     for shown, content in ((False, "ab"), (True, "a</tool_call>b")):
         parser = AUTO.parser(SPECIAL, shown=shown)
-        said = parser.push(parser.marks.put("a</tool_call>b"))
-        assert said.content + parser.finish().content == content
+        parsed = Parsed()
+        parsed.add(parser.push(parser.marks.put("a</tool_call>b")))
+        parsed.add(parser.finish())
+        assert parsed.content == content
 
 
 WORDS = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "', '", "arguments": ', CALL]

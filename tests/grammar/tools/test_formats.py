@@ -13,6 +13,7 @@ from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
 from personae.grammar.structure.answer import AnswerShape
 from personae.grammar.structure.elements import Json
+from personae.grammar.structure.parser import CallPiece
 from personae.grammar.tools.arguments import KeyedArguments
 from personae.grammar.tools.function import Function
 from personae.grammar.tools.registry import NAMES, find_tool_format, tool_format
@@ -400,7 +401,7 @@ def test_references_into_definitions_are_followed(name):
 def test_kimis_numbers_become_the_ids_that_its_template_writes():
     shape = AnswerShape(tools=tool_format("kimi_k2"), functions=FUNCTIONS, use="auto")
     parser = shape.parser({})
-    pieces = parser.push(WRITTEN["kimi_k2"]).calls
+    pieces = [piece for piece in parser.push(WRITTEN["kimi_k2"]).pieces if isinstance(piece, CallPiece)]
     assert [(piece.name, piece.number) for piece in pieces] == [("get_weather", "0"), ("get", "1")]
 
 
