@@ -100,7 +100,7 @@ def main(
     names = task or [*data.TASKS, *data.ADAPTER_TASKS]
     console = Console()
     if not console.is_terminal:
-        console.width = 120
+        console.width = 132
     console.print(table({name: held_out(name, count) for name in names}))
 
 
