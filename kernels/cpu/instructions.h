@@ -45,12 +45,25 @@ inline Instructions& instructions() {  // changed by tests, which want to see al
     return used;
 }
 
-// A product's operands lie in vectors of 16 words of 32 bits: floats, or pairs of bfloat16.
-template <typename Element> constexpr int64_t PER_WORD = int64_t(4 / sizeof(Element));
+// 32 bfloat16 -> the 16 of even numbers and the 16 of odd ones.
+inline __m512 evens(__m512i x) { return (__m512)_mm512_slli_epi32(x, 16); }
+inline __m512 odds(__m512i x) { return (__m512)_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))); }
 
-inline __m512 add_products(__m512 sum, const float* x, const float* w) {  // x: one word, in all lanes
-    return _mm512_fmadd_ps(_mm512_set1_ps(*x), _mm512_loadu_ps(w), sum);
-}
+// 16 outputs' weights of two inputs, and what they are multiplied with: Element says with which instructions.
+template <typename Element> struct TwoInputs;
+
+template <>
+struct TwoInputs<float> {
+    __m512 even, odd;
+
+    explicit TwoInputs(const float* w) : even(_mm512_loadu_ps(w)), odd(_mm512_loadu_ps(w + 16)) {}
+    explicit TwoInputs(const bf16* w) : even(evens(_mm512_loadu_si512(w))), odd(odds(_mm512_loadu_si512(w))) {}
+    __m512 times(const float* x, __m512 sum) const {
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(x[0]), even, sum);
+        return _mm512_fmadd_ps(_mm512_set1_ps(x[1]), odd, sum);
+    }
+};
+
 #if defined(__AVX512BF16__)
 inline __m512bh pair_of(const bf16* p) {
     int32_t both;
@@ -58,13 +71,21 @@ inline __m512bh pair_of(const bf16* p) {
     return (__m512bh)_mm512_set1_epi32(both);
 }
 inline __m512bh pairs_at(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-inline __m512 add_products(__m512 sum, const bf16* x, const bf16* w) {
-    return _mm512_dpbf16_ps(sum, pair_of(x), pairs_at(w));
-}
+template <>
+struct TwoInputs<bf16> {
+    __m512bh both;
+
+    explicit TwoInputs(const bf16* w) : both(pairs_at(w)) {}
+    __m512 times(const bf16* x, __m512 sum) const { return _mm512_dpbf16_ps(sum, pair_of(x), both); }
+};
 
 inline __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
-inline __m512 add_products(__m512 sum, const bf16*, const bf16*) { return sum; }  // never called
+template <>
+struct TwoInputs<bf16> {  // never made
+    explicit TwoInputs(const bf16*) {}
+    __m512 times(const bf16*, __m512 sum) const { return sum; }
+};
 
 inline __m256i rounded(__m512 x) {  // to nearest, ties to even; NaN stays NaN
     const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -80,9 +101,5 @@ inline void put(bf16* to, __m512 low, __m512 high) {  // 32 floats
     put(to, low);
     put(to + 16, high);
 }
-
-// 32 bfloat16 -> the 16 of even numbers and the 16 of odd ones.
-inline __m512 evens(__m512i x) { return (__m512)_mm512_slli_epi32(x, 16); }
-inline __m512 odds(__m512i x) { return (__m512)_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))); }
 
 }  // namespace

@@ -14,15 +14,19 @@ constexpr int64_t TALL = 8;    // rows that registers have sums for
 template <int R, typename Source>
 void multiply_rows(const typename Source::Element* x, const Source& w, int64_t first, int64_t last, bool fresh,
                    float* c0, float* c1) {
-    constexpr int64_t STEP = PER_WORD<typename Source::Element>;
+    using Weights = TwoInputs<typename Source::Element>;
     __m512 sum[R][2];
     for (int r = 0; r < R; r++) sum[r][0] = _mm512_load_ps(c0 + r * 16), sum[r][1] = _mm512_load_ps(c1 + r * 16);
-    for (int64_t block = first; block < last; block++) {
-        const auto *xs = x + block * TILE, *tiles = w.block(block, fresh);
-        for (int64_t input = 0; input < 32; input += STEP, xs += STEP, tiles += 16 * STEP)
-            for (int r = 0; r < R; r++)
-                for (int half = 0; half < 2; half++)
-                    sum[r][half] = add_products(sum[r][half], xs + r * 32, tiles + half * TILE);
+    for (int64_t block = first; block < last; block++, x += TILE) {
+        const auto* tiles = w.block(block, fresh);
+        for (int64_t pair = 0; pair < 16; pair++) {
+            const Weights w0(tiles + pair * 32), w1(tiles + TILE + pair * 32);
+            if (fresh) w.ask_part(block, pair);
+            for (int r = 0; r < R; r++) {
+                sum[r][0] = w0.times(x + r * 32 + pair * 2, sum[r][0]);
+                sum[r][1] = w1.times(x + r * 32 + pair * 2, sum[r][1]);
+            }
+        }
     }
     for (int r = 0; r < R; r++) _mm512_store_ps(c0 + r * 16, sum[r][0]), _mm512_store_ps(c1 + r * 16, sum[r][1]);
 }
@@ -35,7 +39,7 @@ void multiply_panel(const typename Source::Element* x, const Source& w, int64_t 
         multiply_rows<5, Source>, multiply_rows<6, Source>, multiply_rows<7, Source>, multiply_rows<8, Source>};
     for (int64_t first = 0; first < blocks; first += Source::CHUNK)
         for (int64_t row = 0; row < rows; row += TALL)
-            few[std::min(TALL, rows - row) - 1](x + row / 16 * blocks * TILE + row % 16 * 32, w, first,
+            few[std::min(TALL, rows - row) - 1](x + (row / 16 * blocks + first) * TILE + row % 16 * 32, w, first,
                                                 std::min(blocks, first + Source::CHUNK), !row, c.at(row, 0),
                                                 c.at(row, 1));
 }
@@ -141,9 +145,9 @@ void multiply_with_tiles(const Rows& x, int64_t rows, const Packed& w, int64_t f
 template <typename Format, typename... Rest>
 void multiply(Rest&... rest) {
     switch (instructions()) {
-        case FLOATS: return multiply_with_vectors<Widened<Format, float>>(rest...);
-        case PAIRS: return multiply_with_vectors<Widened<Format, bf16>>(rest...);
-        case TILES: return multiply_with_tiles<Widened<Format, bf16>>(rest...);
+        case FLOATS: return multiply_with_vectors<Source<Format, float>>(rest...);
+        case PAIRS: return multiply_with_vectors<Source<Format, bf16>>(rest...);
+        case TILES: return multiply_with_tiles<Source<Format, bf16>>(rest...);
     }
 }
 

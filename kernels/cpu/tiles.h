@@ -47,6 +47,7 @@ void multiply_tiles(const bf16* x, const Source& w, int64_t blocks, int64_t rows
     if (rows <= 16) {
         for (int64_t block = 0; block < blocks; block++, x += TILE) {
             const bf16* tiles = w.block(block, fresh);
+            if (fresh) w.ask(block);
             _tile_loadd(4, x, 64);
             _tile_loadd(6, tiles, 64);
             _tile_loadd(7, tiles + TILE, 64);
@@ -59,6 +60,7 @@ void multiply_tiles(const bf16* x, const Source& w, int64_t blocks, int64_t rows
         _tile_loadd(3, first[1], 0);
         for (int64_t block = 0; block < blocks; block++, x += TILE, below += TILE) {
             const bf16* tiles = w.block(block, fresh);
+            if (fresh) w.ask(block);
             _tile_loadd(4, x, 64);
             _tile_loadd(5, below, 64);
             _tile_loadd(6, tiles, 64);

@@ -8,10 +8,6 @@
 
 namespace {
 
-inline void prefetch_lines(const void* from, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
-}
-
 #if defined(__AVX512FP16__)
 constexpr bool HALF_BUILT = true;
 inline __m512i halves(__m512i words) { return (__m512i)_mm512_cvtepi16_ph(words); }
@@ -38,21 +34,10 @@ inline __m512i brains(__m512i halves) {
     return _mm512_and_si512(_mm512_srai_epi16(halves, 3), _mm512_set1_epi16(short(0x8fff)));
 }
 
-// How weights are kept: how a block of them becomes two tiles, `unit` times too large, and how many bytes ahead it is asked
-// for; further brings less (measured).
-class Brain {  // bfloat16
-   public:
-    static constexpr bool SCALED = false;
-    static constexpr int64_t BYTES = 2 * TILE * sizeof(bf16), AHEAD = 1024;
-
-    float unit(float) const { return 1; }
-    void widen(const char* from, float* to) const {
-        for (int64_t i = 0; i < BYTES; i += 64, to += 32) {
-            const __m512i pairs = _mm512_load_si512(from + i);
-            _mm512_store_ps(to, evens(pairs));
-            _mm512_store_ps(to + 16, odds(pairs));
-        }
-    }
+// How weights are kept: a block's bytes, how many bytes ahead they are asked for, all of a block at once (for tiles) or a
+// part after the other (further brings less: measured), and how they become two tiles, `unit` times too large.
+struct Brain {  // bfloat16
+    static constexpr int64_t BYTES = 2 * TILE * sizeof(bf16), AHEAD = 1024, PART_AHEAD = 4096;
 };
 
 // int8. Bfloat16 holds it exactly, times a power of two that makes it cheap: `unit` takes it out of the sum again. Words that
@@ -61,8 +46,7 @@ class Brain {  // bfloat16
 // inputs of a millionth would have to matter. Without float16, and for float32, the int8 is the upper byte of a lane: 2^24.
 class Eight {
    public:
-    static constexpr bool SCALED = true;
-    static constexpr int64_t BYTES = 2 * TILE, AHEAD = 2048;
+    static constexpr int64_t BYTES = 2 * TILE, AHEAD = 2048, PART_AHEAD = 4096;
 
     float unit(float) const { return 0x1p-24f; }
     float unit(bf16) const { return half_ ? 0x1p104f : 0x1p-24f; }
@@ -103,8 +87,7 @@ class Eight {
 // them and putting the rest of the exponent in. Float16 are 2^12 times what they mean, so that bfloat16 lose no more than of int8.
 class Four {
    public:
-    static constexpr bool SCALED = true;
-    static constexpr int64_t BYTES = STEPS + TILE, AHEAD = 2048;
+    static constexpr int64_t BYTES = STEPS + TILE, AHEAD = 2048, PART_AHEAD = 4096;
 
     float unit(float) const { return 1; }
     float unit(bf16) const { return half_ ? 0x1p100f : 1; }
@@ -168,20 +151,52 @@ class Four {
     const bool half_ = half_on();
 };
 
-// The first reading of a group, block after block, widens them, some blocks before they are wanted, since tiles are not
-// loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache next to the processor:
-// so many that the last CHUNK are still there; or all of a group are kept, where it is read again from its first block on.
-template <typename Format, typename To>
-class Widened {
+// A group's blocks, as they are kept.
+template <typename Format>
+class Blocks {
+   public:
+    // Asks for what will soon be read.
+    void ask(int64_t b) const { ask(tiles_ + b * Format::BYTES + Format::AHEAD, Format::BYTES); }
+    void ask_part(int64_t b, int64_t pair) const {  // for a pair of inputs: a sixteenth
+        constexpr int64_t PART = Format::BYTES / 16;
+        ask(tiles_ + b * Format::BYTES + Format::PART_AHEAD + pair * PART, PART);
+    }
+
+   protected:
+    static void ask(const char* from, int64_t bytes) {
+        for (int64_t line = 0; line < bytes; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+    }
+    const char* tiles_ = nullptr;
+};
+
+// Weights that are multiplied as bfloat16 as they lie, or as float32 on their way from memory.
+template <typename To>
+class AsTheyLie : public Blocks<Brain> {
    public:
     using Element = To;
-    static constexpr bool SCALED = Format::SCALED;
+    static constexpr bool SCALED = false;
+    static constexpr int64_t CHUNK = 8;
+
+    AsTheyLie(const Packed&, bool) {}
+    float unit() const { return 1; }
+    void begin(const Packed& w, int64_t g) { tiles_ = w.group(g); }
+    const bf16* block(int64_t b, bool) const { return (const bf16*)(tiles_ + b * Brain::BYTES); }
+};
+
+// Weights that are widened by the first reading of a group, block after block, for tiles some blocks before they are wanted,
+// since those are not loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache next to
+// the processor, the last CHUNK of them for further rows; or all of a group are kept, to be read again from its first on.
+template <typename Format, typename To>
+class Widened : public Blocks<Format> {
+   public:
+    using Element = To;
+    static constexpr bool SCALED = true;
     static constexpr int64_t CHUNK = 4;
 
     Widened(const Packed& w, bool kept)
         : blocks_(w.blocks), turn_(kept ? ~int64_t(0) : TURN - 1), wide_(memory((kept ? blocks_ : TURN) * 2 * TILE)) {}
     void begin(const Packed& w, int64_t g) {
-        tiles_ = w.group(g);
+        this->tiles_ = w.group(g);
         for (int64_t b = 0; b < std::min(EARLY, blocks_); b++) widen(b);
     }
     float unit() const { return format_.unit(Element{}); }
@@ -192,44 +207,21 @@ class Widened {
     }
 
    private:
-    static constexpr int64_t EARLY = 2, TURN = 8;  // blocks
+    static constexpr int64_t EARLY = sizeof(Element) == sizeof(bf16) ? 2 : 0, TURN = EARLY ? 2 * CHUNK : CHUNK;  // blocks
 
     Element* place(int64_t b) const { return wide_ + (b & turn_) * 2 * TILE; }
-    void widen(int64_t b) const {
-        const char* from = tiles_ + b * Format::BYTES;
-        prefetch_lines(from + Format::AHEAD, Format::BYTES);
-        format_.widen(from, place(b));
-    }
+    void widen(int64_t b) const { format_.widen(this->tiles_ + b * Format::BYTES, place(b)); }
     static Element* memory(int64_t size) {  // of this thread
         thread_local std::vector<Element> kept;
         return aligned(kept, size);
     }
 
-    const char* tiles_ = nullptr;
     Format format_;
     const int64_t blocks_, turn_;
     Element* const wide_;
 };
 
-// Bfloat16 for instructions that multiply it. For a prompt's next rows asking ahead would only take time.
-template <>
-class Widened<Brain, bf16> {
-   public:
-    using Element = bf16;
-    static constexpr bool SCALED = false;
-    static constexpr int64_t CHUNK = 8;
-
-    Widened(const Packed&, bool) {}
-    float unit() const { return 1; }
-    void begin(const Packed& w, int64_t g) { tiles_ = (const bf16*)w.group(g); }
-    const bf16* block(int64_t b, bool fresh) const {
-        const bf16* at = tiles_ + b * 2 * TILE;
-        if (fresh) prefetch_lines((const char*)at + Brain::AHEAD, Brain::BYTES);
-        return at;
-    }
-
-   private:
-    const bf16* tiles_ = nullptr;
-};
+template <typename Format, typename Element>
+using Source = std::conditional_t<std::is_same<Format, Brain>::value, AsTheyLie<Element>, Widened<Format, Element>>;
 
 }  // namespace
