@@ -1,11 +1,11 @@
-// Attention of bfloat16 heads over the paged cache, with products of bfloat16 pairs.
+// Attention of bfloat16 heads over the paged cache, with products of bfloat16 pairs or, widened, of floats.
 //
 // As attention.h: online softmax over blocks of keys, here 64, counted from the sequence's first, so that a query's
-// bits depend on nothing but its own sequence. Queries and weights are rounded to bfloat16, as the tensors that hold
-// them elsewhere are; sums are float32.
+// bits depend on nothing but its own sequence. Queries and (but where floats are multiplied) weights are rounded to
+// bfloat16, as the tensors that hold them elsewhere are; sums are float32.
 //
 // A row that decodes asks much memory for little arithmetic, so a key is read where it lies: AMX takes 16 keys as its
-// first operand as they are (AVX-512 wants them transposed), and values meet their weights in registers.
+// first operand as they are (vectors want them transposed), and values meet their weights in registers.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -50,13 +50,23 @@ struct Block {
 
 struct AttentionScratch {
     explicit AttentionScratch(int64_t dim)
-        : dim(dim), queries(QUERIES * dim), pairs(QUERIES * dim), keys(BLOCK * dim), zeros(dim), mixed(QUERIES * dim) {}
+        : dim(dim), queries(QUERIES * dim), pairs(QUERIES * dim), keys(BLOCK * dim), zeros(dim),
+          wide_queries(QUERIES * dim), wide_keys(BLOCK * dim), mixed(QUERIES * dim) {}
     int64_t dim;
     std::vector<bf16> queries;  // [vectors][dim]
     std::vector<bf16> pairs;    // the same for AMX: [vectors / 4][dim / 2][4][2]
     std::vector<bf16> keys;     // of a block: [4][dim / 2][16][2]; for AMX [64][dim], where pages are short
     std::vector<bf16> zeros;
+    std::vector<float> wide_queries, wide_keys;  // as floats: [vectors][dim]; [4][dim][16]
     std::vector<float> mixed;
+
+    bf16* queries_as(bf16, int64_t) { return queries.data(); }
+    float* queries_as(float, int64_t vectors) {
+        for (int64_t d = 0; d < vectors * dim; d += LANES) store(wide_queries.data() + d, load(queries.data() + d));
+        return wide_queries.data();
+    }
+    bf16* keys_as(bf16) { return keys.data(); }
+    float* keys_as(float) { return wide_keys.data(); }
 };
 
 // 16 rows of 16 pairs -> 16 pairs of 16 rows.
@@ -85,8 +95,16 @@ inline void transpose16(__m512i (&v)[16]) {
     }
 }
 
-// 16 keys -> [dim / 2][16][2]. What is past the end becomes zero: there lies what earlier owners left, NaN perhaps.
-inline void transpose_keys(const Pages& p, const Block& block, int64_t tile, bf16* to) {
+inline void put_pairs(bf16* to, __m512i pairs) { _mm512_storeu_si512(to, pairs); }
+inline void put_pairs(float* to, __m512i pairs) {
+    _mm512_storeu_ps(to, evens(pairs));
+    _mm512_storeu_ps(to + 16, odds(pairs));
+}
+
+// 16 keys -> [dim / 2][16][2], as floats [dim][16]. What is past the end becomes zero: there lies what earlier owners
+// left, NaN perhaps.
+template <typename Element>
+void transpose_keys(const Pages& p, const Block& block, int64_t tile, Element* to) {
     for (int64_t d = 0; d < p.dim; d += 32) {
         __m512i rows[16];
         for (int j = 0; j < 16; j++) {
@@ -94,19 +112,24 @@ inline void transpose_keys(const Pages& p, const Block& block, int64_t tile, bf1
             rows[j] = key < block.filled ? _mm512_loadu_si512(p.keys + block.at[key] + d) : _mm512_setzero_si512();
         }
         transpose16(rows);
-        for (int j = 0; j < 16; j++) _mm512_storeu_si512(to + (d / 2 + j) * 32, rows[j]);
+        for (int j = 0; j < 16; j++) put_pairs(to + (d / 2 + j) * 32, rows[j]);
     }
 }
 
-// Scores of N queries [N][dim] and 16 transposed keys, of every query in `to` + 4 vectors.
-template <int N>
-void score(const bf16* queries, const bf16* keys, int64_t dim, __m512 (*to)[4], int64_t tile) {
-    __m512 sum[N];
-    for (int i = 0; i < N; i++) sum[i] = _mm512_setzero_ps();
+// Scores of N queries [N][dim] and a block's 64 transposed keys. (All four tiles, whatever is in the last: sums that do not
+// wait for each other.)
+template <int N, typename Element>
+void score(const Element* queries, const Element* keys, int64_t dim, __m512 (*to)[4]) {
+    __m512 sum[N][4];
+    for (int i = 0; i < N; i++)
+        for (int t = 0; t < 4; t++) sum[i][t] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < dim / 2; pair++)
-        for (int i = 0; i < N; i++)
-            sum[i] = _mm512_dpbf16_ps(sum[i], pairs_at(keys + pair * 32), pair_of(queries + i * dim + 2 * pair));
-    for (int i = 0; i < N; i++) to[i][tile] = sum[i];
+        for (int t = 0; t < 4; t++) {
+            const TwoInputs<Element> two(keys + t * LANES * dim + pair * 32);
+            for (int i = 0; i < N; i++) sum[i][t] = two.times(queries + i * dim + 2 * pair, sum[i][t]);
+        }
+    for (int i = 0; i < N; i++)
+        for (int t = 0; t < 4; t++) to[i][t] = sum[i][t];
 }
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -163,43 +186,65 @@ inline void by_query(const float* from, __m512 (*to)[4], int64_t tile) {
     to[3][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0xee);
 }
 
-// mixed[0..N) += weights of a block's first keys times their values. Of 32 dimensions those come first whose number
-// has no 4 in it, as the processor interleaves two rows; `in_order` undoes it. Asks for the values of `next`.
-template <int N>
-void mix(const bf16 (*weights)[BLOCK], int64_t count, const bf16* const* values, int64_t dim, float* mixed,
+// 32 dimensions of two keys' values, and what they are multiplied with: sums of half of the dimensions each.
+template <typename Element> struct TwoValues;
+
+template <>
+struct TwoValues<float> {  // even dimensions, odd dimensions
+    __m512 first[2], second[2];
+
+    TwoValues(__m512i a, __m512i b) : first{evens(a), odds(a)}, second{evens(b), odds(b)} {}
+    __m512 times(const float* weights, __m512 sum, int half) const {
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(weights[0]), first[half], sum);
+        return _mm512_fmadd_ps(_mm512_set1_ps(weights[1]), second[half], sum);
+    }
+    static __m512i order(int64_t half) {  // of dimensions, in the two sums
+        const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        return _mm512_add_epi32(low, _mm512_set1_epi32(int(half) * 8));
+    }
+};
+
+template <>
+struct TwoValues<bf16> {  // those whose number has no 4 in it, the others: as the processor interleaves two rows
+    __m512i both[2];
+
+    TwoValues(__m512i a, __m512i b) : both{_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)} {}
+    __m512 times(const bf16* weights, __m512 sum, int half) const {
+        return TwoInputs<bf16>((const bf16*)&both[half]).times(weights, sum);
+    }
+    static __m512i order(int64_t half) {
+        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        return _mm512_add_epi32(low, _mm512_set1_epi32(int(half) * 8));
+    }
+};
+
+// mixed[0..N) += weights of a block's first keys times their values, in the order of TwoValues; `in_order` undoes it.
+// Asks for the values of `next`.
+template <int N, typename Element>
+void mix(const Element (*weights)[BLOCK], int64_t count, const bf16* const* values, int64_t dim, float* mixed,
          const Block* next, const bf16* from) {
     for (int64_t d = 0; d < dim; d += 32) {
-        __m512 low[N], high[N];
-        for (int i = 0; i < N; i++) {
-            low[i] = _mm512_loadu_ps(mixed + i * dim + d);
-            high[i] = _mm512_loadu_ps(mixed + i * dim + d + 16);
-        }
+        __m512 sum[N][2];
+        for (int i = 0; i < N; i++)
+            for (int half = 0; half < 2; half++) sum[i][half] = _mm512_loadu_ps(mixed + i * dim + d + half * 16);
         for (int64_t key = 0; key < count; key += 2) {
             if (next && !d && key % LANES == 0) next->prefetch(from, key / LANES, dim);
-            const __m512i first = _mm512_loadu_si512(values[key] + d), second = _mm512_loadu_si512(values[key + 1] + d);
-            const __m512bh lows = (__m512bh)_mm512_unpacklo_epi16(first, second);
-            const __m512bh highs = (__m512bh)_mm512_unpackhi_epi16(first, second);
-            for (int i = 0; i < N; i++) {
-                const __m512bh weight = pair_of(weights[i] + key);
-                low[i] = _mm512_dpbf16_ps(low[i], lows, weight);
-                high[i] = _mm512_dpbf16_ps(high[i], highs, weight);
-            }
+            const TwoValues<Element> two(_mm512_loadu_si512(values[key] + d), _mm512_loadu_si512(values[key + 1] + d));
+            for (int i = 0; i < N; i++)
+                for (int half = 0; half < 2; half++) sum[i][half] = two.times(weights[i] + key, sum[i][half], half);
         }
-        for (int i = 0; i < N; i++) {
-            _mm512_storeu_ps(mixed + i * dim + d, low[i]);
-            _mm512_storeu_ps(mixed + i * dim + d + 16, high[i]);
-        }
+        for (int i = 0; i < N; i++)
+            for (int half = 0; half < 2; half++) _mm512_storeu_ps(mixed + i * dim + d + half * 16, sum[i][half]);
     }
 }
 
-// 32 sums in the order of `mix`, divided by `total` and put back in the order of dimensions.
-inline void in_order(float* mixed, float total) {
-    const __m512d low = _mm512_castps_pd(_mm512_div_ps(_mm512_loadu_ps(mixed), _mm512_set1_ps(total)));
-    const __m512d high = _mm512_castps_pd(_mm512_div_ps(_mm512_loadu_ps(mixed + 16), _mm512_set1_ps(total)));
-    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    _mm512_storeu_ps(mixed, _mm512_castpd_ps(_mm512_permutex2var_pd(low, first, high)));
-    _mm512_storeu_ps(mixed + 16, _mm512_castpd_ps(_mm512_permutex2var_pd(low, second, high)));
+// 32 sums of `mix`, divided by `total` and put back in the order of dimensions.
+template <typename Element>
+void in_order(float* mixed, float total) {
+    const __m512 low = _mm512_div_ps(_mm512_loadu_ps(mixed), _mm512_set1_ps(total));
+    const __m512 high = _mm512_div_ps(_mm512_loadu_ps(mixed + 16), _mm512_set1_ps(total));
+    for (int64_t half = 0; half < 2; half++)
+        _mm512_storeu_ps(mixed + half * 16, _mm512_permutex2var_ps(low, TwoValues<Element>::order(half), high));
 }
 
 // One query's softmax so far, and its next block: scores of `tiles` times 16 keys, of which those in `seen` count,
@@ -207,8 +252,9 @@ inline void in_order(float* mixed, float total) {
 struct Softmax {
     float top = -INFINITY, total = 0.0f;
 
+    template <typename Element>
     void take(const __m512* scores, const __mmask16* seen, int64_t tiles, float scale, float* mixed, int64_t dim,
-              bf16* weights) {
+              Element* weights) {
         __m512 x[4], most = _mm512_set1_ps(top);
         for (int64_t t = 0; t < tiles; t++) {
             x[t] = _mm512_mul_ps(scores[t], _mm512_set1_ps(scale));
@@ -233,15 +279,17 @@ struct Softmax {
 
 // Query vectors 0 to `vectors` of one key/value head, in s.queries: tokens in order, `group` heads of each; the
 // first token lies at `position`. Leaves their mixes in s.mixed. `after` is what will be read next.
-inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
+template <typename Element>
+void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
                         int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
-    static void (*const scoring[])(const bf16*, const bf16*, int64_t, __m512 (*)[4], int64_t) = {score<1>, score<2>,
-                                                                                               score<3>, score<4>};
-    static void (*const mixing[])(const bf16 (*)[BLOCK], int64_t, const bf16* const*, int64_t, float*, const Block*,
-                                  const bf16*) = {mix<1>, mix<2>, mix<3>, mix<4>};
+    static constexpr decltype(&score<1, Element>) scoring[] = {score<1, Element>, score<2, Element>, score<3, Element>,
+                                                               score<4, Element>};
+    static constexpr decltype(&mix<1, Element>) mixing[] = {mix<1, Element>, mix<2, Element>, mix<3, Element>,
+                                                            mix<4, Element>};
     const int64_t dim = s.dim, end = position + (vectors + group - 1) / group;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const bool amx = instructions() == TILES;
+    const Element* queries = s.queries_as(Element{}, vectors);
     Softmax softmax[QUERIES];
     std::fill_n(s.mixed.data(), vectors * dim, 0.0f);
     if (amx) {
@@ -263,7 +311,7 @@ inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t
         for (int64_t t = 0; t < tiles; t++) {
             bf16* own = s.keys.data() + t * LANES * dim;
             keys[t] = amx && pages.page_size % LANES == 0 ? pages.keys + block.at[t * LANES] : own;
-            if (!amx) transpose_keys(pages, block, t, own);
+            if (!amx) transpose_keys(pages, block, t, s.keys_as(Element{}) + t * LANES * dim);
             else if (keys[t] == own)
                 for (int64_t j = t * LANES; j < std::min(block.filled, (t + 1) * LANES); j++)
                     std::memcpy(own + j % LANES * dim, pages.keys + block.at[j], dim * sizeof(bf16));
@@ -273,13 +321,10 @@ inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t
             const int64_t n = std::min(BESIDE, vectors - m);
             __m512 scores[BESIDE][4];
             alignas(64) float products[BLOCK * BESIDE];
-            alignas(64) bf16 weights[BESIDE][BLOCK];
+            alignas(64) Element weights[BESIDE][BLOCK];
             if (amx) score_amx(keys, tiles, dim, s.pairs.data() + m * dim, products);
-            for (int64_t t = 0; t < tiles; t++)
-                if (amx)
-                    by_query(products + t * LANES * BESIDE, scores, t);
-                else
-                    scoring[n - 1](s.queries.data() + m * dim, keys[t], dim, scores, t);
+            for (int64_t t = 0; t < tiles && amx; t++) by_query(products + t * LANES * BESIDE, scores, t);
+            if (!amx) scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores);
             for (int64_t i = 0; i < n; i++) {
                 const int32_t query = int32_t(position + (m + i) / group);
                 __mmask16 seen[4];
@@ -296,7 +341,13 @@ inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t
     }
     if (amx) end_tiles();
     for (int64_t m = 0; m < vectors; m++)
-        for (int64_t d = 0; d < dim; d += 32) in_order(s.mixed.data() + m * dim + d, softmax[m].total);
+        for (int64_t d = 0; d < dim; d += 32) in_order<Element>(s.mixed.data() + m * dim + d, softmax[m].total);
+}
+
+inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
+                        int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
+    (instructions() == FLOATS ? attend_as<float> : attend_as<bf16>)(pages, head, group, vectors, position, length, scale,
+                                                                    window, after, s);
 }
 
 }  // namespace

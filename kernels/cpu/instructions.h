@@ -97,6 +97,7 @@ inline __m256i rounded(__m512 x) {  // to nearest, ties to even; NaN stays NaN
 #endif
 
 inline void put(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, rounded(x)); }
+inline void put(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void put(bf16* to, __m512 low, __m512 high) {  // 32 floats
     put(to, low);
     put(to + 16, high);
