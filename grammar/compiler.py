@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from threading import Lock, Thread
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
     loose,
+    readable,
     refusal,
     weakened,
     without_ignored,
@@ -233,7 +235,7 @@ class GrammarCompiler:
                     reason = missing
         if spec.strict:
             raise refusal(document, reason)
-        return self._compile_best_effort(spec, document, finish)
+        return self._compile_best_effort(spec, document, finish, rewritings)
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one."""
@@ -244,15 +246,30 @@ class GrammarCompiler:
             yield spell_formats(strip(canonicalise(document)))
 
     def _compile_best_effort(
-        self, spec: GrammarSpec, document: Schema, finish: Callable[[Sketch], Made]
+        self, spec: GrammarSpec, document: Schema, finish: Callable[[Sketch], Made], rewritings: Rewritings
     ) -> Made:
         """As much of the schema as llguidance takes; any JSON at the least."""
-        for schema in (weakened(spell_formats(strip(document)), "llguidance"), loose(document)):
-            try:
+        for schema in self._looser(document, rewritings):
+            with suppress(GrammarError):
                 return finish(self._sketch("llguidance", spec, schema, strict=False))
-            except GrammarError:
-                continue
         return finish(self._sketch("llguidance", spec, True, strict=False))
+
+    def _looser(self, document: Schema, rewritings: Rewritings) -> Iterator[Schema]:
+        """Schemas that bind less and less of `document`."""
+        yield weakened(spell_formats(strip(document)), "llguidance")
+        reads = cache(self._reads)
+        for schema in rewritings(document):
+            yield readable(weakened(schema, "llguidance"), reads)
+        yield loose(document)
+
+    def _reads(self, pattern: str) -> bool:
+        """Whether llguidance knows what a pattern says."""
+        text = json.dumps({"type": "string", "pattern": pattern})
+        try:
+            self._bytewise_backend("llguidance").compile(GrammarSpec("json_schema", text))
+        except GrammarError:
+            return False
+        return True
 
     def _sketch(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> Sketch:
         bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)

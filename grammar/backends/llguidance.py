@@ -18,6 +18,7 @@ from personae.grammar.vocabulary import Vocabulary
 
 # Every tokenization of an allowed text is allowed: the model, not the grammar, chooses among them.
 _HEADER = '%llguidance {"no_forcing": true}\n'
+_BYTES = tuple(bytes((byte,)) for byte in range(256))
 # A lexer state takes about 2 kB, and the lexer lives as long as the grammar is in the cache.
 _LIMITS = LLParserLimits(max_lexer_states=50_000)
 
@@ -31,13 +32,21 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        # Text has one tokenization then: it makes no difference if the library forces the one it knows.
+        self._by_bytes = vocabulary.tokens[:256] == _BYTES and not any(vocabulary.tokens[256:])
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_Tokens(vocabulary)), eos_token=list(vocabulary.stop_ids)
+            TokenizerWrapper(_Tokens(vocabulary)),
+            eos_token=list(vocabulary.stop_ids),
+            slices=[] if self._by_bytes else None,
         )
 
     def compile(self, spec: GrammarSpec) -> "LLGuidanceCompiled":
         """Compile a spec. Raises GrammarError when it is malformed or holds what llguidance does not know."""
-        grammar = _HEADER + _lark(spec)
+        # Reading a Lark grammar, be it of one line, takes the library longer than most schemas.
+        bare = self._by_bytes and spec.kind in ("json_schema", "json_object")
+        grammar = (
+            f'{{"grammars": [{{"json_schema": {_schema_of(spec)}}}]}}' if bare else _HEADER + _lark(spec)
+        )
         start = self._start(grammar)
         if start.is_error():
             reason = _reason(start.get_error())
@@ -71,17 +80,16 @@ class _Tokens:
         self.tokens = [text or b"<[%d]>" % token for token, text in enumerate(tokens)]
         self.eos_token_id = vocabulary.stop_ids[0]
 
-    def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("nothing is tokenized, since no text is forced")
+    def __call__(self, text: str) -> list[int]:
+        """Asked for bytewise vocabularies alone: nothing else is forced."""
+        return [*text.encode()]
 
 
 def _lark(spec: GrammarSpec) -> str:
     """The spec as a Lark grammar."""
     match spec.kind:
-        case "json_object":
-            return "start: " + json_rule({"type": "object"}, strict=True)
-        case "json_schema":
-            return "start: " + _json_rule(spec.source, spec.strict)
+        case "json_object" | "json_schema":
+            return f"start: %json {_schema_of(spec)}"
         case "regex":
             return f"start: {regex_lexeme(spec.source)}"
         case "choice":
@@ -99,10 +107,17 @@ def regex_lexeme(pattern: str) -> str:
 
 def json_rule(schema: Schema, strict: bool) -> str:
     """The body of a Lark rule: JSON that satisfies `schema`, as far as the library knows its keywords."""
-    return _json_rule(json.dumps(schema), strict)
+    return f"%json {_with_options(json.dumps(schema), strict)}"
 
 
-def _json_rule(source: str, strict: bool) -> str:
+def _schema_of(spec: GrammarSpec) -> str:
+    """The schema of a spec of JSON, as the library reads it."""
+    if spec.kind == "json_object":
+        return _with_options('{"type": "object"}', strict=True)
+    return _with_options(spec.source, spec.strict)
+
+
+def _with_options(source: str, strict: bool) -> str:
     """Written with what is text already: reading and writing a large schema would hold the interpreter."""
     options = {
         "whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}",
@@ -114,7 +129,7 @@ def _json_rule(source: str, strict: bool) -> str:
     if not body.startswith("{"):
         body = f'{{"allOf": [{body}]}}'
     separator = "" if body[1:-1].isspace() or body == "{}" else ","
-    return f'%json {body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
+    return f'{body[:-1]}{separator}"x-guidance": {json.dumps(options)}}}'
 
 
 class LLGuidanceCompiled:

@@ -113,9 +113,9 @@ class TokenTable:
     def steps_of_longest(self, piece: Sequence[int]) -> list[Step | None]:
         """The steps of that spelling, None from where it has none."""
         found = []
-        at = 0
+        at, text = 0, _text(piece)
         while at < len(piece):
-            step = next(self._from(piece, at), None)
+            step = next(self._from(piece, text, at), None)
             if step is None:
                 return [None] * (len(piece) + 1)
             found.append((at, *step))
@@ -163,30 +163,26 @@ class TokenTable:
     def steps(self, head: Sequence[int], piece: Sequence[int], known: list[Step | None]) -> list[Step | None]:
         """The steps from each place in `piece`, `known` being those from where its beginning `head` ends."""
         best: list[Step | None] = [*[None] * len(head), *known]
+        text = _text(piece)
         for at in range(len(head) - 1, -1, -1):
             fewest: Step | None = None
-            for token, length in self._from(piece, at):
+            for token, length in self._from(piece, text, at):
                 rest = best[at + length]
                 if rest is not None and (fewest is None or rest[0] + 1 < fewest[0]):
                     fewest = (rest[0] + 1, token, length)
             best[at] = fewest
         return best
 
-    def _from(self, piece: Sequence[int], at: int) -> Iterator[tuple[int, int]]:
-        """(token, its length) of the tokens with which `piece` may go on, the longest first."""
+    def _from(self, piece: Sequence[int], text: bytes, at: int) -> Iterator[tuple[int, int]]:
+        """(token, its length) of those with which `piece`, which is `text`, may go on, the longest first."""
         if piece[at] > STOP:
             yield self._special_ids[piece[at] - STOP - 1], 1
             return
-        start = bytes(byte for byte in piece[at : at + 2] if byte < STOP)
-        longest = self._longest.get(start, 1)
-        end = at + 1
-        while end < len(piece) and end - at < longest and piece[end] < STOP:
-            end += 1
-        text = bytes(piece[at:end])
-        for length in range(len(text), 0, -1):
-            token = self._ids.get(text[:length])
+        ids = self._ids
+        for end in range(min(at + self._longest.get(text[at : at + 2], 1), len(text)), at, -1):
+            token = ids.get(text[at:end])
             if token is not None:
-                yield token, length
+                yield token, end - at
 
     def at_most(self, opens: int) -> Words:
         """The tokens with at most so many opening brackets."""
@@ -237,3 +233,8 @@ def follow(steps: list[Step | None], at: int = 0) -> list[int] | None:
         tokens.append(step[1])
         at += step[2]
     return None if step is None else tokens
+
+
+def _text(piece: Sequence[int]) -> bytes:
+    """The text of a piece, with a byte that no text has for each special token."""
+    return bytes([byte if byte < STOP else 0xFF for byte in piece])

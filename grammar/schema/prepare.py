@@ -6,6 +6,8 @@ left of it.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jsonschema_rs
 
@@ -29,21 +31,36 @@ ANALYSIS_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError,
 _ORIGINS = ("not", "oneOf", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref")
 
 
+# The drafts that brought keywords: to a document of one before they say nothing.
+_SINCE = {
+    jsonschema_rs.Draft6: {"const", "contains", "propertyNames"},
+    jsonschema_rs.Draft7: {"if", "then", "else"},
+    jsonschema_rs.Draft201909: {"dependentRequired", "dependentSchemas", "minContains", "maxContains"}
+    | {"unevaluatedProperties", "unevaluatedItems"},
+    jsonschema_rs.Draft202012: {"prefixItems"},
+}
+_FAR = 2**63 - 1  # from here on the library has no integers
+
+
 def without_ignored(document: Schema) -> Schema:
-    """The document without what stands beside a `$ref` in draft 7 and before, where it says nothing."""
-    if isinstance(document, bool) or dialect(document) > jsonschema_rs.Draft7:
-        return document
-    return _without_siblings(document, root=True)
+    """The document without what says nothing: keywords that its draft does not have and, up to draft 7, what
+    stands beside a `$ref`."""
+    draft = jsonschema_rs.Draft202012 if isinstance(document, bool) else dialect(document)
+    later = frozenset(keyword for since, brought in _SINCE.items() if since > draft for keyword in brought)
+    beside = ASSERTIONS - {"$ref"} if draft <= jsonschema_rs.Draft7 else frozenset()
+    return _without_ignored(document, later, beside, root=True) if later else document
 
 
-def _without_siblings(schema: Schema, *, root: bool = False) -> Schema:
+def _without_ignored(
+    schema: Schema, later: frozenset[str], beside: frozenset[str], *, root: bool = False
+) -> Schema:
     if not isinstance(schema, dict):
         return schema
-    kept = schema
-    if isinstance(schema.get("$ref"), str):
-        ignored = ASSERTIONS - {"$ref"} if root else (ASSERTIONS | {"$id", "id"}) - {"$ref"}
-        kept = {keyword: value for keyword, value in schema.items() if keyword not in ignored}
-    return rebuild(kept, lambda _, child: _without_siblings(child))
+    ignored = later
+    if beside and isinstance(schema.get("$ref"), str):
+        ignored = later | beside if root else later | beside | {"$id", "id"}
+    kept = {keyword: value for keyword, value in schema.items() if keyword not in ignored}
+    return rebuild(kept, lambda _, child: _without_ignored(child, later, beside))
 
 
 def check_answerable(document: Schema) -> None:
@@ -93,6 +110,26 @@ def _without(dropped: set[Path], schema: Schema, path: Path) -> Schema:
         return schema
     kept = {keyword: value for keyword, value in schema.items() if (*path, keyword) not in dropped}
     return rebuild(kept, lambda step, child: _without(dropped, child, (*path, *step)))
+
+
+def readable(schema: Schema, reads: Callable[[str], bool]) -> Schema:
+    """The schema without patterns that are not read, or not one beside the other, and without bounds that are
+    too far for an integer: what a backend refuses a whole schema for."""
+    if not isinstance(schema, dict):
+        return schema
+
+    def stays(keyword: str, value: Any) -> bool:
+        match keyword:
+            case "pattern":
+                return reads(value)
+            case "patternProperties":
+                return len(value) == 1 and all(map(reads, value))
+            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+                return bool(abs(value) < _FAR)
+        return True
+
+    kept = {keyword: value for keyword, value in schema.items() if stays(keyword, value)}
+    return rebuild(kept, lambda _, child: readable(child, reads))
 
 
 def loose(document: object) -> Schema:
