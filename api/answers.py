@@ -131,11 +131,13 @@ class Extension(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """The answer. `content` is null if it consists of calls alone."""
+    """The answer. `content` is null if it consists of calls alone. The reasoning is in two fields, since of
+    the clients some know the one and some the other."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
@@ -170,6 +172,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 

@@ -111,8 +111,8 @@ def _structured(asked: StructuredOutputs) -> Bound:
             raise UnsupportedParameter(f"`{param}` is not served here.", param=param)
     given = {name: value for name in asked.kinds if (value := getattr(asked, name)) not in (None, False)}
     if len(given) != 1:
-        kinds = ", ".join(asked.kinds)
-        raise RequestError(f"`structured_outputs` needs one of {kinds}.", param="structured_outputs")
+        kinds = f"not {' and '.join(given)} at once" if given else f"of {', '.join(asked.kinds)}"
+        raise RequestError(f"`structured_outputs` needs one, {kinds}.", param="structured_outputs")
     [(kind, value)] = given.items()
     return _one(kind, value, f"structured_outputs.{kind}")
 

@@ -36,7 +36,7 @@ from personae.api.params import (
     sampling_params,
     text_style,
 )
-from personae.api.respond import json_response, wants_usage
+from personae.api.respond import json_response, wants_running_usage, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
 from personae.api.stream import Chunks, EventStream
 from personae.api.tools import answer_shape, functions_of, grammar_of, loose_functions, shown_tools
@@ -162,6 +162,8 @@ class Form(Chunks):
         self._tokenizer = job.door.client.tokenizer
         self._begun: set[int] = set()
         self._usage = wants_usage(body)
+        self._running_usage = wants_running_usage(body)
+        self._reasoning = body.include_reasoning is not False
 
     def whole(self, parts: list[Part]) -> ChatCompletion:
         """The answer that is not streamed."""
@@ -184,7 +186,7 @@ class Form(Chunks):
                 chunk.prompt_token_ids = self._prompt
             self._begun.add(part.index)
             yield chunk
-        deltas = list(_deltas(part.words))
+        deltas = list(_deltas(part.words, reasoning=self._reasoning))
         if not deltas and part.tokens and (ids or part.entries):
             deltas.append(ChatDelta(content=""))
         for place, delta in enumerate(deltas):
@@ -208,7 +210,11 @@ class Form(Chunks):
     def _choice(self, part: Part) -> ChatChoice:
         assert part.finish is not None, "a gathered choice has ended"
         choice = ChatChoice(
-            part.index, _message(part.words), self._logprobs(part), part.finish, part.stop_reason
+            part.index,
+            _message(part.words, reasoning=self._reasoning),
+            self._logprobs(part),
+            part.finish,
+            part.stop_reason,
         )
         choice.personae = extension(part)
         if self._body.return_token_ids:
@@ -220,20 +226,22 @@ class Form(Chunks):
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
         job = self._job
+        if usage is None and self._running_usage:
+            usage = job.usage()
         return ChatChunk(job.id, job.created, job.model.name, choices, usage=usage if self._usage else UNSET)
 
 
-def _message(words: Words) -> ChatMessage:
+def _message(words: Words, *, reasoning: bool) -> ChatMessage:
     message = ChatMessage(words.text)
-    if words.reasoning:
-        message.reasoning_content = words.reasoning
+    if reasoning and words.reasoning:
+        message.reasoning = message.reasoning_content = words.reasoning
     if words.calls:
         message.content = words.text or None
         message.tool_calls = [_call(call) for call in words.calls]
     return message
 
 
-def _deltas(words: Words) -> Iterable[ChatDelta]:
+def _deltas(words: Words, *, reasoning: bool) -> Iterable[ChatDelta]:
     """What was said, in the order in which it was: a delta for each piece, calls beside each other in one."""
     calls: list[ToolCallDelta] = []
     for piece in words.pieces:
@@ -243,7 +251,10 @@ def _deltas(words: Words) -> Iterable[ChatDelta]:
         if calls:
             yield ChatDelta(tool_calls=calls)
             calls = []
-        yield ChatDelta(reasoning_content=piece.text) if piece.reasoning else ChatDelta(content=piece.text)
+        if not piece.reasoning:
+            yield ChatDelta(content=piece.text)
+        elif reasoning:
+            yield ChatDelta(reasoning=piece.text, reasoning_content=piece.text)
     if calls:
         yield ChatDelta(tool_calls=calls)
 

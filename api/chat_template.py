@@ -186,9 +186,8 @@ def _text(content: Content, where: str) -> str:
         elif isinstance(part, RefusalPart):
             texts.append(part.refusal)
         else:
-            kind = part.__struct_config__.tag
             raise UnsupportedParameter(
-                f"`{where}[{index}]` is of type {kind}; this model reads text only.",
+                f"`{where}[{index}]` is not text, and this model reads nothing else.",
                 param=f"{where}[{index}].type",
             )
     return "\n".join(texts)

@@ -23,7 +23,7 @@ from personae.api.params import (
     sampling_params,
     text_style,
 )
-from personae.api.respond import json_response, wants_usage
+from personae.api.respond import json_response, wants_running_usage, wants_usage
 from personae.api.schema import CompletionRequest, refuse_unserved
 from personae.api.stream import Chunks, EventStream
 from personae.errors import RequestError, UnsupportedParameter
@@ -165,6 +165,7 @@ class Form(Chunks):
         self._count = count
         self._tokenizer = job.door.client.tokenizer
         self._usage = wants_usage(body)
+        self._running_usage = wants_running_usage(body)
         self._begun: set[int] = set()
 
     def whole(self, parts: list[Part]) -> Completion:
@@ -178,7 +179,8 @@ class Form(Chunks):
     def of(self, part: Part) -> Iterable[Completion]:
         """The event for a part, if it holds anything."""
         if part.words.text or part.tokens or part.entries or part.finish is not None:
-            yield self._answer([self._choice(part)], None if self._usage else UNSET)
+            so_far = self._job.usage() if self._running_usage else None
+            yield self._answer([self._choice(part)], so_far if self._usage else UNSET)
 
     def last(self) -> Iterable[Completion]:
         """The usage, if it was asked for."""

@@ -5,10 +5,11 @@ is turned into the `param` of the error here, and nowhere else.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from personae.api.schema import Body
@@ -19,6 +20,8 @@ T = TypeVar("T", bound=Body)
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_INVALID = re.compile(r"^Invalid (?:enum )?value ")
+_STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
 _SHOWN = 100
 """How much of a name that the client made up is repeated to it."""
 
@@ -44,7 +47,7 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
     try:
         value = type.read(body)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise _named(str(error), type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
@@ -55,8 +58,8 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
     return value
 
 
-def _named(message: str) -> RequestError:
-    """The error for one of msgspec's validation messages."""
+def _named(message: str, type: type[Body]) -> RequestError:
+    """The error for one of msgspec's validation messages about a `type`."""
     path = ""
     if at := _AT.search(message):
         message, path = message[: at.start()], at["path"].replace("[...]", "")
@@ -69,7 +72,32 @@ def _named(message: str) -> RequestError:
         name = _join(path, missing["name"])
         return RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
     message = message[: 2 * _SHOWN]
+    if _INVALID.match(message) and (valid := _valid(type, path)):
+        message += f"; valid are {', '.join(sorted(valid))}"
     return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code="invalid_type")
+
+
+def _valid(type: type[Body], path: str) -> set[str]:
+    """The texts that the field at `path` may have."""
+    found = [inspect.type_info(type)]
+    for step in _STEP.findall(path):
+        found = [inner for one in found for member in _members(one) for inner in _inside(member, step)]
+    members = [member for one in found for member in _members(one)]
+    return {str(value) for one in members if isinstance(one, inspect.LiteralType) for value in one.values}
+
+
+def _members(type: inspect.Type) -> tuple[inspect.Type, ...]:
+    return type.types if isinstance(type, inspect.UnionType) else (type,)
+
+
+def _inside(type: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    """What stands at one step of a path within a type."""
+    if isinstance(type, inspect.ListType) and step.startswith("["):
+        yield type.item_type
+    elif isinstance(type, inspect.StructType) and type.tag_field == step:
+        yield inspect.LiteralType((type.tag,))
+    elif isinstance(type, inspect.StructType):
+        yield from (field.type for field in type.fields if field.encode_name == step)
 
 
 def _join(path: str, name: str) -> str:

@@ -81,12 +81,32 @@ async def personae_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
+_NOT_SERVED = {
+    "embeddings": "Embeddings are not served",
+    "rerank": "Reranking is not served",
+    "score": "Scoring pairs of texts is not served",
+}
+
+
+def _hint(request: Request) -> str:
+    """What may have been meant."""
+    parts = [part for part in request.url.path.split("/") if part]
+    while parts[:1] == ["v1"]:
+        del parts[0]
+    if parts and parts[-1] in _NOT_SERVED:
+        return f" {_NOT_SERVED[parts[-1]]}: this server generates text."
+    known = {getattr(route, "path", None) for route in request.app.routes}
+    plain = "/" + "/".join(parts)
+    meant = next((route for route in (f"/v1{plain}", plain) if parts and route in known), None)
+    return "" if meant is None else f" There is {meant}."
+
+
 async def http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for what its router raises: no such route, or not with this method."""
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == NotFound.status:
-        return error_response(NotFound(f"There is no route {path}.", code="unknown_url"))
+        return error_response(NotFound(f"There is no route {path}.{_hint(request)}", code="unknown_url"))
     if error.status_code == MethodNotAllowed.status:
         response = error_response(MethodNotAllowed(f"{path} does not serve {method}."))
         response.headers.update(error.headers or {})

@@ -21,3 +21,8 @@ def wants_usage(body: SamplingFields) -> bool:
     if not body.stream:
         raise RequestError("`stream_options` needs `stream` to be true.", param="stream_options")
     return bool(body.stream_options.include_usage)
+
+
+def wants_running_usage(body: SamplingFields) -> bool:
+    """Whether every chunk of a stream is to have the usage so far."""
+    return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

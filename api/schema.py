@@ -30,9 +30,10 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`: whether a last chunk carries the usage."""
+    """`stream_options`: whether a last chunk carries the usage, and every chunk what it is so far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -93,9 +94,20 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _BINDING = ("response_format", "structured_outputs", "guided_json")
-_UNSERVED_GUIDED: Mapping[str, tuple[Any, ...]] = {
+_UNSERVED_OF_VLLM: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "cache_salt": (),
     "guided_decoding_backend": ("auto",),
     "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
 }
 
 
@@ -140,7 +152,7 @@ class SamplingFields(Sampling, kw_only=True):
     """What chat completions and completions have in common."""
 
     free_form: ClassVar[tuple[str, ...]] = _BINDING
-    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSERVED_GUIDED
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSERVED_OF_VLLM
 
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -156,14 +168,26 @@ class SamplingFields(Sampling, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    # vLLM's that are not served: `unserved` lists the values that ask for nothing.
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    cache_salt: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
+    kv_transfer_params: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    return_tokens_as_token_ids: Any = None
+    spaces_between_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    vllm_xargs: Any = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """`POST /v1/completions`. A prompt is text, token ids, or a list of either."""
 
-    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_UNSERVED_GUIDED, "suffix": ("",)}
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_UNSERVED_OF_VLLM, "suffix": ("",)}
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -176,10 +200,14 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     free_form: ClassVar[tuple[str, ...]] = (*_BINDING, "chat_template_kwargs", "tools")
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_UNSERVED_GUIDED,
+        **_UNSERVED_OF_VLLM,
         "audio": (),
+        "chat_template": (),
+        "documents": ([],),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "moderation": (),
         "prediction": (),
@@ -202,6 +230,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # vLLM's: false leaves the reasoning out of the answer.
+    include_reasoning: bool | None = None
     # The most tokens of reasoning; the names that vLLM, Qwen and llama.cpp have for it. -1: no limit.
     thinking_token_budget: int | None = None
     thinking_budget: int | None = None
@@ -212,8 +242,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     safety_identifier: str | None = None
     # Not served: `unserved` lists the values that ask for nothing.
     audio: Any = None
+    chat_template: Any = None
+    documents: Any = None
     function_call: Any = None
     functions: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
     modalities: Any = None
     moderation: Any = None
     prediction: Any = None

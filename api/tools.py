@@ -43,7 +43,7 @@ def functions_of(tools: Sequence[Tool | CustomTool] | None) -> tuple[Function, .
             param = f"{where}.format.grammar.definition"
             functions[name] = custom_function(name, _input(tool, param), param)
         else:
-            schema = _object(tool.function.parameters)
+            schema = _object(tool.function.parameters, f"{where}.parameters")
             functions[name] = Function(name, schema, bool(tool.function.strict), f"{where}.parameters")
     return tuple(functions.values())
 
@@ -180,12 +180,19 @@ def _named(tool: NamedTool | NamedCustomTool, functions: Sequence[Function], whe
     raise RequestError(f"`{where}` is not the name of one of the `tools`.", param=where)
 
 
-def _object(parameters: dict[str, Any] | None) -> dict[str, Any]:
+def _object(parameters: dict[str, Any] | None, where: str) -> dict[str, Any]:
     """The schema of a function's arguments, which are an object whatever it says of that."""
     if parameters is None:
         return _NO_ARGUMENTS
-    if parameters.get("type") == "object":
-        return parameters
-    if parameters.keys().isdisjoint({"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"}):
+    kind = parameters.get("type", ["object"])
+    if kind != "object" and (not isinstance(kind, list) or "object" not in kind):
+        raise RequestError(
+            f"`{where}` must describe an object; its `type` (at #/type) is {kind!r:.80}.",
+            param=where,
+            code="invalid_schema",
+        )
+    if "type" in parameters:
+        return {**parameters, "type": "object"}
+    if parameters.keys().isdisjoint({"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}):
         return {"type": "object", **parameters}
     return {"allOf": [parameters, {"type": "object"}]}

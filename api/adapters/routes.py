@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +21,7 @@ from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.schema import Body
 from personae.api.upload import receiving
-from personae.errors import Forbidden, NotFound, RequestError
+from personae.errors import Conflict, Forbidden, NotFound, RequestError
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -132,14 +134,16 @@ async def load_lora_adapter(request: Request) -> Response:
     registry, who = _registry(door), door.caller.identity
     body = await read_json(request, LoadRequest, door.settings.max_json_depth)
     name = _checked(body.lora_name, "lora_name")
-    registry.check_name(who, name, body.load_inplace)
+    with _as_in_vllm():
+        registry.check_name(who, name, body.load_inplace)
     source = await to_thread.run_sync(_below, body.lora_path, door.settings.adapter_roots)
     with registry.stage(who.tenant) as folder:
         try:
             await to_thread.run_sync(copy_folder, source, folder, door.settings.max_upload_bytes)
         except OSError as error:
             raise RequestError(f"`lora_path` cannot be read: {error.strerror}.", param="lora_path") from None
-        await registry.add(who, name, folder, replace=body.load_inplace, shared=True)
+        with _as_in_vllm():
+            await registry.add(who, name, folder, replace=body.load_inplace, shared=True)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -155,8 +159,20 @@ async def unload_lora_adapter(request: Request) -> Response:
     """Remove a shared adapter, as in vLLM."""
     door = door_of(request)
     body = await read_json(request, UnloadRequest, door.settings.max_json_depth)
-    await _registry(door).remove(door.caller.tenant, body.lora_name)
+    with _as_in_vllm():
+        await _registry(door).remove(door.caller.tenant, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+@contextmanager
+def _as_in_vllm() -> Iterator[None]:
+    """Errors from within name the fields of vLLM's routes."""
+    try:
+        yield
+    except (Conflict, NotFound) as error:
+        error.param = "lora_name" if error.param == "name" else error.param
+        error.message = error.message.replace("`replace`", "`load_inplace`")
+        raise
 
 
 def _registry(door: Door) -> Registry:

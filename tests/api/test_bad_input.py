@@ -255,6 +255,65 @@ async def test_a_body_that_is_no_request_is_refused(body: bytes, param: str | No
     assert error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("change", "param", "valid"),
+    [
+        ({"messages": [{"role": "bot"}]}, "messages[0].role", "assistant, developer, system, tool, user"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "auto, none, required"),
+        ({"reasoning_effort": "max"}, "reasoning_effort", "high, low, medium, minimal, none, xhigh"),
+        (
+            {"response_format": {"type": "yaml"}},
+            "response_format.type",
+            "json_object, json_schema, structural_tag, text",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "custom, function"),
+    ],
+    ids=["role", "choice", "effort", "format", "tool"],
+)
+async def test_an_invalid_value_is_told_the_valid_ones(
+    change: dict[str, Any], param: str, valid: str, app: Starlette
+) -> None:
+    error = await refused(app, "/v1/chat/completions", json={"model": "base", "messages": [USER], **change})
+    assert error["param"] == param
+    assert error["message"].endswith(f"; valid are {valid}.")
+
+
+async def test_two_ways_to_bind_an_answer_are_told_as_two(app: Starlette) -> None:
+    bound = {"regex": "a", "choice": ["a"]}
+    body = {"model": "base", "prompt": "hi", "structured_outputs": bound}
+    assert "not regex and choice at once" in (await refused(app, "/v1/completions", json=body))["message"]
+
+
+OF_VLLM: list[tuple[str, Any, Any]] = [
+    ("bad_words", [], ["x"]),
+    ("allowed_token_ids", None, [1]),
+    ("use_beam_search", False, True),
+    ("length_penalty", 1.0, 2.0),
+    ("length_penalty", 1, 0),
+    ("spaces_between_special_tokens", True, False),
+    ("truncate_prompt_tokens", None, 5),
+    ("return_tokens_as_token_ids", False, True),
+    ("cache_salt", None, "x"),
+    ("documents", [], [{"text": "x"}]),
+    ("mm_processor_kwargs", {}, {"x": 1}),
+    ("chat_template", None, "{{ messages }}"),
+]
+
+
+@pytest.mark.parametrize(("field", "harmless", "asking"), OF_VLLM)
+async def test_vllms_own_fields_may_ask_for_nothing(
+    field: str, harmless: Any, asking: Any, app: Starlette, engine: FakeEngine
+) -> None:
+    body = {"model": "base", "messages": [USER]}
+    async with asgi.client(app) as client:
+        for value in (None, harmless):
+            response = await client.post("/v1/chat/completions", json={**body, field: value})
+            assert response.status_code == 200, response.text
+    engine.submitted.clear()
+    error = await refused(app, "/v1/chat/completions", json={**body, field: asking})
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+
+
 async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> None:
     body = {"model": "base", "prompt": "hi"}
     assert (await refused(app, "/v1/completions", json={**body, "foo": 1}))["code"] == "unknown_parameter"

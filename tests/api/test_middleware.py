@@ -49,6 +49,29 @@ async def test_unknown_routes_and_methods_have_the_shape_of_errors(app: Starlett
     assert slash.status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/embeddings", "Embeddings are not served"),
+        ("/v1/rerank", "Reranking is not served"),
+        ("/score", "Scoring pairs of texts is not served"),
+        ("/chat/completions", "There is /v1/chat/completions."),
+        ("/v1/v1/chat/completions", "There is /v1/chat/completions."),
+        ("/v1/chat/completions/", "There is /v1/chat/completions."),
+        ("//v1/completions", "There is /v1/completions."),
+        ("/v1/health", "There is /health."),
+        ("/v1/nope", "There is no route /v1/nope."),
+        ("/", "There is no route /."),
+    ],
+)
+async def test_a_route_that_is_not_there_names_the_one_that_was_meant(
+    path: str, hint: str, app: Starlette
+) -> None:
+    visit = await asgi.Visit(path, {}).run(app)
+    assert visit.status == 404
+    assert visit.error["message"].endswith(hint) or f"{hint}: " in visit.error["message"]
+
+
 async def test_a_body_over_the_limit_is_refused_by_its_announced_length(engine: FakeEngine) -> None:
     app = create_app(engine, ApiSettings(max_body_bytes=100))
     visit = await asgi.Visit("/v1/completions", headers=[(b"content-length", b"101")]).run(app)

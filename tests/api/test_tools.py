@@ -196,10 +196,45 @@ async def test_reasoning_alone_needs_no_grammar(engine: FakeEngine) -> None:
     choice = await ask(create_app(engine), tools=None)
     assert engine.submitted[-1].grammar is None
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("hm", "Hello.")
+    assert choice["message"]["reasoning"] == "hm", "the newer name of it"
     begun = len(engine.tokenizer.encode("<think>h", False))
     cut = await ask(create_app(engine), tools=None, max_tokens=begun)
     assert (cut["message"]["content"], cut["message"]["reasoning_content"]) == ("", "h")
     assert cut["finish_reason"] == "length"
+
+
+async def test_reasoning_may_be_left_out(engine: FakeEngine) -> None:
+    engine.answer = "<think>hm</think>Hello."
+    app = create_app(engine)
+    choice = await ask(app, tools=None, include_reasoning=False)
+    assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
+    visit = await asgi.Visit(
+        "/v1/chat/completions", body(stream=True, tools=None, include_reasoning=False)
+    ).run(app)
+    assert "reasoning" not in json.dumps(visit.events()).replace("reasoning_tokens", "")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_every_chunk_may_have_the_usage_so_far(engine: FakeEngine, path: str) -> None:
+    engine.answer = "Hello."
+    fields = body(stream=True, tools=None)
+    if path == "/v1/completions":
+        fields = {"model": "base", "prompt": "hi", "stream": True}
+    fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    visit = await asgi.Visit(path, fields).run(create_app(engine))
+    *chunks, done = visit.events()
+    assert done == "[DONE]"
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(engine.answer) + 1
+
+
+async def test_parameters_that_are_no_objects_are_refused_with_their_place(engine: FakeEngine) -> None:
+    app = create_app(engine)
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "objct"}}}
+    error = await refused(app, tools=[wrong])
+    assert (error["param"], error["code"]) == ("tools[0].function.parameters", "invalid_schema")
+    assert "`type` (at #/type) is 'objct'" in error["message"]
 
 
 async def test_reasoning_effort_becomes_what_the_template_knows(engine: FakeEngine) -> None:

@@ -228,12 +228,15 @@ async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[
         loaded = await admin.post("/v1/load_lora_adapter", json=body)
         assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'poet' added successfully.")
         assert await names(ann) == ["base", "team/pirate", "poet"]
-        assert (await admin.post("/v1/load_lora_adapter", json=body)).status_code == 409
+        taken = await admin.post("/v1/load_lora_adapter", json=body)
+        assert (taken.status_code, taken.json()["error"]["param"]) == (409, "lora_name")
+        assert "`load_inplace` puts" in taken.json()["error"]["message"]
         again = await admin.post("/v1/load_lora_adapter", json=body | {"load_inplace": True})
         assert again.status_code == 200
         gone = await admin.post("/v1/unload_lora_adapter", json={"lora_name": "poet", "lora_int_id": 1})
         assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'poet' removed successfully.")
-        assert (await admin.post("/v1/unload_lora_adapter", json={"lora_name": "poet"})).status_code == 404
+        missing = await admin.post("/v1/unload_lora_adapter", json={"lora_name": "poet"})
+        assert (missing.status_code, missing.json()["error"]["param"]) == (404, "lora_name")
         assert await names(ann) == ["base", "team/pirate"]
     assert house.leftovers() == []
 
