@@ -38,6 +38,7 @@ from personae.grammar.schema.prepare import (
     weakened,
     without_ignored,
 )
+from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import Rewritings, structure_sketch
 from personae.grammar.structure.loosened import loosened
@@ -221,6 +222,8 @@ class GrammarCompiler:
         self, spec: GrammarSpec, finish: Callable[[Sketch], Made], rewritings: Rewritings
     ) -> Made:
         document = without_ignored(parse_schema(spec.source))
+        if spec.strict:
+            check_spelling(document)
         check_answerable(document)
         reason: Unenforced | GrammarError | None = None
         for schema in rewritings(document):

@@ -22,6 +22,7 @@ from personae.grammar.schema.prepare import (
     weakened,
     without_ignored,
 )
+from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
@@ -83,6 +84,8 @@ def _written(element: Bound) -> str:
 def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:
     """The element with the schema that is enforced."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
+    if element.strict:
+        check_spelling(document)
     check_answerable(document)
     reason: Unenforced | GrammarError | None = None
     for schema in rewritings(document):

@@ -1,0 +1,56 @@
+"""In a schema that is to be enforced wholly a slip is refused; what is no slip is an annotation."""
+
+import json
+from typing import Any
+
+import pytest
+from byte_bpe import byte_level_vocabulary
+
+from personae.errors import GrammarError
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.schema.document import parse_schema
+from personae.grammar.schema.spelling import check_spelling
+from personae.grammar.spec import GrammarSpec
+
+SLIPS: list[tuple[dict[str, Any], str, str]] = [
+    ({"maxlength": 3}, "#/maxlength", "maxLength"),
+    ({"propertees": {}}, "#/propertees", "properties"),
+    ({"properties": {"a": {"emum": [1]}}}, "#/properties/a/emum", "enum"),
+    ({"items": {"additonalProperties": False}}, "#/items/additonalProperties", "additionalProperties"),
+    ({"anyOf": [{"requried": ["a"]}]}, "#/anyOf/0/requried", "required"),
+    ({"type": "string", "format": "URI"}, "#/format", "uri"),
+    ({"type": "string", "format": "host-name"}, "#/format", "hostname"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "meant"), SLIPS, ids=lambda value: str(value)[:30])
+def test_a_slip_is_refused_with_its_place_and_what_was_meant(
+    schema: dict[str, Any], place: str, meant: str
+) -> None:
+    with pytest.raises(GrammarError, match="did you mean") as refused:
+        check_spelling(parse_schema(json.dumps(schema)))
+    assert f" at {place} is not known" in refused.value.message
+    assert f"did you mean {meant!r}?" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"title": "a", "default": 1, "examples": [1], "deprecated": True, "readOnly": True, "nullable": True},
+        {"x-type": "a", "_format": "b", "@type": "c", "id": "d", "note": "e", "ip": "f"},
+        {"$id": "https://a", "$anchor": "a", "$defs": {"types": {}}, "definitions": {"formt": {}}},
+        {"properties": {"tpye": {}, "maxlength": {}}, "enum": [{"requried": 1}], "format": "int32"},
+        {"propertyOrdering": ["a"], "discriminator": {}, "format": "color"},
+    ],
+    ids=["annotations", "own", "names", "values", "others"],
+)
+def test_what_is_no_slip_is_passed_over(schema: dict[str, Any]) -> None:
+    check_spelling(parse_schema(json.dumps(schema)))
+
+
+def test_a_schema_that_is_not_strict_is_bound_without_it() -> None:
+    compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
+    source = json.dumps({"type": "string", "maxlength": 3})
+    with pytest.raises(GrammarError, match="'maxlength' at #/maxlength"):
+        compiler.compile(GrammarSpec("json_schema", source))
+    assert compiler.compile(GrammarSpec("json_schema", source, strict=False)).shortest
