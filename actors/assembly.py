@@ -38,9 +38,10 @@ from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.copies import SideStream, pinned
+from personae.lora.groups import pool_bytes
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
-from personae.lora.pool import MAX_RANK, LoraPool, pool_bytes
+from personae.lora.pool import MAX_RANK, LoraPool
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS
 from personae.lora.writing import made_ready
@@ -119,7 +120,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
     layout = _layout(options, model, 2 * pool_bytes(shapes, capacity, model.dtype))  # see LoraPool
     lendable = layout.lendable * KVCache.bytes_per_page(config, PAGE_SIZE, kv_dtype)
-    spare = lendable // pool_bytes(shapes, RANK_PAGE, model.dtype) * RANK_PAGE
+    spare = _spare_ranks(shapes, model.dtype, capacity, lendable)
     max_adapters = max((capacity + spare) // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
     on_gpu = device.type == "cuda"
@@ -297,6 +298,16 @@ def _adapter_ranks(
     if pages < needed:
         raise LoadError(f"--adapter-memory must be at least {needed * page_bytes} bytes for these adapters.")
     return pages * RANK_PAGE
+
+
+def _spare_ranks(shapes: LoraShapes, dtype: torch.dtype, capacity: int, lendable: int) -> int:
+    """Places beside those of the pool's own memory: enough for all memory that there may be, if the narrowest
+    module has it. Those that stay empty take none."""
+    if not lendable:
+        return 0
+    memory = pool_bytes(shapes, capacity, dtype) + lendable
+    page_bytes = shapes.layers * RANK_PAGE * min(map(sum, shapes.modules.values())) * dtype.itemsize
+    return memory // page_bytes * RANK_PAGE - capacity
 
 
 def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:

@@ -11,6 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+_UNRESERVED = 0x4000  # MAP_NORESERVE, which Python's mmap may not know: much of what is mapped stays empty
+
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros. On the CPU they take memory when it is first written, where the system can on huge pages.
@@ -25,7 +27,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     if sys.platform != "linux":
         memory = mmap.mmap(-1, max(size, 1))
     else:
-        memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
         with suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(dtype).view(shape)

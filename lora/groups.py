@@ -1,11 +1,13 @@
-"""Rank pages in groups, [groups, layers, pages, RANK_PAGE, width]: by layer, and given back; see `pool`."""
+"""Rank pages in groups, [groups, layers, pages, RANK_PAGE, width]; see `pool`."""
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
 from personae.kernels.memory import give_back, give_back_pages
 from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import LoraShapes
 
 
 def layers_of(groups: Tensor) -> Tensor:
@@ -24,3 +26,14 @@ def give_back_of(group: Tensor, pages: Collection[int]) -> None:
         return
     for share in group:
         give_back_pages(share, pages)
+
+
+def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:
+    """The bytes of a pool's arenas with this many rank rows a module."""
+    widths = sum(inputs + outputs for inputs, outputs in shapes.modules.values())
+    return shapes.layers * capacity_rows * widths * dtype.itemsize
+
+
+def pages_for(rank: int) -> int:
+    """How many pages of a module so many ranks take."""
+    return -(-rank // RANK_PAGE)

@@ -26,7 +26,7 @@ from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
 from personae.lora.copies import AtOnce, Copies, Mark
 from personae.lora.extras import Extras
-from personae.lora.groups import give_back_of, layers_of
+from personae.lora.groups import give_back_of, layers_of, pages_for, pool_bytes
 from personae.lora.resident import Resident
 from personae.lora.stacking import stacking
 from personae.lora.stored import Filler, Pieces, finished
@@ -44,7 +44,8 @@ class LoraPool:
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
     `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have beside their
     ranks, taken when they come. spare_rows: there is a place for as many rows more, but no memory; that can
-    be lent to the pool (`budget`, in bytes) and called in (`free_up`). `base` is asked by adapters that
+    be lent to the pool (`budget`, in bytes) and called in (`free_up`), and one module's places may have what
+    others have not. `base` is asked by adapters that
     depend on the base's weights. A load may return before what `copies` brings is there: who uses it waits
     for `arriving`.
     """
@@ -94,6 +95,8 @@ class LoraPool:
         self._group_tables = {
             group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
         }
+        page_bytes = shapes.layers * RANK_PAGE * dtype.itemsize
+        self._page_bytes = {module: page_bytes * sum(widths) for module, widths in shapes.modules.items()}
         self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
         self._free_slots = list(reversed(range(max_adapters)))
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
@@ -243,7 +246,7 @@ class LoraPool:
         self.loads += 1
         slot = self._free_slots.pop()
         pages = {
-            module: tuple(self._free_pages[module].pop() for _ in range(_pages(rank)))
+            module: tuple(self._free_pages[module].pop() for _ in range(pages_for(rank)))
             for module, rank in adapter.ranks.items()
         }
         size = self._bytes_of(adapter)
@@ -256,6 +259,7 @@ class LoraPool:
         resident = self._residents[adapter.digest] = Resident(
             slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
         )
+        yield from self._trimming()
         if adapter.stored is not None:
             resident.pins -= 1
             return self._filler.begin(adapter.stored, pages, adapter.ranks)
@@ -307,7 +311,7 @@ class LoraPool:
             for resident in self._residents.values():
                 own = resident.pages.get(module, ())
                 ranks[resident.slot] = resident.ranks.get(module, 0)
-                assert len(own) == _pages(ranks[resident.slot]), f"number of pages of {module}"
+                assert len(own) == pages_for(ranks[resident.slot]), f"number of pages of {module}"
                 ids = [self._place(page) for page in own]
                 assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
@@ -327,7 +331,7 @@ class LoraPool:
         """Whom to evict so that the adapter fits, the least recently used first; None if that is not
         enough."""
         missing = {
-            module: _pages(rank) - len(self._free_pages[module]) for module, rank in adapter.ranks.items()
+            module: pages_for(rank) - len(self._free_pages[module]) for module, rank in adapter.ranks.items()
         }
         size = self._bytes_of(adapter) - (self.budget - self._used)
         slots = 1 - len(self._free_slots)
@@ -355,9 +359,16 @@ class LoraPool:
 
     def _bytes_of(self, adapter: Adapter) -> int:
         """What its pages take."""
-        pages = {module: _pages(rank) for module, rank in adapter.ranks.items()}
-        widths = sum(count * sum(self.shapes.modules[module]) for module, count in pages.items())
-        return self.shapes.layers * RANK_PAGE * widths * self.dtype.itemsize
+        return sum(pages_for(rank) * self._page_bytes[module] for module, rank in adapter.ranks.items())
+
+    def _trimming(self) -> Iterator[None]:
+        """Give memory of free pages back while it and what is used are beyond the budget: those that are
+        wanted now are of other modules."""
+        giving = self.giving_back()
+        while (
+            self._used + sum(len(own) * self._page_bytes[m] for m, own in self._stale.items()) > self.budget
+        ):
+            yield next(giving)
 
     def _by_layer(
         self, adapter: Adapter, slot: int, pages: Mapping[str, tuple[int, ...]], marks: list[Mark]
@@ -386,13 +397,3 @@ class LoraPool:
     def _place(self, page: int) -> int:
         """The number of a page in the view of each layer (`layers_of`)."""
         return page // self._group * self._group * self.shapes.layers + page % self._group
-
-
-def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype) -> int:
-    """The bytes of a pool's arenas with this many rank rows a module."""
-    widths = sum(inputs + outputs for inputs, outputs in shapes.modules.values())
-    return shapes.layers * capacity_rows * widths * dtype.itemsize
-
-
-def _pages(rank: int) -> int:
-    return -(-rank // RANK_PAGE)

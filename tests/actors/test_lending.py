@@ -24,7 +24,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.lora.adapter import LoraShapes
-from personae.lora.pool import pool_bytes
+from personae.lora.groups import pool_bytes
 
 pytestmark = real_clock
 NAMES = ("one", "two", "three", "four")

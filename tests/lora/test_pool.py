@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.pool import LoraPool, pool_bytes
+from personae.lora.groups import pool_bytes
+from personae.lora.pool import LoraPool
 
 SHAPES = LoraShapes(
     2,
@@ -420,4 +421,21 @@ def test_an_adapter_may_come_while_memory_is_given_back() -> None:
             rows = stack.table.rows(slot)
             assert torch.equal(stack.a[layer][rows], pair.a)
             assert torch.equal(stack.b[layer][rows], pair.b)
+    pool.check_integrity()
+
+
+def test_one_module_may_have_all_memory_and_another_gets_it_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("personae.lora.pool.give_back_of", lambda group, pages: given.append(len(pages)))
+    pool = make_pool(capacity_rows=16, max_adapters=64, spare_rows=240)
+    of_q = [adapter_of(100 + seed, {"q": 16}) for seed in range(32)]
+    for adapter in of_q:
+        pool.load(adapter)
+    assert len(pool.residents) > 2, "more than the 16 rows that each module has if all have the same"
+    assert pool.evictions == len(of_q) - len(pool.residents) > 0
+    assert not given, "its own pages are taken again"
+    pool.load(adapter_of(200, {"down": 16}))
+    assert given, "it is in pages that had no memory before"
     pool.check_integrity()
