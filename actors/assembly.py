@@ -94,6 +94,7 @@ class Assembly:
     defaults: GenerationDefaults
     max_adapters: int
     bounds: AdapterBounds
+    about: str  # for the log: where it runs, and its sizes
 
 
 def assemble(options: EngineOptions, on_progress: Progress | None = None, *, warm: bool = False) -> Assembly:
@@ -188,7 +189,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         pool_bytes(shapes, capacity, model.dtype),
         stored,
     )
-    return Assembly(script, defaults, max_adapters, bounds)
+    about = (
+        f"{device}, {options.quantize or str(model.dtype).removeprefix('torch.')}, "
+        f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
+        f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step"
+    )
+    return Assembly(script, defaults, max_adapters, bounds, about)
 
 
 def lora_shapes(model: Decoder) -> LoraShapes:

@@ -111,6 +111,7 @@ def facts_of(assembly: Assembly) -> Facts:
         defaults=assembly.defaults,
         max_adapters=assembly.max_adapters,
         bounds=assembly.bounds,
+        about=assembly.about,
     )
 
 

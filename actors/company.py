@@ -10,6 +10,7 @@ A fault of the device poisons its process and no other, and Back's steps share n
 
 import hashlib
 import hmac
+import logging
 import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from anyio import to_thread
+from anyio import current_time, to_thread
 from msgspec.structs import replace
 
 from personae.actors.assembly import EngineOptions
@@ -37,6 +38,8 @@ from personae.lora.library import AdapterBounds
 COMMAND = (sys.executable, "-m", "personae.actors.back")
 HANG_SECONDS = 60.0  # a step may have to compile kernels
 
+log = logging.getLogger("personae.actors")
+
 
 @dataclass(frozen=True, slots=True)
 class Company:
@@ -46,6 +49,7 @@ class Company:
     defaults: GenerationDefaults
     max_adapters: int
     bounds: AdapterBounds
+    about: str
 
 
 @asynccontextmanager
@@ -87,9 +91,23 @@ async def raise_curtain(
 ) -> AsyncIterator[Company]:
     """`open_company` when the tokenizer is there and it is known how Back's process is started."""
 
+    met: list[Facts] = []
+    fell: float | None = None  # when the life before ended
+
     def report_unless_raised(incident: Incident) -> None:
+        nonlocal fell
+        if met and incident.error is not None and fell is None:
+            fell = current_time()
         if met or _load_error(incident.error) is None:  # at the start it is raised, and no incident
             report(incident)
+
+    def meet(facts: Facts) -> None:
+        nonlocal fell
+        if fell is not None:
+            streams = len(front.latest.live)
+            log.warning("the engine is back after %.1f s; %d answers go on", current_time() - fell, streams)
+            fell = None
+        met.append(facts)
 
     watch = watching(report_unless_raised, "personae/back", lambda: front.lose_back())
     root = Supervisor("personae", max_restarts=0, report=watch)
@@ -100,12 +118,11 @@ async def raise_curtain(
     front.meet(port, port)
     front.describe_back = lambda: port.tell(Describe())
     lives = count(1)
-    met: list[Facts] = []
 
     def host() -> Host:
         progress = None if met else on_progress
         plain = replace(options, secret=None)  # Back has no use for it
-        return Host(launch, plain, next(lives), port, front, met.append, progress, hang_seconds)
+        return Host(launch, plain, next(lives), port, front, meet, progress, hang_seconds)
 
     back.spawn("host", host)
     try:
@@ -119,7 +136,7 @@ async def raise_curtain(
                 lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
             )
             client = LocalClient(prospectus, front)
-            yield Company(client, facts.defaults, facts.max_adapters, facts.bounds)
+            yield Company(client, facts.defaults, facts.max_adapters, facts.bounds, facts.about)
     except StartFailed as failure:
         raise (_load_error(failure) or failure) from failure.__cause__
 

@@ -74,6 +74,7 @@ class Facts(msgspec.Struct, frozen=True):
     defaults: GenerationDefaults
     max_adapters: int
     bounds: AdapterBounds
+    about: str = ""
 
 
 class Loaded(Message, frozen=True):

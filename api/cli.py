@@ -31,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of options where there are 80 columns
 )
 
 app.add_typer(tenants_app, name="tenants")
@@ -66,14 +67,26 @@ def _personae(
     """What stands before any command."""
 
 
+def _model_folder(path: Path | None) -> Path | None:
+    if path is None or path.is_dir():
+        return path
+    if path.exists():
+        raise typer.BadParameter(f"'{path}' is a file; a model is a folder with a config.json.")
+    message = f"Folder '{path}' does not exist."
+    if not path.is_absolute() and len(path.parts) == 2:
+        message += (
+            f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
+        )
+    raise typer.BadParameter(message)
+
+
 @app.command()
 def serve(
     model: Annotated[
         Path | None,
         typer.Argument(
             help="A Hugging Face model folder; without it, the bundled demo model.",
-            exists=True,
-            file_okay=False,
+            callback=_model_folder,
         ),
     ] = None,
     adapters: Annotated[
@@ -103,14 +116,21 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of a sequence, prompt and answer; at most the model's own."),
     ] = None,
-    max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step.")] = None,
-    max_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences computed in one step.")] = None,
+    max_batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens computed in one step.", show_default="512 on a CPU, 4096 on a GPU"),
+    ] = None,
+    max_seqs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences computed in one step.", show_default="64 on a CPU, 256 on a GPU"),
+    ] = None,
     kv_memory: Annotated[
         int | None,
         typer.Option(
             parser=size_option,
             metavar="SIZE",
             help="Memory for the KV cache, as 2GiB; half may be lent to adapters (CPU).",
+            show_default="2GiB on a CPU, most of what is free on a GPU",
         ),
     ] = None,
     adapter_memory: Annotated[
@@ -148,6 +168,14 @@ def serve(
     adapter_root: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Admins may load adapters from below. Can be repeated."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="PERSONAE_SERVER_KEY",
+            help="One admin's key, beside those of --data-dir. Better given as PERSONAE_SERVER_KEY.",
+        ),
     ] = None,
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Ask nobody for a key, on whatever address.")
@@ -202,7 +230,7 @@ def serve(
         cuda_graphs=cuda_graphs,
         quantize=quantize,
     )
-    access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth)
+    access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key)
     from personae.api.serve import run
 
     try:

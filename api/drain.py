@@ -17,7 +17,7 @@ class Drain:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._active = 0
+        self.active = 0
         self._idle = anyio.Event()
         self.draining = False
 
@@ -37,16 +37,16 @@ class Drain:
                 message["headers"] = [*others, (b"connection", b"close")]
             await send(message)
 
-        self._active += 1
+        self.active += 1
         try:
             await self._app(scope, receive, send_last)
         finally:
-            self._active -= 1
-            if not self._active:
+            self.active -= 1
+            if not self.active:
                 self._idle.set()
 
     async def idle(self) -> None:
         """Wait until no request is in hand."""
-        while self._active:
+        while self.active:
             self._idle = anyio.Event()
             await self._idle.wait()

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from personae.api import logs
 from personae.errors import (
     MethodNotAllowed,
     NotFound,
@@ -46,6 +47,7 @@ def error_answer(error: PersonaeError) -> ErrorAnswer:
 
 def error_response(error: PersonaeError) -> Response:
     """The error as an HTTP answer, with Retry-After where the error says when to come back."""
+    logs.note(code=error.code)
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))

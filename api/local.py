@@ -63,9 +63,9 @@ async def open_engine(
         ) as company:
             client = company.client
             facts = (company.defaults, company.max_adapters, company.bounds)
-            yield Opened(client, *facts, client.lost, client.end_all, client.describe)
+            yield Opened(client, *facts, client.lost, client.end_all, client.describe, company.about)
         return
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_stage(assembly.script, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
-        yield Opened(client, *facts, client.lost, client.end_all, client.describe)
+        yield Opened(client, *facts, client.lost, client.end_all, client.describe, assembly.about)

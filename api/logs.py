@@ -18,6 +18,8 @@ LogFormat = Literal["text", "json"]
 
 _about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
 _QUIET = {"/health", "/ready", "/metrics"}  # asked every few seconds: shown with DEBUG only
+_IN_TEXT = ("tenant", "model", "code")
+_LONGEST_PATH = 200
 access = logging.getLogger("personae.access")
 
 
@@ -38,16 +40,17 @@ def note(**known: object) -> None:
         about.update(known)
 
 
-def answered(method: str, route: str, status: int, seconds: float) -> None:
+def answered(method: str, path: str, route: str, status: int, seconds: float) -> None:
     """Write the line for an answer. Status 499: the client went away before there was one."""
     level = logging.DEBUG if route in _QUIET else logging.INFO
     if access.isEnabledFor(level):
-        note(method=method, route=route, status=status, seconds=round(seconds, 4))
-        access.log(level, "%s %s %d %.3fs", method, route, status, seconds)
+        shown = "".join(char if char.isprintable() else "?" for char in path[:_LONGEST_PATH])
+        note(method=method, path=shown, route=route, status=status, seconds=round(seconds, 4))
+        access.log(level, "%s %s %d %.3fs", method, shown, status, seconds)
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time, level, logger, message, and the request's id if there is one."""
+    """For people: time, level, logger, message, and what is known of the request if there is one."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -57,7 +60,8 @@ class TextFormatter(logging.Formatter):
         line, *rest = super().format(record).split("\n")
         about = _about.get()
         if about is not None:
-            line += f" [{about['request_id']}]"
+            known = [f"{name}={about[name]}" for name in _IN_TEXT if about.get(name)]
+            line += f" [{' '.join([about['request_id'], *known])}]"
         return "\n".join([line, *rest])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 import anyio
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from personae.api import logs
@@ -68,9 +69,9 @@ class Gate:
                     raise _Broken(shown.message) from None
                 await error_response(shown)(scope, receive, send_with_id)
             finally:
-                route = getattr(scope.get("route"), "path", "unknown")
-                self._metrics.http.labels(scope["method"], route, str(status or 499)).inc()
-                logs.answered(scope["method"], route, status or 499, time.perf_counter() - begun)
+                method, route, status = scope["method"], _route(scope), status or 499
+                self._metrics.http.labels(method, route, str(status)).inc()
+                logs.answered(method, scope["path"], route, status, time.perf_counter() - begun)
 
     def _check(self, scope: Scope) -> None:
         settings = self._settings
@@ -122,6 +123,14 @@ class _Body:
 
 class _Broken(Exception):
     """An answer broke off after its status line; the server closes the connection, so the client notices."""
+
+
+def _route(scope: Scope) -> str:
+    """The route's path as it is declared, also of a request that was refused before the router saw it."""
+    for route in [scope["route"]] if "route" in scope else scope["app"].routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            return str(route.path)
+    return "unknown"
 
 
 def _announces_a_body(headers: Mapping[bytes, bytes]) -> bool:

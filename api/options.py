@@ -85,12 +85,14 @@ class AccessOptions(msgspec.Struct, frozen=True):
     """Who may use the server, and what it keeps.
 
     `data_dir` has the tenants, their keys and their adapters; None keeps nothing. `adapter_roots` are the
-    folders below which admins may load adapters by path. `insecure_no_auth` asks nobody for a key.
+    folders below which admins may load adapters by path. `insecure_no_auth` asks nobody for a key. `api_key`
+    is an admin's, beside those of `data_dir`, and is kept nowhere.
     """
 
     data_dir: Path | None = None
     adapter_roots: tuple[Path, ...] = ()
     insecure_no_auth: bool = False
+    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Opened:
 
     `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
     nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
-    error, and refuses new ones with it. `describe` says what every actor is doing.
+    error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
     """
 
     client: "EngineClient"
@@ -109,6 +111,12 @@ class Opened:
     lost: Callable[[], Awaitable[None]] = _never
     end_all: Callable[[PersonaeError], None] = _ignore
     describe: Callable[[], str] = _nothing
+    about: str = ""
+
+
+def server_root(url: str) -> str:
+    """A server's address, whether it was given as such or as OpenAI's clients want it, with `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def parse_size(text: str) -> int:

@@ -1,6 +1,8 @@
 """`personae serve`, after its options are read: open the engine, serve it, close it."""
 
 import ipaddress
+import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -17,6 +19,7 @@ from personae.api import logs
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.desk import Batches
+from personae.api.family import Family
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.server import Server, bind, url
@@ -26,6 +29,8 @@ from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.api.tracing import UNTRACED, Tracing
 from personae.errors import EngineLost, LoadError
 
+logger = logging.getLogger(__name__)
+
 LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its engine
 
 
@@ -34,15 +39,23 @@ def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> N
     when others than this machine could use a server that asks nobody for a key; EngineLost when the engine
     fails for good."""
     logs.configure(options.log_format)
+    if (key := access.api_key) is not None and not re.fullmatch("[!-~]+", key):
+        raise LoadError("--api-key must be printable ASCII without blanks.")
     with bind(host, port) as listener, serving(access.data_dir) as data:
-        tenants = TenantStore(data)
+        tenants = TenantStore(data, access.api_key)
         local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         if not local and not tenants.has_keys() and not access.insecure_no_auth:
+            folder = access.data_dir or "DIR"
             raise LoadError(
-                f"There are no API keys, so {host} would be open to everybody who reaches it: make keys with "
-                "`personae keys create`, or listen on 127.0.0.1, or say --insecure-no-auth."
+                f"There are no API keys, so {host} would be open to everybody who reaches it. "
+                "Make one, and serve from where it is kept:\n"
+                f"  personae tenants create me --data-dir {folder}\n"
+                f"  personae keys create me --admin --data-dir {folder}\n"
+                f"  personae serve --host {host} --data-dir {folder} …\n"
+                "Or give one as PERSONAE_SERVER_KEY, listen on 127.0.0.1, or say --insecure-no-auth."
             )
         uvloop.run(_serve(options, access, listener, data, tenants))
+        logger.info("stopped")
 
 
 async def serve_until_lost(server: Server, listener: socket.socket, opened: Opened) -> None:
@@ -67,13 +80,18 @@ async def serve_until_lost(server: Server, listener: socket.socket, opened: Open
 async def _serve(
     options: ServeOptions, access: AccessOptions, listener: socket.socket, data: DataDir, tenants: TenantStore
 ) -> None:
+    console = Console(stderr=True)
+    drawn = console.is_terminal and options.log_format == "text"
     progress = Progress(
         TextColumn("loading"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not drawn,
     )
+    if not drawn:
+        logger.info("loading %s", options.model or "the bundled model")
     weights = progress.add_task("weights", total=None)
 
     def on_progress(done: int, total: int) -> None:
@@ -109,6 +127,7 @@ async def _serve(
                     batches=batches,
                     tracing=tracing,
                 )
+                _tell(opened, app.state.door.family, access)
                 server = Server(
                     traced(app),
                     settings,
@@ -121,6 +140,15 @@ async def _serve(
                     await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()
+
+
+def _tell(opened: Opened, family: Family, access: AccessOptions) -> None:
+    """Write down what was started."""
+    tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
+    if opened.about:
+        logger.info("the engine: %s", opened.about)
+    kept = f"data in {access.data_dir}" if access.data_dir else "no data directory"
+    logger.info("tool format %s, reasoning format %s, %s", tools, reasoning, kept)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Runs the app under uvicorn, with uvloop and httptools, and stops it gracefully."""
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -15,6 +16,8 @@ from personae.api.drain import Drain
 from personae.api.protocol import guarded
 from personae.api.settings import ApiSettings
 from personae.errors import LoadError, Overloaded, PersonaeError
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 65
 """Seconds; more than load balancers keep idle connections, so that they close first."""
@@ -126,6 +129,13 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
             return
         self._drain.draining = True
+        if running := self._drain.active:
+            logger.info(
+                "stopping: %d %s running, up to %g s for that; a second signal stops at once",
+                running,
+                "answer is" if running == 1 else "answers are",
+                self._drain_seconds,
+            )
         self._finishing = asyncio.get_running_loop().create_task(self._finish())
 
     async def _finish(self) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from personae.api import logs
 from personae.api.choices import Part
 from personae.api.errors import error_answer, visible
 from personae.api.generation import Sink, unless_disconnected
@@ -90,7 +91,9 @@ class EventStream:
         if failure is not None and not started:
             raise failure
         if failure is not None:
-            farewell = self._chunks.failed(visible(failure, self._request_id))
+            error = visible(failure, self._request_id)
+            logs.note(code=error.code)
+            farewell = self._chunks.failed(error)
             await _send(send, b"".join(map(_event, farewell)), more=False)
             return
         await _send(send, b"".join(map(_event, self._chunks.last())) + self._chunks.done, more=False)

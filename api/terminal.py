@@ -8,6 +8,8 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
+from personae.api.options import server_root
+
 _PATIENCE = httpx.Timeout(10.0, read=None)
 _HELP = "/model NAME, /system TEXT, /reset, /exit; Ctrl-C stops an answer"
 
@@ -29,7 +31,7 @@ class Conversation:
         key: str | None = None,
     ) -> None:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._client = client or httpx.Client(base_url=url, timeout=_PATIENCE, headers=headers)
+        self._client = client or httpx.Client(base_url=server_root(url), timeout=_PATIENCE, headers=headers)
         self.system = system
         self.messages: list[dict[str, str]] = []
         self._model = model

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import typer
 
+from personae.api.options import server_root
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
 
@@ -22,6 +23,7 @@ KeyOption = Annotated[
 ]
 URL = "http://127.0.0.1:8000"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
+PICKLE = "adapter_model.bin"
 
 
 @app.command()
@@ -38,6 +40,11 @@ def push(
     fields = {"name": name or folder.resolve().name}
     fields |= {"replace": "true"} if replace else {}
     fields |= {"shared": "true"} if shared else {}
+    if (folder / PICKLE).exists() and not (folder / FILES[1]).exists():
+        raise RequestError(
+            f"{folder / PICKLE} is a pickle, and reading one can run code. If you trust it, load the adapter "
+            "with PEFT and save it again: `save_pretrained` writes adapter_model.safetensors."
+        )
     with ExitStack() as stack:
         try:
             files = {file: stack.enter_context((folder / file).open("rb")) for file in FILES}
@@ -51,11 +58,16 @@ def push(
 @app.command("list")
 @reporting
 def list_adapters(url: UrlOption = URL, key: KeyOption = None) -> None:
-    """Show the adapters that the key's tenant may use."""
+    """Show the adapters that the key's tenant may use, first those that the server was started with."""
     with _client(url, key) as client:
         records = _checked(client.get("/v1/adapters")).json()["data"]
+        cards = _checked(client.get("/v1/models")).json()["data"]
+    uploaded = {record["name"] for record in records}
+    for card in cards:
+        if card["parent"] is not None and card["id"] not in uploaded:
+            typer.echo(f"{card['id']}  the server's own")
     for record in records:
-        rank, targets = max(record["ranks"].values()), ",".join(record["targets"])
+        rank, targets = max(record["ranks"].values(), default=0), ",".join(record["targets"])
         parts = (
             record["name"],
             f"version {record['version']}",
@@ -82,7 +94,9 @@ def _client(url: str, key: str | None) -> Iterator["httpx.Client"]:
 
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
+        with httpx.Client(
+            base_url=server_root(url), headers=headers, timeout=httpx.Timeout(10.0, read=None)
+        ) as client:
             yield client
     except httpx.HTTPError as error:
         raise RequestError(f"{url}: {error}") from None

@@ -197,7 +197,9 @@ class Registry:
         return self._record(self._data.rows("select * from adapters where id = ?", (row[2],))[0])
 
     async def remove(self, tenant: str, name: str) -> None:
-        """Forget the tenant's own adapter of that name. Raises NotFound."""
+        """Forget the tenant's own adapter of that name. Raises NotFound; Conflict for the server's."""
+        if name in self._reserved:
+            raise Conflict(f"`{name}` is the server's own and stays as long as it runs.", param="name")
         async with self._lock:
             rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (tenant, name))
             if not rows:

@@ -112,7 +112,7 @@ async def get_adapter(request: Request) -> Response:
     return json_response(record)
 
 
-@operation("DELETE", "/v1/adapters/{name}", answers={200: AdapterDeleted}, refuses=(404,))
+@operation("DELETE", "/v1/adapters/{name}", answers={200: AdapterDeleted}, refuses=(404, 409))
 async def delete_adapter(request: Request) -> Response:
     """Remove one of the tenant's own adapters: requests that run finish; new ones find nothing."""
     door, name = door_of(request), request.path_params["name"]
@@ -152,7 +152,7 @@ async def load_lora_adapter(request: Request) -> Response:
     "/v1/unload_lora_adapter",
     body=UnloadRequest,
     answers={200: Content("text/plain")},
-    refuses=(404,),
+    refuses=(404, 409),
     admin=True,
 )
 async def unload_lora_adapter(request: Request) -> Response:

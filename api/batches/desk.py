@@ -121,7 +121,9 @@ class Batches:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._sweep)
-            for entry in self._store.unfinished():
+            if unfinished := self._store.unfinished():
+                logger.info("batches that were not done are taken up: %d", len(unfinished))
+            for entry in unfinished:
                 self._begin(entry)
             try:
                 yield

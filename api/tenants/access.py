@@ -65,7 +65,8 @@ class Access:
         logs.note(tenant=caller.tenant)
         with caller.until_done:
             if scope["path"] not in OPEN:
-                caller.until_done.enter_context(self._meter.request(caller.identity))
+                reads = scope["method"] in ("GET", "HEAD")  # asking how a batch goes costs nothing
+                caller.until_done.enter_context(self._meter.request(caller.identity, reads=reads))
             await self._app(scope, receive, send)
 
     def _identify(self, headers: Headers) -> Identity:

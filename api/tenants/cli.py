@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from personae.api.options import parse_size
-from personae.errors import PersonaeError
+from personae.errors import LoadError, PersonaeError
 
 if TYPE_CHECKING:
     from personae.api.tenants.store import TenantStore
@@ -46,10 +46,15 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @contextmanager
-def _store(data_dir: Path) -> Iterator["TenantStore"]:
-    from personae.api.tenants.data import DataDir
+def _store(data_dir: Path, *, new: bool = False) -> Iterator["TenantStore"]:
+    """The tenants of a directory, which may be `new`."""
+    from personae.api.tenants.data import DATABASE, DataDir
     from personae.api.tenants.store import TenantStore
 
+    if not new and not (data_dir / DATABASE).exists():
+        raise LoadError(
+            f"{data_dir} is no data directory; `personae tenants create NAME --data-dir DIR` makes one."
+        )
     data = DataDir(data_dir)
     try:
         yield TenantStore(data)
@@ -96,7 +101,7 @@ def create_tenant(
         schemas_per_minute,
         weight,
     )
-    with _store(data_dir) as store:
+    with _store(data_dir, new=True) as store:
         store.create_tenant(name, limits)
     typer.echo(f"tenant {name} created")
 

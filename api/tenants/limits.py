@@ -60,8 +60,11 @@ class Meter:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     @contextmanager
-    def request(self, who: Identity) -> Iterator[None]:
-        """Count one request for as long as the block runs. Raises RateLimited."""
+    def request(self, who: Identity, *, reads: bool = False) -> Iterator[None]:
+        """Count one request for as long as the block runs; one that only `reads` is none of the minute's.
+
+        Raises RateLimited.
+        """
         account, now, limits = self._account(who.tenant), self._clock(), who.limits
         if limits.concurrent is not None and account.running >= limits.concurrent:
             raise RateLimited(
@@ -69,7 +72,7 @@ class Meter:
                 retry_after=_CONCURRENT_RETRY,
             )
         account.requests = _bucket(account.requests, limits.requests_per_minute, now)
-        if account.requests is not None:
+        if account.requests is not None and not reads:
             _demand(account.requests, 1, now, "requests")
             account.requests.take(1)
         account.running += 1

@@ -69,10 +69,11 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class TenantStore:
-    """The tenants and keys of a data directory."""
+    """The tenants and keys of a data directory. `key` is one more admin's, of any form, and is not kept."""
 
-    def __init__(self, data: DataDir) -> None:
+    def __init__(self, data: DataDir, key: str | None = None) -> None:
         self._data = data
+        self._own = None if key is None else _hash(key)
 
     def create_tenant(self, name: str, limits: Limits) -> None:
         """Add a tenant. Raises RequestError for a bad name or one that is or was taken.
@@ -115,7 +116,10 @@ class TenantStore:
             if not db.execute(
                 "select 1 from tenants where name = ? and revoked is null", (tenant,)
             ).fetchone():
-                raise RequestError(f"There is no tenant {tenant[:80]!r}.", param="tenant")
+                raise RequestError(
+                    f"There is no tenant {tenant[:80]!r}: `personae tenants create` makes one.",
+                    param="tenant",
+                )
             db.execute(
                 "insert into keys values (?, ?, ?, ?, ?, null)",
                 (id, tenant, role, _hash(key), int(time.time())),
@@ -142,10 +146,12 @@ class TenantStore:
 
     def has_keys(self) -> bool:
         """Whether there ever was a key: then every request needs one."""
-        return bool(self._data.rows("select 1 from keys limit 1"))
+        return self._own is not None or bool(self._data.rows("select 1 from keys limit 1"))
 
     def identify(self, key: str) -> Identity | None:
         """Whom the key belongs to; None if it is not valid. Takes the same time for every wrong secret."""
+        if self._own is not None and hmac.compare_digest(self._own, _hash(key)):
+            return Identity(DEFAULT_TENANT, "admin")
         match = _KEY.fullmatch(key)
         rows = self._data.rows(
             "select keys.*, tenants.limits from keys join tenants on tenants.name = keys.tenant "

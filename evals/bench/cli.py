@@ -39,7 +39,12 @@ def bench(
         typer.Option(metavar="[NAME=]URL[#MODELS]", help="Another, in alternation. Repeatable."),
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="API keys; with several, tenants take turns.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="PERSONAE_API_KEY",
+            help="Repeatable: with several, tenants take turns. Better given as PERSONAE_API_KEY.",
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Without --url: the model; else the bundled one.")

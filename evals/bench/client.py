@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from personae.errors import RequestError
+from personae.errors import RequestError, Unauthorized
 
 _LONGEST = 2**20  # bytes of a line of a head
 
@@ -116,6 +116,10 @@ async def get_json(url: str, path: str, key: str | None = None) -> Any:
         text = b"\n".join([line async for line in _lines(reader, headers)])
     finally:
         writer.close()
+    if status == Unauthorized.status:
+        raise RequestError(
+            f"{url} wants an API key: give one as PERSONAE_API_KEY, or with --key.", param="key"
+        )
     if status != 200:
         raise RequestError(f"{url}{path} answers with status {status}.", param="url")
     return json.loads(text)

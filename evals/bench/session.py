@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from personae.api.options import server_root
 from personae.errors import RequestError
 from personae.evals.bench.cells import Cell
 from personae.evals.bench.client import Answer, ask, get_json
@@ -68,7 +69,7 @@ async def subject(url: str, models: Sequence[str] = (), keys: Sequence[str] = ()
     Raises RequestError when it does not answer.
     """
     url, _, named = url.partition("#")
-    url = url.rstrip("/").removesuffix("/v1")
+    url = server_root(url)
     found = tuple(models) or tuple(filter(None, named.split(",")))
     if not found:
         listed = await get_json(url, "/v1/models", keys[0] if keys else None)

@@ -16,6 +16,7 @@ import msgspec
 from personae.api.library import Engine
 from personae.api.library import open as open_library
 from personae.api.local import DEMO
+from personae.api.options import server_root
 from personae.errors import (
     GrammarError,
     NotFound,
@@ -164,7 +165,7 @@ class InProcess:
 @asynccontextmanager
 async def open_server(url: str, key: str | None = None, patience: float = 600.0) -> AsyncIterator[Server]:
     """The server at `url`, asked with `key`; an answer may take `patience` seconds."""
-    root = url.rstrip("/").removesuffix("/v1")
+    root = server_root(url)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -172,7 +173,7 @@ async def test_streams_go_on_token_for_token_when_back_is_killed(options) -> Non
 
 
 async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_the_streams_go_on(
-    options, tmp_path
+    options, tmp_path, caplog: pytest.LogCaptureFixture
 ) -> None:
     incidents: list[Incident] = []
     async with faulty(options, "crash@9", tmp_path, incidents) as company:
@@ -182,6 +183,9 @@ async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_
         assert company.client.stats().restarts == 1
     told = [str(incident.error) for incident in incidents if incident.error is not None]
     assert any("exit code 1" in text and "planted: the device is gone" in text for text in told)
+    back = [text for text in caplog.messages if "is back" in text]
+    assert len(back) == 1
+    assert re.fullmatch(r"the engine is back after [\d.]+ s; [1-9]\d* answers go on", back[0])
 
 
 @pytest.mark.parametrize("how", ["stopped", "stuck"])

@@ -1,5 +1,6 @@
 """The command line, with a fake engine behind it."""
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
@@ -32,7 +34,7 @@ async def open_engine(options, on_progress, **kept):
         raise ModelLoadError(f"{options.model} has no config.json.")
     on_progress(1, 2)
     on_progress(2, 2)
-    yield Opened(FakeEngine(), GenerationDefaults(), 4)
+    yield Opened(FakeEngine(hold_after=100), GenerationDefaults(), 4)
     print("engine closed", flush=True)
 
 sys.modules["personae.api.local"] = types.SimpleNamespace(open_engine=open_engine)
@@ -65,6 +67,45 @@ def test_serve_says_when_it_is_ready_and_closes_the_engine_on_sigterm() -> None:
     out, _ = process.communicate(timeout=20)
     assert out == "engine closed\n"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) -> None:
+    process = start("serve", "--port", "0", "--log-format", kind)
+    assert process.stdout is not None
+    ready = re.search(r"http://\S+", process.stdout.readline())
+    assert ready
+    body = {"model": "base", "prompt": "hi", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    with httpx.stream("POST", f"{ready[0]}/v1/completions", json=body) as response:
+        next(response.iter_raw())
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    said = err.splitlines()
+    if kind == "json":
+        said = [json.loads(line)["message"] for line in said]
+    wanted = ("loading the bundled model", "tool format none", "stopping: 1 answer is running", "stopped")
+    places = [next((i for i, line in enumerate(said) if text in line), None) for text in wanted]
+    assert None not in places, err
+    assert places == sorted(places)
+
+
+def test_no_name_of_an_option_is_cut_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["serve", "--help"]).output
+    serve = get_command(app).commands["serve"]
+    for option in serve.params:
+        if option.opts[0].startswith("-"):
+            assert re.search(rf"{option.opts[0]}\b", shown), option.opts[0]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "64 on a CPU" in " ".join(shown.split())
+
+
+def test_a_model_of_the_hub_is_told_how_to_be_fetched(asked: list[tuple[object, ...]]) -> None:
+    result = CliRunner().invoke(app, ["serve", "meta-llama/Llama-3-8B"])
+    assert result.exit_code == 2
+    assert "hf download meta-llama/Llama-3-8B --local-dir DIR" in " ".join(result.output.split())
+    assert asked == []
 
 
 def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -120,7 +161,7 @@ def test_every_option_is_passed_on(
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
-        "--no-cuda-graphs --kv-cache-dtype fp8 --quantize int8"
+        "--no-cuda-graphs --kv-cache-dtype fp8 --quantize int8 --api-key k"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -144,7 +185,7 @@ def test_every_option_is_passed_on(
         kv_cache_dtype="fp8",
         quantize="int8",
     )
-    assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True))]
+    assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True, "k"))]
 
 
 def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, ...]]) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,6 +12,7 @@ import asgi
 import pytest
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
+from uploads import open_house
 
 from personae.api import logs
 from personae.api.app import create_app
@@ -72,6 +75,7 @@ async def test_each_answer_is_a_line_with_all_that_is_known_of_its_request(
     assert served["time"].endswith("+00:00")
     assert (wrong["request_id"], wrong["status"], "model" in wrong) == ("mine-2", 400, False)
     assert (unknown["request_id"], unknown["status"], unknown["route"]) == ("mine-3", 404, "unknown")
+    assert (unknown["path"], unknown["code"]) == ("/nowhere", "unknown_url")
 
 
 async def test_an_error_is_written_with_its_request_and_its_traceback(
@@ -118,6 +122,30 @@ async def test_no_prompt_and_no_answer_is_ever_written(written: Lines) -> None:
                 await client.post("/v1/chat/completions", json=chat)
     assert len(written.lines) > 16
     assert not [line for line in written.lines if SECRET in line or "crown" in line]
+
+
+async def test_a_refused_request_keeps_its_route_and_a_strange_path_is_cleaned(
+    tmp_path: Path, written: Lines
+) -> None:
+    with open_house(tmp_path) as house:
+        house.key("ann")
+        async with house.client() as client:
+            await client.get("/v1/models/poet")
+            await client.get("/a%0Ab%1B[31m" + "x" * 300)
+        metrics = house.app.state.door.metrics.text().decode()
+    refused, strange = access(written)
+    assert (refused["status"], refused["route"]) == (401, "/v1/models/{id:path}")
+    assert (refused["path"], refused["code"]) == ("/v1/models/poet", "invalid_api_key")
+    assert strange["path"] == "/a?b?[31m" + "x" * 191
+    assert 'path="/v1/models/{id:path}"' in metrics or 'route="/v1/models/{id:path}"' in metrics
+
+
+async def test_a_stream_that_breaks_off_says_why_in_its_line(written: Lines) -> None:
+    written.setFormatter(logs.TextFormatter())
+    async with asgi.client(create_app(FakeEngine(fail_after=2))) as client:
+        await client.post(PATH, json={"model": "base", "prompt": "hi", "stream": True})
+    (line,) = [line for line in written.lines if "personae.access" in line]
+    assert re.search(r"POST /v1/completions 200 [\d.]+s \[\w+ tenant=default model=base code=\w+\]$", line)
 
 
 def test_lines_for_people_end_with_the_requests_id() -> None:

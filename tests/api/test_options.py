@@ -1,6 +1,6 @@
 import pytest
 
-from personae.api.options import parse_size
+from personae.api.options import parse_size, server_root
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,8 @@ def test_sizes_are_read(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("given", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_a_servers_address_may_be_that_of_openais_clients(given: str) -> None:
+    assert server_root(given) == "http://h:1"

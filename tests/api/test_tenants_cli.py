@@ -1,6 +1,7 @@
 """`personae tenants`, `keys` and `adapters`, and what `serve` makes of them."""
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from live_server import serving
 from typer.testing import CliRunner, Result
 from uploads import TENSORS, House, open_house, whole
 
+from personae.api.adapters.registry import AdapterRecord
 from personae.api.cli import app
 from personae.api.options import AccessOptions, ServeOptions
 from personae.api.serve import run
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.store import Limits, TenantStore
+from personae.api.tenants.store import Identity, Limits, TenantStore
 from personae.errors import LoadError
 
 
@@ -67,7 +69,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(line: str, tmp_path: Path) -
 
 
 def test_a_server_that_others_reach_does_not_start_without_keys(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"no API keys.*--insecure-no-auth"):
+    with pytest.raises(LoadError, match=r"(?s)no API keys.*keys create me.*--insecure-no-auth"):
         run(ServeOptions(), "0.0.0.0", 0, AccessOptions(tmp_path))
     with pytest.raises(LoadError, match="no API keys"):
         run(ServeOptions(), "0.0.0.0", 0, AccessOptions())
@@ -108,7 +110,8 @@ def test_push_list_and_remove(house: tuple[House, str], tmp_path: Path) -> None:
     assert "version 2" in call(f"adapters push {folder} --url {url} --replace", env=env).stdout
     assert call(f"adapters push {folder} --name other --url {url} --key {key}").exit_code == 0
     assert call(f"adapters push {folder} --name all --shared --url {url}", env=env).exit_code == 2
-    listed = call(f"adapters list --url {url}", env=env).stdout.splitlines()
+    own, *listed = call(f"adapters list --url {url}", env=env).stdout.splitlines()
+    assert own == "team/pirate  the server's own"
     assert [line.split("  ")[:4] for line in listed] == [
         ["other", "version 1", "rank 2", "q_proj,v_proj"],
         ["poet", "version 2", "rank 2", "q_proj,v_proj"],
@@ -127,3 +130,51 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     result = call("adapters list --url http://127.0.0.1:9")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: http://127.0.0.1:9:")
+
+
+def test_the_servers_own_adapters_are_listed_and_stay(house: tuple[House, str]) -> None:
+    _, url = house
+    listed = call(f"adapters list --url {url}/v1")
+    assert listed.stdout == "team/pirate  the server's own\n"
+    kept = call(f"adapters remove base --url {url}")
+    assert (kept.exit_code, "`base` is the server's own" in kept.stderr) == (2, True)
+
+
+def test_an_adapter_without_ranks_is_listed(
+    house: tuple[House, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, url = house
+    record = AdapterRecord("adapter-1", "plain", 1, "0" * 64, {}, ["norm"], 12, 0, "base", False)
+    monkeypatch.setattr(served.registry, "list", lambda tenant: [record])
+    listed = call(f"adapters list --url {url}").stdout.splitlines()
+    assert listed[-1] == "plain  version 1  rank 0  norm  12 bytes"
+
+
+def test_a_pickle_is_not_sent_and_its_owner_told_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_bytes(b"{}")
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    refused = call(f"adapters push {tmp_path}")
+    assert refused.exit_code == 2
+    assert "pickle" in refused.stderr
+    assert "save_pretrained" in refused.stderr
+
+
+@pytest.mark.parametrize("line", ["keys create me", "keys list", "tenants list", "tenants revoke me"])
+def test_a_data_directory_that_is_not_there_is_not_made(line: str, tmp_path: Path) -> None:
+    result = call(f"{line} --data-dir {tmp_path / 'typo'}")
+    assert result.exit_code == 2
+    assert "no data directory" in result.stderr
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_key_of_the_command_line_is_an_admins_and_closes_the_server(tmp_path: Path) -> None:
+    with closing(DataDir(tmp_path)) as data:
+        store = TenantStore(data, "sesame")
+        assert store.has_keys()
+        assert store.identify("sesame") == Identity("default", "admin")
+        assert store.identify("sesam") is None
+        assert not TenantStore(data).has_keys(), "it is kept nowhere"
+    with pytest.raises(LoadError, match="--api-key"):
+        run(ServeOptions(), "127.0.0.1", 0, AccessOptions(api_key=""))
+    with pytest.raises(LoadError, match="nowhere"):
+        run(ServeOptions(model=Path("nowhere")), "0.0.0.0", 0, AccessOptions(api_key="sesame"))

@@ -1,5 +1,6 @@
 """What becomes of a batch, by the virtual clock: finished, failed, expired, cancelled, taken up again."""
 
+import logging
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -190,7 +191,10 @@ async def test_cancelling_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [0, 1, 3])
-async def test_a_restart_loses_nothing_and_does_nothing_twice(tmp_path: Path, held: int) -> None:
+async def test_a_restart_loses_nothing_and_does_nothing_twice(
+    tmp_path: Path, held: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     wanted = [request(f"r{i}", f"text {i}") for i in range(60)]
     engine = FakeEngine(lambda log: echo(log) if int(echo(log).split()[-1]) % 4 < held else "-" * 50)
     engine.hold_after = 30
@@ -205,6 +209,7 @@ async def test_a_restart_loses_nothing_and_does_nothing_twice(tmp_path: Path, he
     async with open_batches(tmp_path, engine, at=100) as house:
         batch = await house.until(id, "completed")
         lines = await house.lines(batch["output_file_id"])
+    assert "batches that were not done are taken up: 1" in caplog.messages
     assert texts(lines) == {f"r{i}": f"got text {i}" for i in range(60)}
     assert len(engine.submitted) == 60 - 15 * held, "only what was missing"
     assert batch["request_counts"]["completed"] == 60

@@ -170,12 +170,13 @@ async def test_limits_are_429_with_the_time_to_come_back(house: House) -> None:
     body = {"model": "base", "prompt": "hi"}
     few = house.key("few", requests_per_minute=2)
     async with house.client(few) as client:
-        assert (await client.get("/v1/models")).status_code == 200
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        for _ in range(2):
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
         refused = await client.post("/v1/completions", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        assert (await client.get("/health")).status_code == 200
+        for path in ("/health", "/v1/models", "/version"):
+            assert (await client.get(path)).status_code == 200, "looking is free"
     async with house.client(house.key("short", tokens_per_minute=12)) as client:
         assert (await client.post("/v1/completions", json=body)).status_code == 200  # 2 and 14 tokens
         for stream in (False, True):
