@@ -35,6 +35,7 @@ from personae.grammar.schema.prepare import (
     loose,
     readable,
     refusal,
+    unread,
     weakened,
     without_ignored,
 )
@@ -237,6 +238,8 @@ class GrammarCompiler:
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
                     reason = missing
         if spec.strict:
+            if isinstance(reason, GrammarError):
+                reason = unread(document, cache(self._reads)) or reason
             raise refusal(document, reason)
         return self._compile_best_effort(spec, document, finish, rewritings)
 

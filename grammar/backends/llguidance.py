@@ -64,6 +64,8 @@ class LLGuidanceBackend:
 def _reason(error: str) -> str:
     """The library's message without the place in the Lark text, which the caller has not written."""
     message = error.split("\n<state>")[0].split("\n   1 |")[0].split("failed to compile JSON schema: ")[-1]
+    if message.startswith("at ") and "(in regex): " in message:
+        message = message.split("(in regex): ")[-1]
     return " ".join(message.split())[:300]
 
 

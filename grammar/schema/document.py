@@ -1,5 +1,6 @@
 """A caller's JSON Schema, from text to a well-formed document."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jsonschema_rs
 import msgspec
 
 from personae.errors import GrammarError
+from personae.grammar.schema.walk import Path, subschemas
 
 SCHEMA_PARAM = "response_format.json_schema.schema"
 PARAMS = {
@@ -102,9 +104,19 @@ def validator(document: Schema) -> jsonschema_rs.Validator:
     try:
         return _VALIDATORS[draft](document, offline=True, validate_formats=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        place = pointer(getattr(error, "instance_path", []))
+        path = getattr(error, "instance_path", None) or _reference_to_nothing(document, error.message)
+        place = pointer(path)
         reason = error.message.rstrip(".")
         raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from error
+
+
+def _reference_to_nothing(document: Schema, message: str) -> Path:
+    """Where the reference stands that a message quotes the fragment of; the whole document if nowhere."""
+    named = re.search("'(.*)'", message)
+    for schema, path in subschemas(document):
+        if named and str(schema.get("$ref", "")).endswith(named[1]):
+            return (*path, "$ref")
+    return ()
 
 
 def pointer(path: Iterable[str | int]) -> str:

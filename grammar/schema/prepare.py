@@ -112,6 +112,15 @@ def _without(dropped: set[Path], schema: Schema, path: Path) -> Schema:
     return rebuild(kept, lambda step, child: _without(dropped, child, (*path, *step)))
 
 
+def unread(schema: Schema, reads: Callable[[str], bool]) -> Unenforced | None:
+    """The first pattern that is not read: what a backend refuses a whole schema for, without its place."""
+    for one, path in subschemas(schema):
+        pattern = one.get("pattern")
+        if isinstance(pattern, str) and not reads(pattern):
+            return Unenforced("pattern", (*path, "pattern"), pattern)
+    return None
+
+
 def readable(schema: Schema, reads: Callable[[str], bool]) -> Schema:
     """The schema without patterns that are not read, or not one beside the other, and without bounds that are
     too far for an integer: what a backend refuses a whole schema for."""

@@ -19,6 +19,7 @@ from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
     refusal,
+    unread,
     weakened,
     without_ignored,
 )
@@ -99,6 +100,8 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
                 return Json(schema, True, element.param)
         reason = reason or missing
     if element.strict:
+        if isinstance(reason, GrammarError):
+            reason = unread(document, lambda pattern: _reads(backend, pattern)) or reason
         raise refusal(document, reason)
     for schema in (weakened(spell_formats(strip(document)), _BACKEND), {"type": "object"}):
         try:
@@ -108,6 +111,14 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
         else:
             return Json(schema, False, element.param)
     raise refusal(document, reason)
+
+
+def _reads(backend: GrammarBackend, pattern: str) -> bool:
+    try:
+        backend.compile(_spec({"type": "string", "pattern": pattern}, strict=True))
+    except GrammarError:
+        return False
+    return True
 
 
 def _spec(schema: Schema, *, strict: bool) -> GrammarSpec:

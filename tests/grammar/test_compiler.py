@@ -12,6 +12,7 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Json, structure_spec
 
 VOCABULARY = byte_level_vocabulary()
 
@@ -118,7 +119,7 @@ def test_schemas_that_have_to_be_rewritten_bind_all_the_same(compiler, schema):
         ),
         ({"type": "string", "format": "idn-email"}, "'format' at #/format"),
         ({"type": "number", "oneOf": [{"type": "integer"}, {"minimum": 3}]}, "'oneOf' at #/oneOf"),
-        ({"type": "string", "pattern": "^(?!a)"}, "look"),
+        ({"type": "string", "pattern": "^(?!a)"}, "'pattern' at #/pattern"),
         (False, "No finite answer"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "No finite answer"),
         (
@@ -285,3 +286,13 @@ def test_an_answer_that_is_a_multiple_closes(step: int) -> None:
     schema = {"type": "integer", "exclusiveMinimum": step, "multipleOf": step}
     grammar = compiler.compile(GrammarSpec("json_schema", json.dumps(schema)))
     assert 1 < grammar.shortest <= len(str(2 * step))
+
+
+def test_a_pattern_that_cannot_be_read_is_named_where_it_stands_alone_and_in_a_call():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)y"}}}
+    whole = GrammarSpec("json_schema", json.dumps(schema))
+    call = structure_spec(Json(schema, True, "tools[0].function.parameters"))
+    compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
+    for spec in (whole, call):
+        with pytest.raises(GrammarError, match="'pattern' at #/properties/a/pattern"):
+            compiler.compile(spec)

@@ -250,3 +250,9 @@ def test_a_malformed_grammar_is_refused_with_its_parameter(name, kind, source, p
         make_backend(name, VOCABULARY).compile(GrammarSpec(kind, source))
     assert refusal.value.param == param
     assert "<state>" not in refusal.value.message
+
+
+def test_what_is_wrong_with_a_regular_expression_speaks_of_it_alone():
+    with pytest.raises(GrammarError, match=r"cannot be compiled: regex parse error: \(a ") as refused:
+        make_backend("llguidance", byte_level_vocabulary()).compile(GrammarSpec("regex", "(a"))
+    assert "2(8)" not in refused.value.message

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from personae.errors import GrammarError
@@ -58,3 +60,9 @@ def test_a_schema_is_read_in_its_own_dialect(schema, valid, invalid):
 def test_pointers_escape_their_steps():
     assert pointer([]) == "#"
     assert pointer(["a/b", 0, "~"]) == "#/a~1b/0/~0"
+
+
+def test_a_reference_to_nothing_is_named_where_it_stands() -> None:
+    schema = {"properties": {"a": {"properties": {"b": {"$ref": "#/$defs/nope"}}}}, "$defs": {"c": {}}}
+    with pytest.raises(GrammarError, match="malformed at #/properties/a/properties/b/\\$ref: "):
+        parse_schema(json.dumps(schema))
