@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from personae.errors import AdapterError
 
 MAX_PATTERN = 128  # characters of one key
+MAX_KEYS = 4096  # each is looked at for each module
 MAX_GENERAL = 512  # characters of all keys that need the automaton, so that a load's time is bounded
 MAX_REPEATS = 32  # that a counted repeat may stand for
 MAX_STATES = 8192
@@ -229,6 +230,8 @@ class ModulePatterns:
     """A pattern field of an adapter's config: the first key that matches a module's name gives its value."""
 
     def __init__(self, field: str, values: Mapping[str, float]) -> None:
+        if len(values) > MAX_KEYS:
+            raise AdapterError(f"{field} has more than {MAX_KEYS} keys", param=field)
         self._entries: list[tuple[Callable[[str], object], float]] = []
         general = 0
         for key, value in values.items():

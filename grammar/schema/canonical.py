@@ -82,7 +82,7 @@ def _lower_property_names(schema: dict[str, Any]) -> dict[str, Any]:
         else:
             return schema
     if not set(schema.get("patternProperties", ())) <= set(patterns):
-        return schema if not _are_listed(schema, names) else _only(schema, names, {})
+        return schema if patterns or not _are_listed(schema, names) else _only(schema, names, {})
     others = schema.get("additionalProperties", True)
     by_pattern = {pattern: schema.get("patternProperties", {}).get(pattern, others) for pattern in patterns}
     return _only(schema, names, by_pattern)

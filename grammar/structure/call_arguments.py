@@ -108,8 +108,9 @@ class _Scanner:
         while at < len(text):
             if self._escaped:
                 self._escaped = False
-                at += 1
-                continue
+                if not "\ud800" <= text[at] <= "\udfff":  # nothing hides a special token
+                    at += 1
+                    continue
             found = (_IN_STRING if self._quoted else _OUTSIDE).search(text, at)
             if found is None:
                 return len(text)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from personae.errors import GrammarError, UnsupportedParameter
+from personae.grammar.schema.document import MAX_LENGTH, TOO_COMPLEX
 from personae.grammar.structure.elements import (
     Element,
     Json,
@@ -24,6 +25,7 @@ from personae.grammar.structure.elements import (
 from personae.grammar.structure.syntax import grammar_element
 
 _MOST = 128
+_OF_AN_ELEMENT = 32  # characters of a structure, beside what it binds
 
 
 class _Format(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
@@ -191,9 +193,15 @@ class _Writer:
 
     def __init__(self, param: str) -> None:
         self._param = param
+        self._left = MAX_LENGTH
 
     def element(self, format: Format, then: str | None) -> Element:
-        """The format, and `then`."""
+        """The format, and `then`. Raises GrammarError; also when what is written, some of it once for each of
+        its ends or beginnings, gets too long."""
+        self._left -= _OF_AN_ELEMENT + _length(format)
+        if self._left < 0:
+            message = f"`{self._param}`: the tags nest in so many ways that their grammar gets too long."
+            raise GrammarError(message, param=self._param, code=TOO_COMPLEX)
         match format:
             case AnyText(excludes=excludes):
                 return self._text(then, tuple(excludes))
@@ -291,6 +299,15 @@ class _Writer:
         if not 0 < len(values) <= _MOST:
             raise GrammarError(f"`{self._param}`: a list must have 1 to {_MOST} entries.", param=self._param)
         return values
+
+
+def _length(format: Format) -> int:
+    match format:
+        case ConstString(value=text) | Pattern(pattern=text) | Grammar(grammar=text):
+            return len(text)
+        case JsonSchema(json_schema=schema):
+            return len(msgspec.json.encode(schema))
+    return 0
 
 
 def _joined(element: Element, then: str | None) -> Element:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from personae.errors import GrammarError
+from personae.grammar.schema.document import TOO_COMPLEX
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.structure.elements import (
     Element,
@@ -83,8 +84,17 @@ class KeyedArguments:
             pair = self._pair(Regex(_ANY_KEY, function.param), Sequence((value, self._end())))
             more = Repeat(Sequence((Exactly(self.between), pair)) if self.between else pair)
             return Repeat(Sequence((pair, more)), 0, 1)
+        required = [one.required for one in parameters.listed]
+        openers = required.index(True) + 1 if True in required else len(required)
+        if self.between and openers * len(required) > _MOST_PAIRS:
+            raise GrammarError(
+                f"{function.name} has {len(required)} parameters, of which any of {openers} may come first: "
+                "too many where a model writes them one by one, as it does here. Make one of the first required.",
+                param=function.param,
+                code=TOO_COMPLEX,
+            )
         pairs = [self._pair(Verbatim(one.name), self._value(one, function)) for one in parameters.listed]
-        return _in_order(pairs, [one.required for one in parameters.listed], self.between)
+        return _in_order(pairs, required, self.between)
 
     def kind(self, function: Function | None, key: str) -> Kind:
         """How the value of an argument is to be read."""
@@ -165,6 +175,7 @@ class KeyedArguments:
         return Exactly(self.after_value)
 
 
+_MOST_PAIRS = 8192
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema_rs
 
@@ -14,6 +16,7 @@ from personae.grammar.tools.function import Function
 
 _DEFINITIONS = ("$defs", "definitions")
 _UNDERSTOOD = frozenset({"type", "properties", "required", "additionalProperties"})
+_MOST_BRANCHES = 256
 _LOCAL = tuple(f"#/{name}/" for name in _DEFINITIONS)
 
 
@@ -71,7 +74,21 @@ def _alone(schema: Any, definitions: dict[str, Any], function: Function) -> dict
             if function.strict:
                 raise _refusal(function, f"the reference {one['$ref']!r} at {pointer((*path, '$ref'))}")
             return {}
-    return {**schema, **definitions}
+    return {**schema, **_needed(schema, definitions)}
+
+
+def _needed(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The definitions that a schema refers to, themselves or one through another."""
+    kept: dict[str, Any] = {name: {} for name, held in definitions.items() if isinstance(held, dict)}
+    unseen = [schema]
+    while unseen:
+        for one, _ in subschemas(unseen.pop()):
+            _, container, name, *_ = (*str(one.get("$ref", "")).split("/"), "", "")
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
+            if container in kept and name in definitions[container] and name not in kept[container]:
+                kept[container][name] = definitions[container][name]
+                unseen.append(definitions[container][name])
+    return {name: kept.get(name, value) for name, value in definitions.items() if kept.get(name, value)}
 
 
 def _refusal(function: Function, what: str) -> GrammarError:
@@ -83,9 +100,13 @@ def _refusal(function: Function, what: str) -> GrammarError:
 
 
 def branches(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Schemas that together allow what `schema` allows: the members of its unions, if they are plain ones."""
+    """Schemas that together allow what `schema` allows: the members of its unions, if they are plain ones and
+    not too many; else it alone."""
     definitions = {name: schema[name] for name in (*_DEFINITIONS, "$schema") if name in schema}
-    return [branch | definitions for branch in _branches(schema, schema, frozenset())]
+    found = list(islice(_branches(schema, schema, frozenset()), _MOST_BRANCHES + 1))
+    if len(found) > _MOST_BRANCHES:
+        return [schema]
+    return [branch | definitions for place, branch in enumerate(found) if branch not in found[:place]]
 
 
 def _branches(schema: Any, root: dict[str, Any], seen: frozenset[str]) -> Iterator[dict[str, Any]]:

@@ -138,3 +138,8 @@ def test_keys_are_bounded_in_length_and_in_sum() -> None:
     with pytest.raises(AdapterError, match="parenthesis"):
         ModulePatterns("rank_pattern", {"(" * MAX_PATTERN: 1})
     ModulePatterns("rank_pattern", dict.fromkeys(NAMES * 40, 1))
+
+
+def test_keys_are_bounded_in_number() -> None:
+    with pytest.raises(AdapterError, match="more than 4096 keys"):
+        ModulePatterns("rank_pattern", {f"layer{number}": 1 for number in range(4097)})

@@ -25,6 +25,17 @@ def test_a_schema_and_its_canonical_form_accept_the_same(schema, instances):
         assert accepts(rewritten, instance) == accepts(schema, instance)
 
 
+@pytest.mark.parametrize("names", [{"pattern": "^a"}, {"anyOf": [{"pattern": "^a"}, {"enum": ["b", "c"]}]}])
+@pytest.mark.parametrize("listed", [{}, {"b": {"type": "integer"}}])
+def test_patterns_of_names_hold_beside_patterns_of_properties(names, listed):
+    schema = {"type": "object", "propertyNames": names, "patternProperties": {"b$": {"type": "integer"}}}
+    schema |= {"properties": listed} if listed else {}
+    rewritten = canonicalise(schema)
+    for name in ("a", "ab", "b", "c", "xb"):
+        for value in (1, "text"):
+            assert accepts(rewritten, {name: value}) == accepts(schema, {name: value}), (name, value)
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schemas(), VALUES)
 def test_stripping_changes_nothing(schema, instance):

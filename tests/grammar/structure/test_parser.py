@@ -76,6 +76,15 @@ def test_a_call_within_reasoning_is_reasoning():
     assert (parsed.reasoning, len(parsed.calls)) == (CALL, 1)
 
 
+def test_a_special_token_behind_a_backslash_breaks_a_call_off_too():
+    text = '<tool_call>{"name": "f", "arguments": {"a": "\\</tool_call> more'
+    parsed = parse(AUTO, text, SPECIAL)
+    for _, arguments in parsed.calls:
+        arguments.encode()
+    parsed.content.encode()
+    assert parsed.completed == 0
+
+
 def test_special_tokens_without_a_meaning_here_leave_no_trace_unless_they_are_to_be_shown():
     for shown, content in ((False, "ab"), (True, "a</tool_call>b")):
         parser = AUTO.parser(SPECIAL, shown=shown)

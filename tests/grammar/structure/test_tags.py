@@ -98,6 +98,22 @@ def test_what_cannot_be_held_is_refused_by_its_field(format, error):
     assert refused.value.param == "response_format"
 
 
+@pytest.mark.parametrize("way", ["ends", "at least one", "schemas"])
+def test_tags_that_multiply_as_they_nest_are_refused_before_they_are_written(way):
+    format = {"type": "json_schema", "json_schema": {"const": "x" * (300_000 if way == "schemas" else 1)}}
+    for level in range(4 if way == "ends" else 16):
+        tag = {"type": "tag", "begin": f"<{level}>", "content": format, "end": f"</{level}>"}
+        if way == "ends":
+            format = {**tag, "end": [f"</{number}>" for number in range(128)]}
+        elif way == "at least one":
+            format = triggered(triggers=["<"], tags=[tag], at_least_one=True)
+        else:
+            format = {"type": "sequence", "elements": [tag, tag]}
+    with pytest.raises(GrammarError) as refused:
+        structural_tag({"type": "structural_tag", "format": format}, "response_format")
+    assert (refused.value.param, refused.value.code) == ("response_format", "grammar_too_complex")
+
+
 @pytest.mark.parametrize(
     ("element", "allowed", "refused"),
     [

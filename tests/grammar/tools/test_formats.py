@@ -366,6 +366,33 @@ def test_a_function_that_cannot_be_written_argument_by_argument_is_refused(name,
     assert refused.value.param == "tools[0].function.parameters"
 
 
+@pytest.mark.parametrize("name", KEYED)
+def test_what_a_function_comes_to_grows_with_its_schema_and_not_faster(name):
+    doubling = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(24)}
+    doubling["a24"] = {"type": "string"}
+    union = {"properties": {"x": {"$ref": "#/$defs/a0"}}, "required": ["x"], "$defs": doubling}
+    apart = {"properties": {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(80)}, "required": ["p0"]}
+    apart["$defs"] = {f"d{i}": {"enum": ["x" * 1000 + str(i)]} for i in range(80)}
+    for schema in (union, apart):
+        function = Function("f", {"type": "object", "additionalProperties": False, **schema}, True, "x")
+        shape = AnswerShape(tools=tool_format(name), functions=(function,), use="required")
+        assert len(shape.spec().source) < 400_000
+
+
+def test_parameters_any_of_which_may_come_first_may_not_be_too_many_where_they_are_listed():
+    listed = {f"p{i}": {} for i in range(400)}
+    for required in ([], ["p0"]):
+        schema = {"type": "object", "properties": listed, "required": required, "additionalProperties": False}
+        function = Function("f", schema, True, "x")
+        shape = AnswerShape(tools=tool_format("pythonic"), functions=(function,), use="required")
+        if required:
+            assert len(shape.spec().source) < 400_000
+            continue
+        with pytest.raises(GrammarError, match="Make one of the first required") as refused:
+            shape.spec()
+        assert refused.value.code == "grammar_too_complex"
+
+
 @pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "pythonic", "hermes"])
 def test_references_into_definitions_are_followed(name):
     schema = {
