@@ -89,7 +89,7 @@ class KeyedArguments:
         if self.between and openers * len(required) > _MOST_PAIRS:
             raise GrammarError(
                 f"{function.name} has {len(required)} parameters, of which any of {openers} may come first: "
-                "too many where a model writes them one by one, as it does here. Make one of the first required.",
+                "too many where a model writes them one by one. Make one of the first required.",
                 param=function.param,
                 code=TOO_COMPLEX,
             )
