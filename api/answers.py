@@ -118,9 +118,10 @@ class Violation(msgspec.Struct, omit_defaults=True):
 
 
 class Validation(msgspec.Struct):
-    """Whether what was not bound strictly is valid; of each of its parts the first ten violations."""
+    """Whether what was not bound strictly is valid, null where checking it would have taken too long; of each
+    of its parts the first ten violations."""
 
-    valid: bool
+    valid: bool | None
     violations: list[Violation]
 
 

@@ -3,14 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import msgspec
+from anyio.lowlevel import RunVar
 from msgspec import UNSET, UnsetType
 
 from personae.api.answers import Extension, Validation, Violation
 from personae.api.choices import Part
 from personae.api.words import Words
-from personae.grammar.schema.validate import validate_answer
+from personae.grammar.sandbox.checker import Checker, check_at_once
+from personae.grammar.schema.validate import Validation as Found
 from personae.grammar.spec import GrammarSpec
+
+SECONDS = 10.0  # that an answer waits for its check
+_AT_ONCE = 4
+_PLACES: RunVar[anyio.CapacityLimiter] = RunVar("places of checks")
+_CHECKER = Checker()  # one process for all; begun when it is first needed
 
 
 class AnswerCheck:
@@ -33,23 +41,46 @@ class AnswerCheck:
         """What the answer gained."""
         self._words.add(words)
 
-    def outcome(self) -> Validation | None:
+    async def outcome(self) -> Validation | None:
         """Whether the answer is valid; None if it has no part that had to be checked."""
-        words, violations, checked = self._words, [], False
+        parts, calls = self._parts()
+        if not parts:
+            return None
+        found = check_at_once(parts)
+        if found is None:
+            found = await _checked_elsewhere(parts)
+        if found is None:
+            return Validation(None, [])
+        violations = [
+            Violation(one.pointer, one.message, call)
+            for call, part in zip(calls, found, strict=True)
+            for one in part.violations
+        ]
+        return Validation(not violations, violations)
+
+    def _parts(self) -> tuple[list[tuple[GrammarSpec, str]], list[int | None]]:
+        """What is to be checked, and the calls whose arguments it is; None is the text."""
+        words = self._words
+        parts: list[tuple[GrammarSpec, str]] = []
+        calls: list[int | None] = []
         if self._content is not None and (words.text or not words.calls):
-            checked = True
-            violations += _violations(self._content, words.text, None)
+            parts.append((self._content, words.text))
+            calls.append(None)
         for call in words.calls:
             if (schema := self._functions.get(call.name or "")) is not None:
-                checked = True
                 spec = GrammarSpec("json_schema", msgspec.json.encode(schema).decode())
-                violations += _violations(spec, call.arguments, call.index)
-        return Validation(not violations, violations) if checked else None
+                parts.append((spec, call.arguments))
+                calls.append(call.index)
+        return parts, calls
 
 
-def _violations(spec: GrammarSpec, text: str, call: int | None) -> list[Violation]:
-    found = validate_answer(spec, text).violations
-    return [Violation(one.pointer, one.message, call) for one in found]
+async def _checked_elsewhere(parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
+    """None if they could not be checked within the limits."""
+    places = _PLACES.get(None) or anyio.CapacityLimiter(_AT_ONCE)
+    _PLACES.set(places)
+    with anyio.move_on_after(SECONDS):
+        return await anyio.to_thread.run_sync(_CHECKER.check, parts, limiter=places, abandon_on_cancel=True)
+    return None
 
 
 def extension(part: Part) -> Extension | UnsetType:

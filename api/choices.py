@@ -54,7 +54,7 @@ class Check(Protocol):
     def take(self, words: Words) -> None:
         """What the answer gained."""
 
-    def outcome(self) -> Validation | None:
+    async def outcome(self) -> Validation | None:
         """The judgement; None if there was nothing to judge."""
 
 
@@ -130,12 +130,16 @@ class Choice:
                 part.finish = "length"
         if self._check is not None:
             self._check.take(part.words)
-            part.validation = self._check.outcome() if self.ended else None
         if self._opening:
             opened, self._opening = Words([Span(self._opening)]), ""
             opened.add(part.words)
             part.words = opened
         return part
+
+    async def judge(self, last: Part) -> None:
+        """Have the whole answer checked, if it has to be; `last` is its last part."""
+        if self._check is not None:
+            last.validation = await self._check.outcome()
 
     def _take_tokens(self, delta: Delta, part: Part) -> None:
         for index, token in enumerate(delta.tokens):

@@ -345,6 +345,7 @@ class Job:
                     live -= 1
                     if delta.finish is None:
                         stream.stop(delta.id)
+                    await choice.judge(part)
                 if delta.id in leaders:
                     self.cached_tokens += part.cached
                 self.completion_tokens += len(part.tokens)

@@ -44,6 +44,13 @@ def doubling(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**pair, f"d{depth}": {"type": "null"}}}
 
 
+def retried(depth: int) -> dict[str, Any]:
+    """Alternatives that a validator tries twice on each level, all in vain for a short text."""
+    twice = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
+    leaf = {"type": "string", "not": {"maxLength": 9}}
+    return {"$ref": "#/$defs/d0", "$defs": {**twice, f"d{depth}": leaf}}
+
+
 def deep(levels: int) -> dict[str, Any]:
     """Arrays within arrays."""
     schema: dict[str, Any] = {"type": "null"}
@@ -80,6 +87,7 @@ def alternatives(objects: int, properties: int) -> dict[str, Any]:
 SCHEMAS: dict[str, dict[str, Any]] = {
     "references that double": laughs(40),
     "instances that double": doubling(24),
+    "alternatives that are tried again": retried(24),
     "deep": deep(31),
     "too deep": deep(200),
     "wide": wide(10_000),

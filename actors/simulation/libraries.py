@@ -4,7 +4,7 @@ from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.errors import Overloaded
 from personae.grammar.backend import BoundGrammar, Matcher
-from personae.grammar.sandbox.forkserver import Limits
+from personae.grammar.sandbox.server import Limits
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 

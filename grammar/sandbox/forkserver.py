@@ -12,23 +12,19 @@ says that it has taken one by closing its pipe to the server, which then forks t
 
 import gc
 import os
-import resource
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from threading import Lock
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.closing.blueprint import Blueprint, Outline
+from personae.grammar.sandbox.server import Limits, Server, bound, received, say
 from personae.grammar.sandbox.tour import TOUR, tour
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
@@ -38,7 +34,6 @@ if TYPE_CHECKING:
     from personae.grammar.compiler import GrammarCompiler
 
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
-_HEAD = 4  # bytes of the length before each frame
 _STANDING = 2  # children that wait for a spec
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
 _NEARLY_ALL, _GBNF = b"n", b"g"
@@ -59,24 +54,13 @@ _REPORTS: msgspec.msgpack.Decoder[Outline | Blueprint | Refusal] = msgspec.msgpa
 )
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Of one compile: seconds of processor time, and bytes beside what the server has. Who asks waits up to
-    `patience` seconds: the server may have to begin, and the machine be busy."""
-
-    processor: float = 5.0
-    memory: int = 2**29
-    patience: float = 25.0
-
-
-class Sandbox:
-    """Starts the server when it is first needed, or by `start`, and again when it has died. Thread-safe."""
+class Sandbox(Server):
+    """Compiles there; thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
-        self._vocabulary = vocabulary
-        self._limits = limits or Limits()
-        self._lock = Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        limits = limits or Limits()
+        given = (vocabulary.tokens, vocabulary.stop_ids, dict(vocabulary.special), limits)
+        super().__init__(_COMMAND, given, limits)
 
     def draft(
         self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] | None = None
@@ -90,7 +74,7 @@ class Sandbox:
         request = msgspec.msgpack.encode((spec, rewritten))
         begun = False
         try:
-            for frame in self._ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
+            for frame in self.ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
                 begun = True
                 match _REPORTS.decode(frame) if frame else None:
                     case Outline() as outline:
@@ -109,81 +93,6 @@ class Sandbox:
             param=PARAMS.get(spec.kind),
             code=TOO_COMPLEX,
         )
-
-    def start(self) -> None:
-        """Start the server, so that nobody has to wait for it; takes as long as a Python process takes."""
-        with self._lock:
-            self._running()
-
-    def close(self) -> None:
-        """End the server."""
-        with self._lock:
-            self._end()
-
-    def _ask(self, kind: bytes, request: bytes) -> Iterator[bytes]:
-        """What a child says, one frame after the other; the first, which is empty, that it has begun."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, self._lock:
-                socket.send_fds(self._running(), [kind], [theirs.fileno()])
-            ours.settimeout(self._limits.patience)
-            ours.sendall(request)
-            ours.shutdown(socket.SHUT_WR)
-            with ours.makefile("rb") as line:
-                while len(head := line.read(_HEAD)) == _HEAD:
-                    length = int.from_bytes(head, "big")
-                    frame = line.read(length)
-                    if len(frame) < length:
-                        return  # it was ended
-                    yield frame
-
-    def _running(self) -> socket.socket:
-        """The way to the server, which is started if there is none."""
-        if self._process is not None and self._process.poll() is not None:
-            self._end()
-        if self._control is None:
-            self._control, theirs = socket.socketpair()
-            with theirs:
-                self._process = _start(theirs, self._vocabulary, self._limits)
-            weakref.finalize(self, _stop, self._process, self._control)
-        return self._control
-
-    def _end(self) -> None:
-        if self._process is not None and self._control is not None:
-            _stop(self._process, self._control)
-        self._process = self._control = None
-
-
-def _start(theirs: socket.socket, vocabulary: Vocabulary, limits: Limits) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        # Or a Rust library that finds no memory looks for memory to say where, and waits for its own lock.
-        "RUST_BACKTRACE": "0",
-    }
-    environment.pop("RUST_LIB_BACKTRACE", None)
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own text
-        [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # what a process says that runs out of memory helps nobody
-        env=environment,
-    )
-    assert process.stdin is not None
-    given = (vocabulary.tokens, vocabulary.stop_ids, dict(vocabulary.special), limits)
-    with suppress(BrokenPipeError), process.stdin as line:
-        line.write(msgspec.msgpack.encode(given))
-    return process
-
-
-def _stop(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()
-    process.kill()
-    process.wait()
-
-
-def _all(connection: socket.socket) -> bytes:
-    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def main() -> None:
@@ -247,7 +156,7 @@ def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, 
                 os.close(write)
             else:
                 tour(compiler, _FIRST[kind])
-            _bound(limits)
+            bound(limits)
             with socket.socket(fileno=descriptors[0]) as connection:
                 _answer(compiler, connection)
     finally:
@@ -256,29 +165,12 @@ def _stand(compiler: "GrammarCompiler", control: socket.socket, limits: Limits, 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     """A child's life."""
-    spec, rewritten = msgspec.msgpack.decode(_all(connection), type=tuple[GrammarSpec, bool])
-
-    def report(frame: bytes) -> None:
-        connection.sendall(len(frame).to_bytes(_HEAD, "big") + frame)
-
-    report(b"")
+    spec, rewritten = msgspec.msgpack.decode(received(connection), type=tuple[GrammarSpec, bool])
+    say(connection, b"")
     try:
         outcome: Blueprint | Refusal = compiler.draft(
-            spec, rewritten=rewritten, tell=lambda outline: report(msgspec.msgpack.encode(outline))
+            spec, rewritten=rewritten, tell=lambda outline: say(connection, msgspec.msgpack.encode(outline))
         )
     except GrammarError as error:
         outcome = Refusal(error.message, error.param, error.code)
-    report(msgspec.msgpack.encode(outcome))
-
-
-def _bound(limits: Limits) -> None:
-    """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
-    for timer in (signal.SIGALRM, signal.SIGPROF):
-        signal.signal(timer, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told
-    signal.setitimer(signal.ITIMER_PROF, limits.processor)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError):  # not every system can tell, or limit, the address space
-        with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + limits.memory, held + limits.memory))
+    say(connection, msgspec.msgpack.encode(outcome))

@@ -46,7 +46,7 @@ def is_small(spec: GrammarSpec) -> bool:
         case "json_object" | "choice":
             return True
         case "regex":
-            return _plain(spec.source)
+            return is_plain(spec.source)
         case "json_schema":
             try:
                 return _small_schemas([msgspec.json.decode(spec.source)])
@@ -73,7 +73,7 @@ def _small_structure(source: str) -> bool:
         return element
 
     replace_bound(decode_structure(source), note)
-    return not grammars and all(map(_plain, patterns)) and _small_schemas(schemas)
+    return not grammars and all(map(is_plain, patterns)) and _small_schemas(schemas)
 
 
 def _small_schemas(schemas: list[Any]) -> bool:
@@ -87,9 +87,9 @@ def _small_schemas(schemas: list[Any]) -> bool:
             multiples += 1
             if multiples > _MULTIPLES or not isinstance(value, int | float) or value > _NUMBER:
                 return False
-        if name == "pattern" and isinstance(value, str) and not _plain(value):
+        if name == "pattern" and isinstance(value, str) and not is_plain(value):
             return False
-        if name == "patternProperties" and isinstance(value, dict) and not all(map(_plain, value)):
+        if name == "patternProperties" and isinstance(value, dict) and not all(map(is_plain, value)):
             return False
         branches += name in _BRANCHING
     return branches <= _BRANCHES
@@ -107,7 +107,7 @@ def _members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
             left += ((depth + 1, item) for item in value)
 
 
-def _plain(pattern: str) -> bool:
+def is_plain(pattern: str) -> bool:
     """A regular expression with one open repetition at most, and none of a group."""
     if len(pattern) > _PATTERN or _GROUP_REPEATED.search(pattern):
         return False

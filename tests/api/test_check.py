@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE, TIME, call, tool
 
 from personae.api.app import create_app
+from personae.evals.hostile import retried
 
 pytestmark = pytest.mark.anyio
 
@@ -103,3 +104,12 @@ async def test_calls_of_functions_that_are_not_strict_are_checked(app: Starlette
     assert await outcomes(app, tools=[loose, strict]) == [None], "its grammar held it"
     engine.answer = call("f", a=[3])[:-20]
     assert (await outcomes(app, tools=[loose]))[0]["validation"]["valid"] is False
+
+
+async def test_a_check_that_would_take_hours_ends_and_is_said_to_have_found_nothing(
+    app: Starlette, engine: FakeEngine
+) -> None:
+    engine.answer = '"a"'
+    named = {"name": "x", "schema": retried(40), "strict": False}
+    [found] = await outcomes(app, response_format={"type": "json_schema", "json_schema": named})
+    assert found == {"validation": {"valid": None, "violations": []}}

@@ -18,7 +18,8 @@ from personae.evals.hostile import alternatives, laughs, wide
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.closing.blueprint import Outline
 from personae.grammar.compiler import GrammarCompiler
-from personae.grammar.sandbox.forkserver import Limits, Sandbox
+from personae.grammar.sandbox.forkserver import Sandbox
+from personae.grammar.sandbox.server import Limits
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Exactly, Json, Sequence, structure_spec
 from personae.grammar.vocabulary import Vocabulary

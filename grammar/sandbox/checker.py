@@ -1,0 +1,131 @@
+"""Checks finished answers against their schemas where that may take long: in a child that the kernel ends.
+
+A validator follows every reference anew, so a schema of a kilobyte can keep one busy for hours; it keeps the
+interpreter's lock meanwhile. What is seen to take little is checked at once.
+"""
+
+import gc
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from personae.errors import GrammarError
+from personae.grammar.sandbox.server import Limits, Server, bound, received, say
+from personae.grammar.sandbox.small import is_plain
+from personae.grammar.schema.validate import Validation, validate_answer
+from personae.grammar.schema.walk import target
+from personae.grammar.spec import GrammarSpec
+
+Part = tuple[GrammarSpec, str]
+"""A spec of kind `json_schema`, and the answer's text."""
+
+_COMMAND = "from personae.grammar.sandbox.checker import main; main()"
+_LIMITS = Limits(processor=1.0, patience=5.0)
+_WORK = 2**13  # nodes of a schema with its references followed, times characters of an answer: at most 20 ms
+_LENGTH = 8192  # characters of a schema
+_BACKTRACKING = re.compile(r"\(\?[=!<]|\\[1-9k]")
+_ELSEWHERE = frozenset({"$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"})
+_OUTCOMES: msgspec.msgpack.Decoder[list[Validation]] = msgspec.msgpack.Decoder(list[Validation])
+
+
+def check_at_once(parts: Sequence[Part]) -> list[Validation] | None:
+    """The outcomes, in order; None if it is not seen beforehand that they are found in milliseconds.
+
+    Raises GrammarError when a schema is malformed.
+    """
+    left = _WORK
+    for spec, answer in parts:
+        left -= max(len(answer), 1) * _nodes(spec.source, left // max(len(answer), 1) + 1)
+        if left < 0:
+            return None
+    return [validate_answer(spec, answer) for spec, answer in parts]
+
+
+def _nodes(source: str, most: int) -> int:
+    """How many values a schema consists of, those that its references lead to counted at each; `most` if that
+    is not less, or if it holds what is not understood here."""
+    if len(source) > _LENGTH:
+        return most
+    try:
+        document = msgspec.json.decode(source)
+    except (msgspec.DecodeError, RecursionError):
+        return 1  # refused at once
+    count, left = 0, [document]
+    while left and count < most:
+        one = left.pop()
+        count += 1
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            if not _understood(one, one is document):
+                return most
+            left += one.values()
+            if "$ref" in one:
+                left.append(target(document, one["$ref"]))
+    return count
+
+
+def _understood(schema: dict[str, Any], outermost: bool) -> bool:
+    reference = schema.get("$ref", "#")
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return False
+    if reference[1:2] not in ("", "/"):  # an anchor
+        return False
+    if not outermost and (isinstance(schema.get("$id"), str) or isinstance(schema.get("id"), str)):
+        return False  # references in it start from there
+    patterns = [*schema.get("patternProperties", ())] if _is_object(schema, "patternProperties") else []
+    patterns += [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
+    return schema.keys().isdisjoint(_ELSEWHERE) and all(
+        is_plain(one) and not _BACKTRACKING.search(one) for one in patterns
+    )
+
+
+def _is_object(schema: dict[str, Any], name: str) -> bool:
+    return isinstance(schema.get(name), dict)
+
+
+class Checker(Server):
+    """Checks there; thread-safe."""
+
+    def __init__(self, limits: Limits = _LIMITS) -> None:
+        super().__init__(_COMMAND, limits, limits)
+
+    def check(self, parts: Sequence[Part]) -> list[Validation] | None:
+        """The outcomes, in order; None if they are not known within the limits, or a schema is malformed."""
+        with suppress(OSError):  # the time-out among them
+            for frame in self.ask(b"c", msgspec.msgpack.encode(parts)):
+                return _OUTCOMES.decode(frame)
+        return None
+
+
+def main() -> None:
+    """The server: fork a child for each request."""
+    os.nice(5)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Limits)
+    parts = msgspec.msgpack.Decoder(list[Part])
+    validate_answer(GrammarSpec("json_schema", '{"pattern": "a", "format": "date"}'), '"b"')
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    gc.freeze()
+    while True:
+        kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not kind:
+            os._exit(0)  # the other end is closed
+        with socket.socket(fileno=descriptors[0]) as connection:
+            if os.fork():
+                continue
+            try:
+                control.close()
+                bound(limits)
+                with suppress(GrammarError):
+                    outcomes = [validate_answer(*part) for part in parts.decode(received(connection))]
+                    say(connection, msgspec.msgpack.encode(outcomes))
+            finally:
+                os._exit(0)

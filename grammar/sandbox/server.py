@@ -1,0 +1,137 @@
+"""A process of our own whose children each answer one request, within limits that the kernel keeps."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Lock
+
+import msgspec
+
+_HEAD = 4  # bytes of the length before each frame
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Of one request: seconds of processor time, and bytes beside what the server has. Who asks waits up to
+    `patience` seconds: the server may have to begin, and the machine be busy."""
+
+    processor: float = 5.0
+    memory: int = 2**29
+    patience: float = 25.0
+
+
+class Server:
+    """Started when it is first needed, or by `start`, and again when it has died. Thread-safe.
+
+    `command` is the Python text that it runs: it has the descriptor of its end of a socket as its argument,
+    on which the sockets of the requests come, and `given`, in MessagePack, on its standard input.
+    """
+
+    def __init__(self, command: str, given: object, limits: Limits) -> None:
+        self._command = command
+        self._given = given
+        self._limits = limits
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the server, so that nobody has to wait for it; takes as long as a Python process takes."""
+        with self._lock:
+            self._running()
+
+    def close(self) -> None:
+        """End the server."""
+        with self._lock:
+            self._end()
+
+    def ask(self, kind: bytes, request: bytes) -> Iterator[bytes]:
+        """What a child says, one frame after the other; `kind` is a byte for whoever takes it.
+
+        It ends early when the child is ended. Raises OSError when nothing comes in time.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, self._lock:
+                socket.send_fds(self._running(), [kind], [theirs.fileno()])
+            ours.settimeout(self._limits.patience)
+            ours.sendall(request)
+            ours.shutdown(socket.SHUT_WR)
+            with ours.makefile("rb") as line:
+                while len(head := line.read(_HEAD)) == _HEAD:
+                    length = int.from_bytes(head, "big")
+                    frame = line.read(length)
+                    if len(frame) < length:
+                        return  # it was ended
+                    yield frame
+
+    def _running(self) -> socket.socket:
+        """The way to the server, which is started if there is none."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._control is None:
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._process = _start(self._command, self._given, theirs)
+            weakref.finalize(self, _stop, self._process, self._control)
+        return self._control
+
+    def _end(self) -> None:
+        if self._process is not None and self._control is not None:
+            _stop(self._process, self._control)
+        self._process = self._control = None
+
+
+def _start(command: str, given: object, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        # Or a Rust library that finds no memory looks for memory to say where, and waits for its own lock.
+        "RUST_BACKTRACE": "0",
+    }
+    environment.pop("RUST_LIB_BACKTRACE", None)
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own text
+        [sys.executable, "-c", command, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # what a process says that runs out of memory helps nobody
+        env=environment,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as line:
+        line.write(msgspec.msgpack.encode(given))
+    return process
+
+
+def _stop(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.kill()
+    process.wait()
+
+
+def received(connection: socket.socket) -> bytes:
+    """In a child: the request."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def say(connection: socket.socket, frame: bytes) -> None:
+    """In a child: send a frame of the answer."""
+    connection.sendall(len(frame).to_bytes(_HEAD, "big") + frame)
+
+
+def bound(limits: Limits) -> None:
+    """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
+    for timer in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(timer, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told
+    signal.setitimer(signal.ITIMER_PROF, limits.processor)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):  # not every system can tell, or limit, the address space
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + limits.memory, held + limits.memory))
