@@ -8,7 +8,7 @@ import msgspec
 from personae.api.reading import TextStyle
 from personae.api.schema import SamplingFields
 from personae.api.settings import ApiSettings
-from personae.engine.params import SamplingParams
+from personae.engine.params import GREEDY_BELOW, SamplingParams
 from personae.errors import ContextLengthExceeded, RequestError
 
 T = TypeVar("T")
@@ -16,8 +16,6 @@ N = TypeVar("N", int, float)
 
 _MAX_STOP_LENGTH = 1024
 _MAX_LIST = 1024
-_GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing logits by them would overflow."""
 _MASK64 = 2**64 - 1
 
 
@@ -59,7 +57,7 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         seed=_seed(settings.seed if request.seed is None else request.seed),
-        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=top_p,
         top_k=min(max(top_k, 0), vocab),
         min_p=_between("min_p", _pick(request.min_p, defaults.min_p, 0.0), 0.0, 1.0),

@@ -2,6 +2,9 @@
 
 import msgspec
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing logits by them would overflow."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sampling parameters of one sequence; the names and meanings are OpenAI's, the rest as in vLLM.

@@ -10,9 +10,9 @@ after a preemption. A row's logits go through, in this order:
     7. where the grammar objects to the token (`grammar/closing`): 3 to 6 again without it, with a new number
 
 Before min_tokens EOS and stop ids are left out, unless the grammar allows nothing else: then it has ended.
-Temperature 0 (anything under 1e-5) and top_k 1 are greedy: after 3, the largest logit, the lowest id among
-equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row asked
-for are not run.
+Temperature 0 (anything under GREEDY_BELOW) and top_k 1 are greedy: after 3, the largest logit, the lowest id
+among equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row
+asked for are not run.
 
 The host keeps the parameters and decides which steps run; the device keeps what depends on sampled tokens.
 Nothing in `sample` waits for a GPU; `Sampled.read` does, and `Sampled.settle` where somebody is asked.
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from personae.engine.arrival import Arrival, to_host
 from personae.engine.logprobs import LogprobRows, logprob_rows
+from personae.engine.params import GREEDY_BELOW
 from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.grammar.bitmask import allow_only, words_of
@@ -41,8 +42,6 @@ from personae.kernels.sampling import SamplingRows, choose, overwrites
 from personae.kernels.upload import upload
 
 Words = NDArray[np.uint32]  # a row of a bitmask
-
-_GREEDY_BELOW = 1e-5
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
@@ -166,7 +165,7 @@ class Sampler:
             raise ValueError(f"logit_bias of {log.id} names a token outside of the vocabulary")
         self._admitted[slot] = True
         self._streams[slot] = stream(params.seed)
-        greedy = params.temperature < _GREEDY_BELOW or params.top_k == 1
+        greedy = params.temperature < GREEDY_BELOW or params.top_k == 1
         self._temperature[slot] = 0 if greedy else params.temperature
         self._top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
         self._top_p[slot] = params.top_p if params.top_p < 1 else np.inf
