@@ -64,8 +64,7 @@ class Acceptance(Suite):
     def _try(self, schema: SchemaCase, strict: bool) -> Outcome:
         if self._compiler is None:
             self._compiler = GrammarCompiler(maskbench.byte_vocabulary())
-        one = maskbench.Case(schema.name, schema.schema, schema.instances)
-        report = maskbench.run([one], self._compiler, lambda text: list(text.encode()), strict=strict)
+        report = maskbench.run([schema], self._compiler, lambda text: list(text.encode()), strict=strict)
         taken = bool(report.compiled)
         notes = [f"refused: {reason}" for reason in report.refusals.values()]
         notes += [f"accepts what is invalid: {name}" for _, name in report.false_accepts]

@@ -7,7 +7,6 @@ the official JSON-Schema-Test-Suite's, where the repository has them beside it:
     python -m personae.evals.suites.maskbench --every 10 --tokenizer TOKENIZER.json
 """
 
-import gzip
 import json
 import sys
 import time
@@ -17,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import typer
 from rich.progress import track
 from tokenizers import Tokenizer
 
 from personae.errors import GrammarError, Overloaded
+from personae.evals.suites.schema_files import SchemaCase, read_schemas
 from personae.grammar.backend import CompiledGrammar, Matcher
 from personae.grammar.bitmask import words_of
 from personae.grammar.compiler import GrammarCompiler
@@ -36,15 +35,6 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MAX_ATTEMPTS = 20_000
 
 Encode = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A schema and its instances: (what it shows, the instance, whether it is valid)."""
-
-    name: str
-    schema: Any
-    instances: tuple[tuple[str, Any, bool], ...]
 
 
 @dataclass(slots=True)
@@ -92,7 +82,12 @@ def _quantiles(seconds: list[float]) -> str:
 
 
 def run(
-    cases: Iterable[Case], compiler: GrammarCompiler, encode: Encode, *, strict: bool, masks: bool = False
+    cases: Iterable[SchemaCase],
+    compiler: GrammarCompiler,
+    encode: Encode,
+    *,
+    strict: bool,
+    masks: bool = False,
 ) -> Report:
     """Put every case to the compiler; `encode` makes tokens of an instance's text.
 
@@ -192,29 +187,6 @@ def _accepts_reordered(
     return any(state.accept(vocabulary.stop_ids[0]) for state in written(grammar.matcher(), instance))
 
 
-def maskbench_cases(folder: Path, every: int = 1) -> list[Case]:
-    """Each `every`-th schema of a folder of MaskBench's `*.jsonl.gz`."""
-    files = sorted(folder.glob("*.jsonl.gz"))
-    lines = [line for path in files for line in gzip.decompress(path.read_bytes()).splitlines()]
-    return [
-        Case(row["id"], row["schema"], tuple((t["description"], t["data"], t["valid"]) for t in row["tests"]))
-        for row in map(msgspec.json.decode, lines[::every])
-    ]
-
-
-def suite_cases(folder: Path) -> list[Case]:
-    """The cases of one draft of JSON-Schema-Test-Suite."""
-    return [
-        Case(
-            f"{path.stem}: {group['description']}",
-            group["schema"],
-            tuple((test["description"], test["data"], test["valid"]) for test in group["tests"]),
-        )
-        for path in sorted(folder.glob("*.json"))
-        for group in msgspec.json.decode(path.read_bytes())
-    ]
-
-
 def byte_vocabulary() -> Vocabulary:
     """One token for each byte, and one to stop: enough to ask what a grammar accepts."""
     return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {})
@@ -237,13 +209,9 @@ def main(
         vocabulary = Vocabulary.from_tokenizer_json(tokenizer.read_text(), size, [size - 1])
         encode = lambda text: loaded.encode(text, add_special_tokens=False).ids  # noqa: E731 - one of two
     compiler = GrammarCompiler(vocabulary)
-    for cases, strict in (
-        (maskbench_cases(folder, every), True),
-        (maskbench_cases(folder, every), False),
-        (suite_cases(suite), True),
-    ):
-        if cases:
-            shown = track(cases, transient=True, disable=not sys.stderr.isatty())
+    for path, step, strict in ((folder, every, True), (folder, every, False), (suite, 1, True)):
+        if path.is_dir():
+            shown = track(read_schemas(path, step), transient=True, disable=not sys.stderr.isatty())
             print("\n".join(run(shown, compiler, encode, strict=strict, masks=masks).lines()))
     compiler.close()
 

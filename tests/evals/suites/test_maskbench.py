@@ -1,23 +1,15 @@
 """The suite on schemas of our own, and on samples of the public ones where they are at hand."""
 
-import gzip
-import json
-
 import pytest
 
-from personae.evals.suites.maskbench import (
-    DATA,
-    Case,
-    byte_vocabulary,
-    maskbench_cases,
-    run,
-    suite_cases,
-)
+from personae.evals.suites.maskbench import DATA, byte_vocabulary, run
+from personae.evals.suites.schema_files import SchemaCase, read_schemas
 from personae.grammar.compiler import GrammarCompiler
 
 OWN = [
-    Case(
+    SchemaCase(
         "order",
+        "own",
         {
             "type": "object",
             "properties": {
@@ -50,8 +42,9 @@ OWN = [
             ("more", {"placed": "2024-02-29", "lines": [{"sku": "AB-1", "count": 2}], "x": 1}, False),
         ),
     ),
-    Case(
+    SchemaCase(
         "either",
+        "own",
         {
             "oneOf": [
                 {"type": "object", "properties": {"card": {"type": "string"}}, "required": ["card"]},
@@ -60,8 +53,13 @@ OWN = [
         },
         (("one", {"card": "1"}, True), ("both", {"card": "1", "iban": "2"}, False), ("none", {}, False)),
     ),
-    Case("distinct", {"type": "array", "uniqueItems": True}, (("twice", [1, 1], False), ("once", [1], True))),
-    Case("nothing", {"allOf": [{"type": "string"}, {"type": "null"}]}, ()),
+    SchemaCase(
+        "distinct",
+        "own",
+        {"type": "array", "uniqueItems": True},
+        (("twice", [1, 1], False), ("once", [1], True)),
+    ),
+    SchemaCase("nothing", "own", {"allOf": [{"type": "string"}, {"type": "null"}]}, ()),
 ]
 
 
@@ -98,21 +96,9 @@ def test_without_strict_all_are_taken_and_what_gets_past_is_listed(compiler):
     assert report.false_rejects == []
 
 
-def test_every_nth_schema_of_a_folder_is_read(tmp_path):
-    rows = [
-        {"id": f"s{n}", "schema": {"const": n}, "tests": [{"description": "d", "data": n, "valid": True}]}
-        for n in range(5)
-    ]
-    with gzip.open(tmp_path / "some.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    assert [case.name for case in maskbench_cases(tmp_path, every=2)] == ["s0", "s2", "s4"]
-    assert maskbench_cases(tmp_path)[3].instances == (("d", 3, True),)
-    assert maskbench_cases(tmp_path / "none") == []
-
-
 @pytest.mark.skipif(not (DATA / "jsonschemabench").is_dir(), reason="the data are not beside the repository")
 def test_a_sample_of_maskbench_is_bound_as_promised(compiler):
-    cases = maskbench_cases(DATA / "jsonschemabench", every=24)
+    cases = read_schemas(DATA / "jsonschemabench", every=24)
     strict = run(cases, compiler, encode, strict=True)
     assert strict.false_accepts == []
     assert len({case for case, _ in strict.false_rejects}) <= 0.01 * strict.schemas
@@ -124,7 +110,7 @@ def test_a_sample_of_maskbench_is_bound_as_promised(compiler):
     not (DATA / "json-schema-test-suite").is_dir(), reason="the data are not beside the repository"
 )
 def test_the_json_schema_test_suite_finds_no_invalid_instance_accepted(compiler):
-    cases = suite_cases(DATA / "json-schema-test-suite" / "tests" / "draft2020-12")
+    cases = read_schemas(DATA / "json-schema-test-suite" / "tests" / "draft2020-12")
     report = run(cases, compiler, encode, strict=True)
     assert report.false_accepts == []
     assert report.share >= 0.75
