@@ -27,7 +27,7 @@
     ├── LoadError                 a model or adapter folder cannot be served
     │   ├── ModelLoadError        start-up: the message names the file and the tensor
     │   └── AdapterError          an adapter is refused; the message names the tensor or field
-    └── of supervision, never on the wire: RestartsExhausted, StartFailed, BackDied, BackHangs
+    └── never on the wire: of supervision RestartsExhausted, StartFailed, BackDied, BackHangs; DriverError
 
 `status`, `type` and `code` are what the wire shows, in OpenAI's error shape
 (https://platform.openai.com/docs/guides/error-codes).
@@ -246,3 +246,7 @@ class BackDied(PersonaeError):
 
 class BackHangs(PersonaeError):
     """Back's process lives and does not go on."""
+
+
+class DriverError(PersonaeError):
+    """A call of the GPU's driver failed, or it cannot be called."""

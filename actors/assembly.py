@@ -20,7 +20,7 @@ from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import CudaCapture, DecodeGraphs
-from personae.engine.kv import KVCache
+from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.loader import EMBEDDING, OUTPUT, load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
@@ -30,15 +30,16 @@ from personae.engine.scheduler import Scheduler
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.engine.warm_up import warm_up
-from personae.errors import AdapterError, LoadError
+from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.memory import Memory, granule_of, memory_of, warn_of_fixed_shares
 from personae.kernels.quantized import Quantization
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.arenas import pool_bytes
 from personae.lora.copies import SideStream, pinned
-from personae.lora.groups import pool_bytes
 from personae.lora.library import AdapterBounds, AdapterLibrary
 from personae.lora.peft import read_adapter
 from personae.lora.pool import MAX_RANK, LoraPool
@@ -119,8 +120,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     if base in named:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
-    layout = _layout(options, model, 2 * pool_bytes(shapes, capacity, model.dtype))  # see LoraPool
-    lendable = layout.lendable * KVCache.bytes_per_page(config, PAGE_SIZE, kv_dtype)
+    granule = granule_of(device)
+    # Beside their ranks adapters may have as much again: see LoraPool.
+    own = pool_bytes(shapes, capacity, model.dtype, granule or 0)
+    layout = _layout(options, model, own + pool_bytes(shapes, capacity, model.dtype), granule)
+    page_bytes = KVCache.bytes_per_page(config, PAGE_SIZE, kv_dtype)
+    lendable = layout.lendable * page_bytes
     spare = _spare_ranks(shapes, model.dtype, capacity, lendable)
     max_adapters = max((capacity + spare) // RANK_PAGE, 1)
     known = {adapter.digest: folders[name] for name, adapter in named.items()}
@@ -139,6 +144,14 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     )
 
     def build_step_engine() -> StepEngine:
+        if on_gpu and layout.lendable:
+            try:
+                return engine_in(memory_of(device, (layout.num_pages + 1) * page_bytes + own), spare)
+            except DriverError as error:
+                warn_of_fixed_shares(error)
+        return engine_in(memory_of(device, 0), 0 if on_gpu else spare)
+
+    def engine_in(memory: Memory, spare_rows: int) -> StepEngine:
         sampler = Sampler(layout.max_seqs, config.vocab_size, device)
         pool = LoraPool(
             shapes,
@@ -147,11 +160,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
             dtype=model.dtype,
             device=device,
             base=DecoderWeights(model),
-            spare_rows=spare,
+            spare_rows=spare_rows,
             copies=SideStream() if on_gpu else None,
+            memory=memory,
         )
         captures = on_gpu and options.cuda_graphs
-        kv = KVCache(config, layout, kv_dtype, device, spare=captures)
+        kv = KVCache(config, layout, kv_dtype, device, spare=captures, memory=memory)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
         if on_gpu:
@@ -239,9 +253,9 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
         ) from None
 
 
-def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayout:
+def _layout(options: EngineOptions, model: Decoder, reserved: int, granule: int | None) -> MemoryLayout:
     """The sizes that fit: what was asked for, else what the model and the memory without `reserved` bytes
-    allow."""
+    allow. `granule`: see `granule_of`."""
     on_cpu = model.device.type == "cpu"
     source = "--kv-memory"
     if on_cpu:
@@ -271,14 +285,21 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int) -> MemoryLayo
             f"needs {-(-needed // PAGE_SIZE) * page_bytes} bytes."
         )
     max_seqs = options.max_seqs or (64 if on_cpu else 256)
+    run, lendable = 1, 0
+    if granule is not None:
+        run = pages_of_a_run(page_bytes, granule)
+        whole = num_pages // run * run
+        lendable = max(min(whole // 2, whole - -(-wanted // PAGE_SIZE)) // run * run, 0)
+        if lendable:
+            num_pages = whole
     return MemoryLayout(
         num_pages=num_pages,
         page_size=PAGE_SIZE,
         max_seqs=max_seqs,
         max_model_len=wanted,
         max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
-        # Only the CPU's memory can be given back and taken anew in the same place.
-        lendable=min(num_pages // 2, num_pages - -(-wanted // PAGE_SIZE)) if on_cpu else 0,
+        lendable=lendable,
+        run=run if lendable else 1,
     )
 
 

@@ -131,7 +131,7 @@ class Executor(ThreadActor[Message]):
     def _repay(self) -> None:
         """Begin to hand back what is owed and can be had now; before other chores, as sequences wait."""
         if self._owed and (pages := self._engine.repay(self._owed)):
-            self._owed -= len(pages)
+            self._owed = max(self._owed - len(pages), 0)
             self._chores.appendleft(self._repaying(pages))
             self.post(self._store, Evicted(*self._engine.holdings))
         if self._owed and not self._wanted:
@@ -139,7 +139,7 @@ class Executor(ThreadActor[Message]):
             self.post(self._store, Wanted())
 
     def _repaying(self, pages: tuple[int, ...]) -> Iterator[None]:
-        yield from self._engine.giving_back()
+        yield from self._engine.giving_back(pages)
         self.post(self._scheduler, Repaid(pages))
 
     def _placing(self, adapter: Adapter, borrowed: tuple[int, ...] = ()) -> Iterator[None]:

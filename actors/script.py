@@ -58,9 +58,10 @@ class Device(Protocol):
         """Adapters may have the memory of these KV pages, after the last piece."""
 
     def repay(self, count: int, /) -> tuple[int, ...]:
-        """Up to so many of the pages that were lent, as far as adapters that nobody holds can leave."""
+        """Up to so many of the pages that were lent, or whole runs of them, as far as adapters that nobody
+        holds can leave."""
 
-    def giving_back(self) -> Iterator[None]:
+    def giving_back(self, pages: tuple[int, ...], /) -> Iterator[None]:
         """What is left to be done, a piece at a time, before pages that are repaid may be used."""
 
 

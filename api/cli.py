@@ -129,7 +129,7 @@ def serve(
         typer.Option(
             parser=size_option,
             metavar="SIZE",
-            help="Memory for the KV cache, as 2GiB; half may be lent to adapters (CPU).",
+            help="Memory for the KV cache, as 2GiB; half may be lent to adapters.",
             show_default="2GiB on a CPU, most of what is free on a GPU",
         ),
     ] = None,

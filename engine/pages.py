@@ -3,10 +3,14 @@
 The pool knows page ids and how many holders each has; what lies in a page, and whether it may be evicted,
 others know (engine/prefix.py). The verbs come in pairs: `can_allocate` and `allocate`, `share` and
 `release`.
+
+The lowest free pages are given out first, so that whole runs at the end stay free, and what was never used
+has no memory yet where that comes when it is written: the last are the ones to lend.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from heapq import heapify, heappop, heappush
 
 
 class PagePool:
@@ -17,7 +21,7 @@ class PagePool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._references = [0] * size
-        self._free = list(range(size - 1, -1, -1))  # a stack: the page freed last is the warmest
+        self._free = list(range(size))  # a heap
 
     @property
     def free(self) -> int:
@@ -28,31 +32,39 @@ class PagePool:
         """Whether `count` pages are free."""
         return count <= len(self._free)
 
-    def allocate(self, count: int, *, coldest: bool = False) -> list[int]:
-        """Take `count` free pages, each with one reference; `coldest`: those that have been free for longest,
-        or were never used. Ask `can_allocate` first."""
+    def free_by_run(self, run: int) -> Counter[int]:
+        """How many pages of each run of so many are free."""
+        return Counter(page // run for page in self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take the lowest `count` free pages, each with one reference. Ask `can_allocate` first."""
         assert self.can_allocate(count), f"{count} pages wanted, {self.free} free"
-        if count == 0:
-            return []
-        taken = slice(count) if coldest else slice(-count, None)
-        pages = self._free[taken]
-        del self._free[taken]
-        pages.reverse()
+        pages = [heappop(self._free) for _ in range(count)]
         for page in pages:
             self._references[page] = 1
         return pages
+
+    def take(self, pages: Collection[int]) -> None:
+        """Take these pages, which must be free, each with one reference."""
+        wanted = set(pages)
+        left = [page for page in self._free if page not in wanted]
+        assert len(left) == len(self._free) - len(wanted), "a page that is wanted is not free"
+        heapify(left)
+        self._free = left
+        for page in wanted:
+            self._references[page] = 1
 
     def share(self, page: int) -> None:
         """One more holder of a page that is held."""
         assert self._references[page] > 0, f"page {page} is free and cannot be shared"
         self._references[page] += 1
 
-    def release(self, page: int, *, coldest: bool = False) -> None:
-        """One holder less; the last one frees the page, which is then the warmest, or the coldest."""
+    def release(self, page: int) -> None:
+        """One holder less; the last one frees the page."""
         assert self._references[page] > 0, f"page {page} is released more often than it was taken"
         self._references[page] -= 1
         if not self._references[page]:
-            self._free.insert(0 if coldest else len(self._free), page)
+            heappush(self._free, page)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Compare with the truth: `held` names a page once for each reference that anyone holds.

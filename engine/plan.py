@@ -68,7 +68,7 @@ class MemoryLayout:
     """The sizes that scheduler and executor agree on: pages of `page_size` tokens, `max_seqs` slots.
 
     `lendable`: the memory of so many pages may be lent to adapters; the others hold a sequence of
-    `max_model_len` tokens.
+    `max_model_len` tokens. It is lent by runs: `run` pages, of which the first is a multiple of that number.
     """
 
     num_pages: int
@@ -77,3 +77,4 @@ class MemoryLayout:
     max_model_len: int
     max_batch_tokens: int
     lendable: int = 0
+    run: int = 1

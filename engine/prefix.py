@@ -16,6 +16,7 @@ that page (copy-on-write): the caller gets the node to copy from, pinned until `
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
@@ -106,14 +107,31 @@ class PrefixCache:
         """Whether `count` pages are free or can be freed by eviction."""
         return count <= self.available
 
-    def allocate(self, count: int, *, coldest: bool = False) -> list[int]:
-        """Take `count` pages, evicting the least recently used ones if need be. Ask `can_allocate` first.
-        `coldest`: see `PagePool`."""
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages, evicting the least recently used ones if need be. Ask `can_allocate` first."""
         while not self._pool.can_allocate(count):
             assert self._unleased, f"{count} pages wanted, {self._pool.free} free, nothing left to evict"
             node, _ = self._unleased.popitem(last=False)
             self._drop(node)
-        return self._pool.allocate(count, coldest=coldest)
+        return self._pool.allocate(count)
+
+    def take_runs(self, count: int, run: int) -> list[int]:
+        """Take up to `count` runs of `run` pages of which nobody holds one: those where nothing is cached,
+        the last first, then those that were used least recently. What is cached there is forgotten, and
+        what follows it."""
+        if not count:
+            return []
+        found, latest = self._pool.free_by_run(run), dict[int, int]()
+        for age, node in enumerate(self._unleased):
+            found[node.page // run] += 1
+            latest[node.page // run] = age
+        whole = [number for number, pages in found.items() if pages == run]
+        chosen = set(nsmallest(count, whole, key=lambda number: (latest.get(number, -1), -number)))
+        for node in [node for node in self._unleased if node.page // run in chosen]:
+            self._forget(node)
+        pages = [page for number in sorted(chosen) for page in range(number * run, (number + 1) * run)]
+        self._pool.take(pages)
+        return pages
 
     def match(self, key: RootKey, tokens: tuple[Token, ...]) -> Hit:
         """The longest computed prefix of `tokens`, one token short of all: that one's logits are needed."""
@@ -243,6 +261,17 @@ class PrefixCache:
             if common > longest:
                 best, longest = node, common
         return best, longest
+
+    def _forget(self, node: Node) -> None:
+        """Evict a node that nobody leases, and what follows it; nothing if it has gone already."""
+        if node not in self._unleased:
+            return
+        branches = [node]
+        for branch in branches:
+            branches += branch.children.values()
+        for branch in reversed(branches):
+            del self._unleased[branch]
+            self._drop(branch)
 
     def _drop(self, node: Node) -> None:
         parent = node.parent

@@ -28,6 +28,7 @@ class RunningTable:
         "_free_slots",
         "_page_size",
         "_pool",
+        "_run",
         "_sources",
         "_stuck",
         "background",
@@ -41,6 +42,7 @@ class RunningTable:
 
     def __init__(self, layout: MemoryLayout) -> None:
         self._page_size = layout.page_size
+        self._run = layout.run
         self._pool = PagePool(layout.num_pages)
         self._cache = PrefixCache(self._pool, layout.page_size)
         self._free_slots = list(range(layout.max_seqs - 1, -1, -1))
@@ -70,11 +72,10 @@ class RunningTable:
         return self._pool.size - self._cache.available - len(self.lent)
 
     def lend(self, count: int) -> tuple[int, ...]:
-        """Up to so many pages that no sequence holds; what is cached there is forgotten. Each running
-        sequence is left one to grow into."""
+        """Up to so many pages that no sequence holds, in whole runs; what is cached there is forgotten. Each
+        running sequence is left one to grow into."""
         count = min(count, self._cache.available - len(self))
-        # What was never used has no memory yet, so there is none to give back.
-        pages = self._cache.allocate(max(count, 0), coldest=True)
+        pages = self._cache.take_runs(max(count, 0) // self._run, self._run)
         self.lent.update(pages)
         return tuple(pages)
 
@@ -88,7 +89,7 @@ class RunningTable:
         """Pages that were lent."""
         for page in pages:
             self.lent.remove(page)
-            self._pool.release(page, coldest=True)
+            self._pool.release(page)
             self._called_in = max(self._called_in - 1, 0)
 
     def last(self) -> LiveSequence:

@@ -101,6 +101,8 @@ class Scheduler:
             )
         if layout.lendable > max(layout.num_pages - -(-layout.max_model_len // layout.page_size), 0):
             raise ValueError(f"what is not lent must hold one sequence of {layout.max_model_len} tokens")
+        if layout.lendable and (layout.num_pages % layout.run or layout.lendable % layout.run):
+            raise ValueError(f"pages that are lent must be whole runs of {layout.run}")
         self.layout = layout
         self._policy = policy
         self._roster = Roster(layout, policy, sharing=sharing)
@@ -179,13 +181,15 @@ class Scheduler:
         return self._times.of(len(decoding), sum(row.count for _, row in chunks))
 
     def lend(self, count: int) -> tuple[int, ...]:
-        """Up to so many pages whose memory adapters may have from now on, none while sequences want them.
+        """Up to so many pages, rounded up to whole runs, whose memory adapters may have from now on; none
+        while sequences want them.
 
         Plans in flight may still write to them: whoever takes the memory does so after them.
         """
         if self._running.short:
             return ()
-        return self._running.lend(min(count, self.layout.lendable - len(self._running.lent)))
+        run = self.layout.run
+        return self._running.lend(min(-(-count // run) * run, self.layout.lendable - len(self._running.lent)))
 
     def call_in(self) -> int:
         """How many of the pages that are lent the last plan was short of, and were not asked back yet."""

@@ -233,25 +233,30 @@ class StepEngine:
         return -(-self.runner.adapters.short_of(adapter) // (LOAN * self.runner.kv.page_bytes)) * LOAN
 
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """Adapters may have the memory of these KV pages, which no later step touches: after the last
-        piece."""
+        """Adapters may have the memory of these KV pages, whole runs, which no later step touches: after the
+        last piece."""
+        before = Arrival(self.runner.device)
+        while not before.reached:
+            yield
         yield from self.runner.kv.giving_back(pages)
         self._lent += pages
         self.runner.adapters.budget += len(pages) * self.runner.kv.page_bytes
 
     def repay(self, count: int) -> tuple[int, ...]:
-        """Up to `count` of the pages that were lent, as far as adapters that nobody holds can leave. They may
-        be used after the last piece of `giving_back`."""
-        size = self.runner.kv.page_bytes
-        count = self.runner.adapters.free_up(min(count, len(self._lent)) * size) // size
+        """Up to `count` of the pages that were lent, in whole runs, as far as adapters that nobody holds can
+        leave. They may be used after the last piece of `giving_back`."""
+        size, run = self.runner.kv.page_bytes, self.runner.layout.run
+        count = min(-(-count // run) * run, len(self._lent))
+        count = self.runner.adapters.free_up(count * size) // (run * size) * run
         pages = tuple(self._lent[len(self._lent) - count :])
         del self._lent[len(self._lent) - count :]
         self.runner.adapters.budget -= count * size
         return pages
 
-    def giving_back(self) -> Iterator[None]:
-        """Let go of memory that adapters have left, a piece at a time."""
+    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
+        """Let go of memory that adapters have left, for these pages, a piece at a time."""
         yield from self.runner.adapters.giving_back()
+        yield from self.runner.kv.having_back(pages)
 
     @property
     def holdings(self) -> tuple[int, int, int]:

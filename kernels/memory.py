@@ -1,17 +1,117 @@
-"""Large tensors that live long."""
+"""Large tensors that live long, and memory that can be lent: the KV cache's to adapters, and back."""
 
 import ctypes
+import logging
 import mmap
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from personae.errors import DriverError
+from personae.kernels.vmm import DeviceMemory, Driver
+
+_log = logging.getLogger("personae.kernels")
 _UNRESERVED = 0x4000  # MAP_NORESERVE, which Python's mmap may not know: much of what is mapped stays empty
+
+
+class Memory(Protocol):
+    """A device's memory. What is reserved keeps its addresses; what is behind them can be given back and had
+    anew, and whoever has it next finds there whatever it was left with.
+
+    lends: whether what is given back is there for others. granule: bytes of which parts that are given back
+    or backed are multiples, but where a tensor ends; 0: memory comes when it is written, and goes by whole
+    pages of the system.
+    """
+
+    lends: bool
+    granule: int
+
+    @property
+    def free(self) -> int:
+        """How many granules are free."""
+
+    def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor with no memory yet: nothing may touch a part before it is backed."""
+
+    def back(self, part: Tensor) -> None:
+        """Have memory behind a contiguous part that has none."""
+
+    def give_back(self, part: Tensor) -> None:
+        """Let others have the memory of a contiguous part, which nothing touches any more."""
+
+
+class HostMemory:
+    """The system's memory, which gives and takes pages as they are written and let go."""
+
+    lends = True
+    granule = free = 0
+
+    def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Memory; zeros."""
+        return zeros(shape, dtype, torch.device("cpu"))
+
+    def back(self, part: Tensor) -> None:
+        """Memory comes when it is written."""
+
+    def give_back(self, part: Tensor) -> None:
+        """See Memory: whole pages of the system, on Linux alone."""
+        if sys.platform != "linux":
+            return
+        begin = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            # May fail where memory is locked; then it is not given back.
+            _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+class FixedMemory:
+    """A device's memory as torch has it: there from the start, and it stays."""
+
+    lends = False
+    granule = free = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Memory; zeros."""
+        return zeros(shape, dtype, self._device)
+
+    def back(self, part: Tensor) -> None:
+        """It is there."""
+
+    def give_back(self, part: Tensor) -> None:
+        """It stays."""
+
+
+def granule_of(device: torch.device) -> int | None:
+    """The granule of memory that can be lent on a device; None where none can, which is said."""
+    if device.type == "cpu":
+        return HostMemory.granule
+    try:
+        return Driver(device).granule
+    except DriverError as error:
+        warn_of_fixed_shares(error)
+        return None
+
+
+def warn_of_fixed_shares(error: DriverError) -> None:
+    """Say that memory cannot be lent on this GPU, and why."""
+    _log.warning("adapters and the KV cache have fixed shares of the GPU's memory: %s", error.message)
+
+
+def memory_of(device: torch.device, lends: int) -> Memory:
+    """A device's memory; on a GPU `lends` bytes that can be lent, or, if 0, what cannot. Raises
+    DriverError."""
+    if device.type == "cpu":
+        return HostMemory()
+    return DeviceMemory(device, lends) if lends else FixedMemory(device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -33,39 +133,24 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(dtype).view(shape)
 
 
-def give_back(part: Tensor) -> None:
-    """Let the system have the memory of a contiguous part of `zeros` back: whole pages of the system in it.
-
-    What was there is lost. Whoever writes there again takes memory anew. Elsewhere than on the CPU and Linux
-    nothing happens.
-    """
-    if part.device.type != "cpu" or sys.platform != "linux":
-        return
-    begin = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if begin < end:
-        # May fail where memory is locked; then it is not given back.
-        _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
-
-
-def giving_back_pages(pages: Tensor, ids: Iterable[int]) -> Iterator[None]:
-    """`give_back` of pages[id] for each of them, neighbours in one go, each of which is a piece: a place on
+def giving_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> Iterator[None]:
+    """Give pages[id] back for each of them, neighbours in one go, each of which is a piece: a place on
     a huge page takes the system some 20 us."""
     run: list[int] = []
     for id in sorted(ids):
         if run and id != run[-1] + 1:
-            give_back(pages[run[0] : run[-1] + 1])
+            memory.give_back(pages[run[0] : run[-1] + 1])
             yield
             run = []
         run.append(id)
     if run:
-        give_back(pages[run[0] : run[-1] + 1])
+        memory.give_back(pages[run[0] : run[-1] + 1])
         yield
 
 
-def give_back_pages(pages: Tensor, ids: Iterable[int]) -> None:
+def give_back_pages(memory: Memory, pages: Tensor, ids: Iterable[int]) -> None:
     """`giving_back_pages`, all at once."""
-    for _ in giving_back_pages(pages, ids):
+    for _ in giving_back_pages(memory, pages, ids):
         pass
 
 

@@ -1,11 +1,8 @@
 """Adapters in device memory, paged by true rank: an adapter of rank 8 takes an eighth of one of rank 64.
 
 Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
-largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. Pages lie
-in groups, and in a group layer after layer: what one layer reads of neighbouring pages is one run of memory,
-and all that a page needs lies close together, so on the CPU a pool takes memory for what has been in it.
-Elsewhere all of it is taken at once, and one group. The arenas of the layers are views that begin one layer's
-share of a group after the other, and kernels know a page by its place in such a view (`_place`).
+largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. Where pages lie,
+and what memory they take, is told in `lora/arenas.py`.
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
 needed. The pool is synchronous and has one owner; its copies to a device are beside the steps
@@ -19,20 +16,19 @@ import torch
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
-from personae.kernels.memory import zeros
+from personae.kernels.memory import Memory, memory_of
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
 from personae.kernels.upload import upload
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
+from personae.lora.arenas import RankArenas, RankPages, pool_bytes
 from personae.lora.base import BaseWeights
 from personae.lora.copies import AtOnce, Copies, Mark
 from personae.lora.extras import Extras
-from personae.lora.groups import give_back_of, layers_of, pages_for, pool_bytes
 from personae.lora.resident import Resident
 from personae.lora.stacking import stacking
 from personae.lora.stored import Filler, Pieces, finished
 from personae.lora.writing import sending
 
-GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 
@@ -42,12 +38,12 @@ class LoraPool:
     `stacks`: by module, the arenas of all layers as one tensor.
 
     capacity_rows: rank rows per module, a multiple of RANK_PAGE. max_adapters: slots. Memory is
-    `pool_bytes(shapes, capacity_rows, dtype)`, and up to as much again for what adapters have beside their
-    ranks, taken when they come. spare_rows: there is a place for as many rows more, but no memory; that can
-    be lent to the pool (`budget`, in bytes) and called in (`free_up`), and one module's places may have what
-    others have not. `base` is asked by adapters that
-    depend on the base's weights. A load may return before what `copies` brings is there: who uses it waits
-    for `arriving`.
+    `pool_bytes(shapes, capacity_rows, dtype)`, in whole granules if `memory` has them, and up to as much
+    again for what adapters have beside their ranks, taken when they come. spare_rows: there is a place for as
+    many rows more, but no memory; that can be lent to the pool (`budget`, in bytes) and called in
+    (`free_up`), and one module's places may have what others have not. `memory`: the device's. `base` is
+    asked by adapters that depend on the base's weights. A load may return before what `copies` brings is
+    there: who uses it waits for `arriving`.
     """
 
     def __init__(
@@ -61,27 +57,25 @@ class LoraPool:
         base: BaseWeights | None = None,
         spare_rows: int = 0,
         copies: Copies | None = None,
+        memory: Memory | None = None,
     ) -> None:
         if capacity_rows < RANK_PAGE or capacity_rows % RANK_PAGE or max_adapters < 1:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
-        self._group = min(GROUP, self.num_pages) if device.type == "cpu" else self.num_pages
         self.max_rank = min(capacity_rows, MAX_RANK)
         self.max_adapters = max_adapters
-        # A's and B's, [groups, layers, pages, RANK_PAGE, in] and [..., out].
-        self._halves: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._tables: dict[str, RankTable] = {}
-        for module, (inputs, outputs) in shapes.modules.items():
-            rows = (-(-self.num_pages // self._group), shapes.layers, self._group, RANK_PAGE)
-            a, b = (zeros((*rows, width), dtype, device) for width in (inputs, outputs))
-            self._halves[module] = a, b
-            self._tables[module] = RankTable(
+        memory = memory_of(device, 0) if memory is None else memory
+        self._halves = RankArenas(memory, shapes, self.num_pages, dtype)
+        self._tables = {
+            module: RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
                 torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
             )
+            for module in shapes.modules
+        }
         self.stacks = {
-            module: LoraStack(layers_of(a), layers_of(b), self._tables[module])
+            module: LoraStack(a.layers(), b.layers(), self._tables[module])
             for module, (a, b) in self._halves.items()
         }
         self._arenas = {
@@ -95,19 +89,16 @@ class LoraPool:
         self._group_tables = {
             group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
         }
-        page_bytes = shapes.layers * RANK_PAGE * dtype.itemsize
-        self._page_bytes = {module: page_bytes * sum(widths) for module, widths in shapes.modules.items()}
-        self._free_pages = {module: list(reversed(range(self.num_pages))) for module in shapes.modules}
+        self._pages = RankPages(self._halves, self.num_pages)
         self._free_slots = list(reversed(range(max_adapters)))
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
         self.extras = Extras(shapes, base, dtype, device)
-        self.budget = self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
+        self.budget = pool_bytes(shapes, capacity_rows, dtype, memory.granule)
+        self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
         self._borrows = spare_rows > 0
         self._copies: Copies = AtOnce() if copies is None else copies
-        self._filler = Filler(self._halves)
+        self._filler = Filler({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
         self._arriving: dict[int, list[Mark]] = {}  # by slot, one for each layer
-        self._used = 0
-        self._stale: dict[str, set[int]] = {module: set() for module in shapes.modules}  # free, but in memory
         self.loads = self.evictions = 0
 
     @property
@@ -153,36 +144,35 @@ class LoraPool:
 
     def free_pages(self, module: str) -> int:
         """How many of a module's `num_pages` pages are free."""
-        return len(self._free_pages[module])
+        return len(self._pages.free[module])
 
     def short_of(self, adapter: Adapter) -> int:
         """The bytes that are missing for an adapter if nobody is to leave; 0 if it is here or nothing can be
         lent."""
         if not self._borrows or adapter.digest in self._residents:
             return 0
-        return max(self._bytes_of(adapter) - (self.budget - self._used), 0)
+        return max(self._pages.cost(_pages(adapter)) - self.room, 0)
+
+    @property
+    def room(self) -> int:
+        """The bytes of its budget that no adapter uses."""
+        return self.budget - self._pages.used
 
     def free_up(self, size: int) -> int:
         """Evict adapters that nobody holds, the least recently used first, until so many bytes are free; how
         many of them are. Their memory goes with `giving_back`."""
         for digest in list(self._residents):
-            if self.budget - self._used >= size:
+            if self.room >= size:
                 break
             if not self._residents[digest].pins:
                 self.unload(digest)
                 self.evictions += 1
-        return min(self.budget - self._used, size)
+        return min(self.room, size)
 
     def giving_back(self) -> Iterator[None]:
-        """Let the system have the memory of all pages that are free, a group of a module at a time."""
-        for module, stale in self._stale.items():
-            while stale:
-                group = next(iter(stale)) // self._group
-                own = {page for page in stale if page // self._group == group}
-                stale -= own
-                for half in self._halves[module]:
-                    give_back_of(half[group], [page % self._group for page in own])
-                yield
+        """Let others have the memory that no adapter uses, a piece at a time, as soon as the device is done
+        with what it was told so far."""
+        yield from self._halves.giving_back(self._copies)
 
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
@@ -245,21 +235,16 @@ class LoraPool:
         self.evictions += len(victims)
         self.loads += 1
         slot = self._free_slots.pop()
-        pages = {
-            module: tuple(self._free_pages[module].pop() for _ in range(pages_for(rank)))
-            for module, rank in adapter.ranks.items()
-        }
-        size = self._bytes_of(adapter)
-        self._used += size
+        pages = {module: self._pages.take(module, count) for module, count in _pages(adapter).items()}
         for module, own in pages.items():
-            self._stale[module].difference_update(own)
-            ids = np.array([self._place(page) for page in own], np.int32)
+            first = self._halves[module][0]
+            ids = np.array([first.place(page) for page in own], np.int32)
             self._tables[module].pages[slot, : len(own)] = upload(ids, self.device)
             self._set_rank(module, slot, adapter.ranks[module])
         resident = self._residents[adapter.digest] = Resident(
-            slot, pages, adapter.ranks, size, adapter.extra_bytes(self.shapes), pins=1
+            slot, pages, adapter.ranks, adapter.extra_bytes(self.shapes), pins=1
         )
-        yield from self._trimming()
+        yield from self._halves.backing(pages, self._copies, self.room)
         if adapter.stored is not None:
             resident.pins -= 1
             return self._filler.begin(adapter.stored, pages, adapter.ranks)
@@ -269,7 +254,7 @@ class LoraPool:
             if adapter.stacks:
                 for module, own in pages.items():
                     for half, stack in zip(self._halves[module], adapter.stacks[module], strict=True):
-                        yield from stacking(half, own, stack)
+                        yield from stacking(half.data, own, stack)
             else:
                 yield from self._by_layer(adapter, slot, pages, marks)
             yield from self.extras.place(slot, adapter)
@@ -289,12 +274,10 @@ class LoraPool:
             raise ValueError(f"adapter {digest} is pinned")
         del self._residents[digest]
         self._free_slots.append(resident.slot)
-        self._used -= resident.size
         self.extras.drop(resident.slot)
         self._arriving.pop(resident.slot, None)
         for module, pages in resident.pages.items():
-            self._free_pages[module].extend(reversed(pages))
-            self._stale[module].update(pages)
+            self._halves.left(module, self._pages.put(module, pages))
             self._set_rank(module, resident.slot, 0)
 
     def check_integrity(self) -> None:
@@ -304,19 +287,19 @@ class LoraPool:
         assert sorted(taken + self._free_slots) == list(range(self.max_adapters)), "slots"
         for module, table in self._tables.items():
             pages = [page for r in self._residents.values() for page in r.pages.get(module, ())]
-            assert sorted(pages + self._free_pages[module]) == list(range(self.num_pages)), (
+            assert sorted(pages + self._pages.free[module]) == list(range(self.num_pages)), (
                 f"pages of {module}"
             )
             ranks = [0] * self.max_adapters
             for resident in self._residents.values():
                 own = resident.pages.get(module, ())
                 ranks[resident.slot] = resident.ranks.get(module, 0)
-                assert len(own) == pages_for(ranks[resident.slot]), f"number of pages of {module}"
-                ids = [self._place(page) for page in own]
+                assert len(own) == -(-ranks[resident.slot] // RANK_PAGE), f"number of pages of {module}"
+                ids = [self._halves[module][0].place(page) for page in own]
                 assert table.pages[resident.slot, : len(own)].tolist() == ids, f"page table of {module}"
             assert table.rank.tolist() == ranks, f"ranks of {module}"
-        assert self._used == sum(r.size for r in self._residents.values()), "bytes"
-        assert self._used <= self.budget, f"{self._used} bytes are used of {self.budget}"
+        self._pages.check_integrity([resident.pages for resident in self._residents.values()])
+        assert self.room >= 0, f"{self._pages.used} bytes are used of {self.budget}"
         assert all(resident.pins >= 0 for resident in self._residents.values()), "pins"
 
     def _set_rank(self, module: str, slot: int, rank: int) -> None:
@@ -330,20 +313,18 @@ class LoraPool:
     def _victims(self, adapter: Adapter) -> list[str] | None:
         """Whom to evict so that the adapter fits, the least recently used first; None if that is not
         enough."""
-        missing = {
-            module: pages_for(rank) - len(self._free_pages[module]) for module, rank in adapter.ranks.items()
-        }
-        size = self._bytes_of(adapter) - (self.budget - self._used)
+        counts, books = _pages(adapter), self._pages.copy()
         slots = 1 - len(self._free_slots)
         extra = adapter.extra_bytes(self.shapes) - self.extra_bytes
         extra += sum(resident.extra for resident in self._residents.values())
+        missing, size = self._missing(books, counts)
         victims = []
         for digest, resident in self._residents.items():
-            if max(slots, size, extra, *missing.values()) <= 0:
+            if max(slots, extra, size, *missing.values()) <= 0:
                 break
             helps = (
                 slots > 0
-                or (size > 0 and resident.size)
+                or (size > 0 and resident.pages)
                 or (extra > 0 and resident.extra)
                 or any(count > 0 and resident.pages.get(module) for module, count in missing.items())
             )
@@ -351,24 +332,16 @@ class LoraPool:
                 continue
             victims.append(digest)
             slots -= 1
-            size -= resident.size
             extra -= resident.extra
-            for module in missing:
-                missing[module] -= len(resident.pages.get(module, ()))
-        return victims if max(slots, size, extra, *missing.values()) <= 0 else None
+            for module, pages in resident.pages.items():
+                books.put(module, pages)
+            missing, size = self._missing(books, counts)
+        return victims if max(slots, extra, size, *missing.values()) <= 0 else None
 
-    def _bytes_of(self, adapter: Adapter) -> int:
-        """What its pages take."""
-        return sum(pages_for(rank) * self._page_bytes[module] for module, rank in adapter.ranks.items())
-
-    def _trimming(self) -> Iterator[None]:
-        """Give memory of free pages back while it and what is used are beyond the budget: those that are
-        wanted now are of other modules."""
-        giving = self.giving_back()
-        while (
-            self._used + sum(len(own) * self._page_bytes[m] for m, own in self._stale.items()) > self.budget
-        ):
-            yield next(giving)
+    def _missing(self, books: RankPages, counts: Mapping[str, int]) -> tuple[dict[str, int], int]:
+        """The pages of each module, and the bytes, that so many pages lack."""
+        pages = {module: count - len(books.free[module]) for module, count in counts.items()}
+        return pages, books.cost(counts) - (self.budget - books.used)
 
     def _by_layer(
         self, adapter: Adapter, slot: int, pages: Mapping[str, tuple[int, ...]], marks: list[Mark]
@@ -390,10 +363,11 @@ class LoraPool:
             yield
             return
         pair = adapter.pairs.get((layer, module))
-        a, b = self._halves[module]
-        yield from sending(self._copies, a[:, layer], pages, pair, "a", None)
-        yield from sending(self._copies, b[:, layer], pages, pair, "b", gain)
+        a, b = (half.data[:, layer] for half in self._halves[module])
+        yield from sending(self._copies, a, pages, pair, "a", None)
+        yield from sending(self._copies, b, pages, pair, "b", gain)
 
-    def _place(self, page: int) -> int:
-        """The number of a page in the view of each layer (`layers_of`)."""
-        return page // self._group * self._group * self.shapes.layers + page % self._group
+
+def _pages(adapter: Adapter) -> dict[str, int]:
+    """How many pages an adapter takes of each module."""
+    return {module: -(-rank // RANK_PAGE) for module, rank in adapter.ranks.items()}

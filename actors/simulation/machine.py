@@ -306,7 +306,7 @@ class Device:
         del self._lent[: len(pages)]
         return pages
 
-    def giving_back(self) -> Iterator[None]:
+    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
         """One piece."""
         yield
 

@@ -24,7 +24,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 from personae.lora.adapter import LoraShapes
-from personae.lora.groups import pool_bytes
+from personae.lora.arenas import pool_bytes
 
 pytestmark = real_clock
 NAMES = ("one", "two", "three", "four")
@@ -134,8 +134,8 @@ class NotingEngine(StepEngine):
     def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
         yield from self._noting("lent", super().lending(pages))
 
-    def giving_back(self):  # type: ignore[no-untyped-def]  # as in StepEngine
-        yield from self._noting("back", super().giving_back())
+    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
+        yield from self._noting("back", super().giving_back(pages))
 
     def _noting(self, note, pieces):  # type: ignore[no-untyped-def]  # as in StepEngine
         for piece in pieces:

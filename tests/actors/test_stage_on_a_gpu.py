@@ -60,14 +60,15 @@ async def answers(assembly: Assembly, client: EngineClient) -> dict[str, tuple[i
     return {id: tuple(tokens) for id, tokens in found.items()}
 
 
-async def test_answers_are_those_of_a_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("granule", [None, 1 << 14], ids=["fixed shares", "shared memory"])
+async def test_answers_are_those_of_a_cpu(granule: int | None, tmp_path: Path) -> None:
     base = model_folder("qwen3", num_hidden_layers=2)
     for seed, name in enumerate(NAMES):
         make_adapter_folder(tmp_path / name, base, rank=8, seed=seed)
     plain = assembled(base, tmp_path, "cpu")
     async with open_stage(plain.script) as client:
         wanted = await answers(plain, client)
-    with PaperGpu(24 << 20) as gpu:
+    with PaperGpu(24 << 20, granule=granule) as gpu:
         ours = assembled(base, tmp_path, "cuda")
 
         def build() -> StepEngine:
@@ -76,7 +77,11 @@ async def test_answers_are_those_of_a_cpu(tmp_path: Path) -> None:
 
         async with open_stage(replace(ours.script, build_step_engine=build)) as client:
             found = await answers(ours, client)
-            assert client.stats().adapters.evictions > 0, "all of them fit"
+            if granule is None:
+                assert client.stats().adapters.evictions > 0, "all of them fit"
+            else:
+                assert client.stats().pages_lent > 0, "nobody borrowed"
+                assert client.stats().adapters.evictions == 0
         assert gpu.machine.launches["expand_kernel"]
     assert found == wanted
     assert len(found) == 8

@@ -84,12 +84,20 @@ def test_the_books_agree_whatever_is_taken_shared_and_released(size: int, moves:
         assert pool.free == size - len(set(held))
 
 
-def test_the_coldest_pages_were_never_used_or_have_been_free_for_longest() -> None:
-    pool = PagePool(6)
-    used = pool.allocate(3)
-    pool.release(used[1])
-    assert pool.allocate(2, coldest=True) == [4, 5]
-    pool.release(5, coldest=True)
-    assert pool.allocate(1) == [used[1]], "the warmest is the one freed last"
-    assert pool.allocate(1, coldest=True) == [5]
-    pool.check_integrity([used[0], used[1], used[2], 4, 5])
+def test_the_lowest_free_pages_are_given_out_so_that_runs_at_the_end_stay_free() -> None:
+    pool = PagePool(8)
+    assert pool.allocate(5) == [0, 1, 2, 3, 4]
+    for page in (3, 1):
+        pool.release(page)
+    assert pool.allocate(1) == [1]
+    assert pool.free_by_run(2) == {1: 1, 2: 1, 3: 2}
+    pool.take([6, 7])
+    assert pool.allocate(2) == [3, 5]
+    pool.check_integrity(range(8))
+
+
+def test_to_take_a_page_that_is_held_is_caught() -> None:
+    pool = PagePool(4)
+    pool.allocate(2)
+    with pytest.raises(AssertionError, match="not free"):
+        pool.take([1, 2])

@@ -47,11 +47,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         beside=st.integers(1, 4),
         sharing=st.booleans(),
         lendable=st.sampled_from([0, 4, 24]),
+        run=st.sampled_from([1, 1, 2, 4]),
     )
-    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing, lendable):
+    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing, lendable, run):
         if lendable:
-            pages = max(pages, -(-max_model_len // page_size)) + lendable
-        self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable)
+            pages = -(-(max(pages, -(-max_model_len // page_size)) + lendable) // run) * run
+        self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable, run)
         self.lent: list[int] = []
         self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
@@ -121,7 +122,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 30))
     def lend(self, count):
         pages = self.it.scheduler.lend(count)
-        assert len(pages) <= count
+        run = self.layout.run
+        assert len(pages) < count + run
+        assert list(pages) == [page + i for page in pages[::run] for i in range(run)], "whole runs"
+        assert all(page % run == 0 for page in pages[::run])
         assert not set(pages) & set(self.lent), "lent twice"
         self.it.executor.lend(pages)
         self.lent += pages

@@ -1,80 +1,18 @@
 """The pool gives every adapter its slot and its true rank's pages, and takes them back whatever the order."""
 
 import resource
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from small_pools import CPU, SHAPES, adapter_of, assert_holds, make_pool
 
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.groups import pool_bytes
+from personae.lora.arenas import pool_bytes
 from personae.lora.pool import LoraPool
-
-SHAPES = LoraShapes(
-    2,
-    {"q": (6, 8), "k": (6, 4), "v": (6, 4), "o": (8, 6), "gate": (6, 10), "up": (6, 10), "down": (10, 6)},
-)
-CPU = torch.device("cpu")
-
-
-def adapter_of(
-    seed: int,
-    ranks: Mapping[str, int | tuple[int, int]],
-    scaling: float = 0.5,
-    dtype: torch.dtype = torch.float32,
-) -> Adapter:
-    """Random tensors; a rank is the same in both layers or given for each, 0 for a layer without the
-    module."""
-    random = torch.Generator().manual_seed(seed)
-    pairs = {}
-    for module, given in ranks.items():
-        inputs, outputs = SHAPES.modules[module]
-        for layer, rank in enumerate((given, given) if isinstance(given, int) else given):
-            if rank:
-                a = torch.randn(rank, inputs, generator=random).to(dtype)
-                b = torch.randn(rank, outputs, generator=random).to(dtype)
-                pairs[layer, module] = LoraPair(a, b, scaling)
-    return make_adapter(f"adapter {seed}", pairs)
-
-
-def make_pool(
-    capacity_rows: int = 64, max_adapters: int = 4, dtype: torch.dtype = torch.float32, spare_rows: int = 0
-) -> LoraPool:
-    return LoraPool(
-        SHAPES,
-        capacity_rows=capacity_rows,
-        max_adapters=max_adapters,
-        dtype=dtype,
-        device=CPU,
-        spare_rows=spare_rows,
-    )
-
-
-def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
-    """The arenas, through the tables, hold the adapter's tensors with the scaling folded into B."""
-    slot = pool.slot(adapter.digest)
-    assert slot is not None
-    for group, modules in (("qkv", "q k v"), ("o", "o"), ("gate_up", "gate up"), ("down", "down")):
-        for layer in range(SHAPES.layers):
-            triples = zip(modules.split(), pool.arenas(layer, group), pool.tables(group), strict=True)
-            for module, arena, table in triples:
-                rows = table.rows(slot)
-                assert len(rows) == adapter.ranks.get(module, 0)
-                pair = adapter.pairs.get((layer, module))
-                rank = pair.rank if pair else 0
-                if pair:
-                    assert torch.equal(arena.a[rows[:rank]], pair.a.to(pool.dtype))
-                    assert torch.equal(arena.b[rows[:rank]], (pair.b.float() * pair.scaling).to(pool.dtype))
-                assert not arena.a[rows[rank:]].any()
-                assert not arena.b[rows[rank:]].any()
 
 
 def test_an_adapter_occupies_the_pages_of_its_true_rank() -> None:
@@ -251,104 +189,6 @@ def test_integrity_notices_what_does_not_add_up() -> None:
         pool.check_integrity()
 
 
-CAST = [
-    adapter_of(10, {"q": 1}),
-    adapter_of(11, {"q": 8, "k": 8, "v": 8, "o": 8}),
-    adapter_of(12, {"gate": 16, "up": 16, "down": 16}),
-    adapter_of(13, dict.fromkeys(SHAPES.modules, 13)),
-    adapter_of(14, {"q": (4, 20), "down": (0, 9)}),
-    adapter_of(15, dict.fromkeys(SHAPES.modules, 32)),
-    adapter_of(16, {"v": 40}),  # never fits
-]
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """Any order of loads, unloads, pins and unpins, against a model that knows who is held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = make_pool(capacity_rows=32, max_adapters=3, spare_rows=32)
-        self.held: Counter[str] = Counter()
-        self.own = self.pool.budget
-
-    @rule(adapter=st.sampled_from(CAST))
-    def load(self, adapter: Adapter) -> None:
-        before = self.pool.residents
-        expected = self.pool.can_load(adapter)
-        try:
-            slot = self.pool.load(adapter)
-        except (Overloaded, AdapterError):
-            assert not expected
-            assert self.pool.residents == before
-        else:
-            assert expected
-            assert self.pool.slot(adapter.digest) == slot
-            assert self.pool.residents[-1] == adapter.digest
-            left = [digest for digest in before if digest not in self.pool.residents]
-            assert not any(self.held[digest] for digest in left)
-
-    @precondition(lambda self: self.pool.residents)
-    @rule(data=st.data())
-    def pin(self, data: st.DataObject) -> None:
-        digest = data.draw(st.sampled_from(self.pool.residents))
-        assert self.pool.pin(digest) == self.pool.slot(digest)
-        self.held[digest] += 1
-
-    @precondition(lambda self: self.pool.residents)
-    @rule(data=st.data())
-    def unpin_or_unload(self, data: st.DataObject) -> None:
-        digest = data.draw(st.sampled_from(self.pool.residents))
-        if self.held[digest]:
-            with pytest.raises(ValueError, match="pinned"):
-                self.pool.unload(digest)
-            self.pool.unpin(digest)
-            self.held[digest] -= 1
-        else:
-            self.pool.unload(digest)
-            assert digest not in self.pool.residents
-
-    @precondition(lambda self: self.pool.budget == self.own)
-    @rule(size=st.integers(1, 4 * 10**4))
-    def borrow(self, size: int) -> None:
-        self.pool.budget += size
-
-    @precondition(lambda self: self.pool.budget > self.own)
-    @rule()
-    def repay(self) -> None:
-        before = self.pool.residents
-        freed = self.pool.free_up(self.pool.budget - self.own)
-        assert freed <= self.pool.budget - self.own
-        left = [digest for digest in before if digest not in self.pool.residents]
-        assert not any(self.held[digest] for digest in left), "pins are honoured"
-        if freed < self.pool.budget - self.own:
-            assert all(self.held[digest] for digest in self.pool.residents), "whoever could leave has left"
-        self.pool.budget -= freed
-
-    @rule(adapter=st.sampled_from(CAST))
-    def fits_if_what_is_missing_is_lent(self, adapter: Adapter) -> None:
-        if (missing := self.pool.short_of(adapter)) == 0:
-            return
-        before = self.pool.residents
-        self.pool.budget += missing
-        if self.pool.can_load(adapter):
-            self.pool.load(adapter)
-            if len(before) < 3 and all(self.pool.free_pages(m) for m in SHAPES.modules):
-                assert set(before) < set(self.pool.residents), "nobody had to leave"
-        self.pool.budget -= self.pool.free_up(missing)
-
-    @invariant()
-    def all_adds_up(self) -> None:
-        self.pool.check_integrity()
-        for adapter in CAST:
-            assert self.pool.pins(adapter.digest) == self.held[adapter.digest]
-            if adapter.digest in self.pool.residents:
-                assert_holds(self.pool, adapter)
-
-
-PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-test_any_order_of_calls_keeps_the_pool_whole = PoolMachine.TestCase
-
-
 def test_an_adapter_that_is_loaded_in_pieces_is_in_its_place_from_the_first_and_whole_after_the_last() -> (
     None
 ):
@@ -428,7 +268,9 @@ def test_one_module_may_have_all_memory_and_another_gets_it_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[int] = []
-    monkeypatch.setattr("personae.lora.pool.give_back_of", lambda group, pages: given.append(len(pages)))
+    monkeypatch.setattr(
+        "personae.lora.arenas.RankArena._give_back_pages", lambda half, group, pages: given.append(len(pages))
+    )
     pool = make_pool(capacity_rows=16, max_adapters=64, spare_rows=240)
     of_q = [adapter_of(100 + seed, {"q": 16}) for seed in range(32)]
     for adapter in of_q:

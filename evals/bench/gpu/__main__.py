@@ -32,6 +32,7 @@ from personae.evals.bench.gpu.checks import (
     step_graph_checks,
 )
 from personae.evals.bench.gpu.engine import SHAPE, Rig, engine_checks, engine_table
+from personae.evals.bench.gpu.lending import lending
 from personae.evals.bench.gpu.report import check_entries, markdown
 from personae.evals.bench.gpu.tables import (
     attention_table,
@@ -83,11 +84,14 @@ def measure(seconds: float, seed: int) -> dict[str, Any]:
     rig = Rig(SHAPE, CudaCapture(), generator)
     checks += engine_checks(rig)
     checks += arriving_checks(Rig(SHAPE, CudaCapture(), generator, copies=DelayedStream()), pinned)
+    found, lent = lending(SHAPE, CudaCapture(), generator)
+    checks += found
     for check in checks:
         if not check.passed:
             print(f"FAILED {check.name}: error {check.error:.3g}, at most {check.limit:.3g}", flush=True)
     bandwidth = copy_bandwidth()
     tables: dict[str, list[dict[str, Any]]] = {"The engine's decode step": list(engine_table(rig))}
+    tables["Memory that goes from the KV cache to adapters and back"] = lent
     del rig
     torch.cuda.empty_cache()
     rig = Rig(SHAPE, CudaCapture(), generator, copies=SideStream())

@@ -9,14 +9,17 @@ from torch import Tensor
 
 from personae.engine.config import ModelConfig, RopeConfig
 from personae.engine.graphs import Capture, DecodeGraphs
-from personae.engine.kv import KVCache
+from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
 from personae.evals.bench.gpu.timing import event_time
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.memory import memory_of
+from personae.kernels.vmm import Driver
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.arenas import pool_bytes
 from personae.lora.copies import Copies
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch
@@ -24,6 +27,7 @@ from personae.lora.segments import LoraBatch, lora_batch
 LIMIT = 0.02  # bfloat16, with other products where a bucket has more rows than the step
 ROWS = 64
 RANKS = (16, 8, 64, 1) * 4
+CAPACITY = 512  # ranks
 SHAPE = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=32000,
@@ -43,7 +47,8 @@ Mix = Sequence[int | None]
 
 
 class Rig:
-    """A decoder with random weights, adapters in its pool, and graphs of its decode steps."""
+    """A decoder with random weights, adapters in its pool, and graphs of its decode steps. `lends`: its cache
+    and its adapters share memory, or DriverError is raised."""
 
     def __init__(
         self,
@@ -52,6 +57,8 @@ class Rig:
         generator: torch.Generator,
         dtype: torch.dtype = torch.bfloat16,
         copies: Copies | None = None,
+        *,
+        lends: bool = False,
     ) -> None:
         device = generator.device
         self.config, self.device, self._generator = config, device, generator
@@ -61,13 +68,26 @@ class Rig:
             tensor.copy_(
                 noisy if len(tensor.shape) == 1 or "embed" in name else noisy * tensor.shape[1] ** -0.5
             )
-        self.pool = LoraPool(
+        shapes, page_bytes = (
             LoraShapes(config.layers, config.linear_shapes),
-            capacity_rows=512,
-            max_adapters=len(RANKS),
+            KVCache.bytes_per_page(config, PAGE, dtype),
+        )
+        pages, run, lent = ROWS * -(-config.max_position // PAGE) + 1, 1, 0
+        if lends:
+            granule = Driver(device).granule
+            run = pages_of_a_run(page_bytes, granule)
+            pages = -(-pages // run) * run
+            lent = (pages + 1) * page_bytes + pool_bytes(shapes, CAPACITY, dtype, granule)
+        memory = memory_of(device, lent)
+        self.pool = LoraPool(
+            shapes,
+            capacity_rows=CAPACITY,
+            max_adapters=2 * len(RANKS) if lends else len(RANKS),
             dtype=dtype,
             device=device,
+            spare_rows=CAPACITY if lends else 0,
             copies=copies,
+            memory=memory,
         )
         self.adapters: list[Adapter] = []
         for index, rank in enumerate(RANKS):
@@ -80,12 +100,10 @@ class Rig:
             }
             self.adapters.append(make_adapter(f"{index}", pairs, digest=f"{index}"))
             assert self.pool.load(self.adapters[-1]) == index
-        layout = MemoryLayout(
-            ROWS * -(-config.max_position // PAGE) + 1, PAGE, ROWS, config.max_position, 512
-        )
-        self.kv = KVCache(config, layout, dtype, device, spare=True)
+        self.layout = MemoryLayout(pages, PAGE, ROWS, config.max_position, 512, run=run)
+        self.kv = KVCache(config, self.layout, dtype, device, spare=True, memory=memory)
         self.kv.data.copy_(noise(tuple(self.kv.data.shape[1:]), dtype, generator))
-        self.graphs = DecodeGraphs(self.model, self.kv, self.pool, layout, capture)
+        self.graphs = DecodeGraphs(self.model, self.kv, self.pool, self.layout, capture)
 
     def step(self, mix: Mix, lengths: Sequence[int]) -> "RigStep":
         """A row per entry of `mix`, an adapter's number or None, with a context of that many tokens."""

@@ -19,7 +19,7 @@ from virtual_clock import real_clock
 
 from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.stage import open_stage
-from personae.lora.groups import pool_bytes
+from personae.lora.arenas import pool_bytes
 
 pytestmark = real_clock
 BASE = model_folder("qwen3")

@@ -22,13 +22,14 @@ from personae.evals.bench.gpu import (  # noqa: E402
     checks,
     engine,
     layer,
+    lending,
     peers,
     shapes,
     tables,
     timing,
 )
 
-HOUSE = (arriving, bench, checks, engine, layer, peers, shapes, tables)
+HOUSE = (arriving, bench, checks, engine, layer, lending, peers, shapes, tables)
 TINY = {
     "HIDDEN": 64,
     "INNER": 96,
@@ -94,9 +95,9 @@ def test_all_checks_run_and_pass_where_kernels_are_their_references(monkeypatch,
     monkeypatch.setattr(tables, "CONTEXT", 32)
     for name in ("engine_table", "arriving_table", "pointwise_table", "sampling_table"):
         monkeypatch.setattr(bench, name, lambda *_: iter(()))
-    with PaperGpu(1 << 30) as gpu:
+    with PaperGpu(1 << 30, granule=1 << 14) as gpu:
         status, report = on_paper(gpu, monkeypatch, tmp_path, "--seconds", "0")
-        assert gpu.machine.captures == 8  # two kernels alone, and six steps of an engine
+        assert gpu.machine.captures == 10  # two kernels alone, six steps of an engine, two of one that lends
     failed = [check["name"] for check in report["checks"] if not check["passed"]]
     assert (status, failed) == (0, [])
     assert len(report["checks"]) > 40
@@ -105,10 +106,11 @@ def test_all_checks_run_and_pass_where_kernels_are_their_references(monkeypatch,
 def test_all_tables_are_made(monkeypatch, tmp_path: Path) -> None:
     for name in ("all_checks", "graph_checks", "step_graph_checks", "engine_checks", "arriving_checks"):
         monkeypatch.setattr(bench, name, lambda *_: iter(()))
+    monkeypatch.setattr(lending, "lending_checks", lambda *_: iter(()))
     monkeypatch.setattr(tables, "mixes", lambda batch, seed: shapes.mixes(batch, seed)[-1:])
     monkeypatch.setattr(timing.replay_time, "__defaults__", (1,))
     monkeypatch.setattr(timing.event_time, "__defaults__", (1,))
-    with PaperGpu(139 << 30, blank=True) as gpu:
+    with PaperGpu(139 << 30, blank=True, granule=1 << 14) as gpu:
         _, report = on_paper(gpu, monkeypatch, tmp_path)
     for title, rows in report["tables"].items():
         assert len(rows) > 1, title

@@ -4,7 +4,8 @@ with PaperGpu() as gpu:                      # torch.cuda, Triton's launches and
     x = torch.zeros(4, device="cuda")        # computed when something waits for it, and not before
     gpu.waits                                # whatever made the host wait, and where
 
-See `machine.py` for how it works, `tensors.py` for what is refused, `launches.py` for what a launch must be.
+See `machine.py` for how it works, `tensors.py` for what is refused, `launches.py` for what a launch must be,
+`driver.py` for virtual memory.
 """
 
 from paper_gpu.cuda import PaperGpu

@@ -1,6 +1,7 @@
 """The doubles of torch.cuda, and what puts them in its place."""
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,16 +13,19 @@ import pytest
 import torch
 
 from paper_gpu import launches, machine
+from paper_gpu.driver import PaperDriver
 from paper_gpu.machine import Late, Machine, Mistake, Pool, Recording
 from paper_gpu.tensors import CUDA, OnPaper, making, moving, pinned_like
 
 NAME = "a GPU made of paper"
+POLLS = 500  # how often an event is asked for until the device, whatever it dawdles, has got there
 
 
 class PaperGpu:
     """Within `with` the calling thread has a GPU; other threads with `adopt_this_thread`.
 
-    gpu.machine has what happened. processors: multiprocessors; capability: as torch has it.
+    gpu.machine has what happened. processors: multiprocessors; capability: as torch has it. granule: of its
+    virtual memory, whose driver is gpu.driver; None: cuda-bindings is not installed.
     """
 
     def __init__(
@@ -32,9 +36,11 @@ class PaperGpu:
         blank: bool = False,
         processors: int = 4,
         capability: tuple[int, int] = (9, 0),
+        granule: int | None = None,
     ) -> None:
         self.machine = Machine(total, late, blank)
         self.processors, self.capability = processors, capability
+        self.driver = None if granule is None else PaperDriver(self.machine, granule)
         self._stack = ExitStack()
 
     def __enter__(self) -> "PaperGpu":
@@ -42,6 +48,7 @@ class PaperGpu:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for target, name, value in self._doubles():
             patch.setattr(target, name, value)
+        patch.setitem(sys.modules, "cuda.bindings.driver", self.driver)
         stack.enter_context(_device_guard())
         launches.install(self.machine, self.capability, patch)
         stack.enter_context(OnPaper(self.machine))
@@ -49,7 +56,12 @@ class PaperGpu:
 
     def __exit__(self, *error: Any) -> None:
         self.machine.over = True
-        self._stack.__exit__(*error)
+        try:
+            if self.driver is not None and error[0] is None:
+                self.machine.catch_up_all()
+                self.driver.check()
+        finally:
+            self._stack.__exit__(*error)
 
     def adopt_this_thread(self) -> None:
         """From now on what this thread makes on `cuda` is made of paper, too, for as long as it lives."""
@@ -106,6 +118,8 @@ class PaperGpu:
         yield torch, "empty", partial(_pinning, here, plain_empty)  # on threads that know no paper
         yield torch, "full", partial(_pinning, here, plain_full)
         yield torch, "tensor", making(torch.tensor)
+        if self.driver is not None:
+            yield torch, "as_tensor", lambda data, device: self.driver.tensor(data)
         yield torch.Tensor, "to", moving(torch.Tensor.to)
         yield torch, "Generator", _generator(torch.Generator)
 
@@ -177,11 +191,11 @@ class Event:
     def __init__(self, here: Machine, **_options: Any) -> None:
         self.here = here
         self.stream: machine.Stream | None = None
-        self.at = 0
+        self.at = self.polls = 0
 
     def record(self, stream: Stream | None = None) -> None:
         self.stream = self.here.current if stream is None else stream.stream
-        self.at = len(self.stream.jobs)
+        self.at, self.polls = len(self.stream.jobs), 0
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or Stream(self.here, self.here.current)).wait_event(self)
@@ -189,6 +203,9 @@ class Event:
     def query(self) -> bool:
         if self.here.capturing is not None:
             raise Mistake("an event is asked for while a graph is captured")
+        self.polls += 1
+        if self.stream is not None and self.polls > POLLS:
+            self.here.catch_up(self.stream, self.at)
         return self.stream is None or self.stream.done >= self.at
 
     def synchronize(self) -> None:

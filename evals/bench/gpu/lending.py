@@ -1,0 +1,120 @@
+"""Memory that the KV cache lends to adapters and gets back: do kernels and graphs notice, how long is it?"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from math import nan
+
+import torch
+
+from personae.engine.config import ModelConfig
+from personae.engine.graphs import Capture
+from personae.errors import DriverError
+from personae.evals.bench.gpu.checks import Check
+from personae.evals.bench.gpu.engine import LIMIT, Mix, Rig
+from personae.evals.bench.gpu.timing import event_time
+from personae.lora.copies import SideStream
+from personae.lora.segments import lora_batch
+
+ROWS = 16
+COPIES = 3  # of an adapter of rank 64: more than there is room for without what is lent
+MIB = 1 << 20
+
+
+def lending(
+    config: ModelConfig, capture: Capture, generator: torch.Generator
+) -> tuple[list[Check], list[dict[str, object]]]:
+    """The checks and the table; one check that failed where no memory can be lent."""
+    try:
+        rig = Rig(config, capture, generator, copies=SideStream(), lends=True)
+        return list(lending_checks(rig)), list(lending_table(rig))
+    except DriverError as error:
+        return [Check(f"lending, {error.message}", nan, 0)], []
+
+
+def lending_checks(rig: Rig) -> Iterator[Check]:
+    """Adapters come into memory that the cache lends, leave it, and the cache has it back; all the while a
+    graph that was captured before is replayed. rig: with memory that can be lent."""
+    torch.cuda.synchronize()  # the adapters are there
+    old: Mix = [0, 0, 5, 9, *[None] * (ROWS - 4)]
+    lengths = [rig.config.max_position // 2] * ROWS
+    step, twin = rig.step(old, lengths), rig.step([2] * ROWS, lengths)
+    truth, theirs = step.eager().double(), twin.eager().double()
+
+    def same(when: str) -> Check:
+        found = step.replayed()
+        error = nan if found is None else float((found.double() - truth).norm() / truth.norm())
+        return Check(f"lending, a graph that was captured before, {when}", error, LIMIT)
+
+    yield same("before")
+    lent: list[int] = []
+    digests = [f"copy {number}" for number in range(COPIES)]
+    for digest in digests:
+        adapter = replace(rig.adapters[2], digest=digest)
+        lent += lend(rig, rig.pool.short_of(adapter), len(lent))
+        slot = rig.pool.load(adapter)
+        mine = lora_batch(rig.pool, [slot] * ROWS, [1] * ROWS)
+        found = rig.model.forward(twin.tokens, twin.positions, rig.kv, twin.batch, mine).double()
+        error = float((found - theirs).norm() / theirs.norm())
+        yield Check(f"lending, an adapter in another place, {len(lent)} pages lent", error, LIMIT)
+        yield same(f"{len(lent)} pages lent")
+    yield Check("lending, nothing had to be lent", float(not lent), 0)
+    for digest in digests:
+        rig.pool.unload(digest)
+    repay(rig, lent)
+    back = rig.kv.data[:, :, min(lent) : rig.layout.num_pages]
+    pattern = torch.arange(back.shape[2], device=rig.device).to(back.dtype)[:, None, None, None]
+    back.copy_(pattern.expand_as(back))
+    wrong = (back != pattern).sum()
+    yield Check("lending, what is written to pages that came back", float(wrong), 0)
+    yield same("all repaid")
+
+
+def lend(rig: Rig, size: int, before: int) -> list[int]:
+    """Let adapters have so many bytes, or a run more, of the last pages that are not lent yet."""
+    run = rig.layout.run
+    count = -(-size // (run * rig.kv.page_bytes)) * run
+    last = rig.layout.num_pages - before
+    pages = list(range(last - count, last))
+    torch.cuda.synchronize()
+    for _ in rig.kv.giving_back(pages):
+        pass
+    rig.pool.budget += count * rig.kv.page_bytes
+    return pages
+
+
+def repay(rig: Rig, pages: list[int]) -> None:
+    """The cache has them back."""
+    rig.pool.budget -= len(pages) * rig.kv.page_bytes
+    for _ in rig.pool.giving_back():
+        pass
+    for _ in rig.kv.having_back(pages):
+        pass
+
+
+def lending_table(rig: Rig) -> Iterator[dict[str, object]]:
+    """What the driver's calls take the host, for 128 MiB; and the decode step of the engine's table, whose
+    cache lies by layers, with a cache that lies by pages."""
+    run = rig.layout.run
+    runs = max(128 * MIB // (run * rig.kv.page_bytes), 1)
+    pages = range(
+        rig.layout.num_pages - min(runs * run, rig.layout.num_pages // 2 // run * run), rig.layout.num_pages
+    )
+    for turn in ("first", "again"):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in rig.kv.giving_back(pages):
+            pass
+        given = time.perf_counter()
+        for _ in rig.kv.having_back(pages):
+            pass
+        done = time.perf_counter()
+        size = len(pages) * rig.kv.page_bytes / MIB
+        yield {"what": f"to give back, {turn}", "MiB": size, "us": (given - begun) * 1e6}
+        yield {"what": f"to have back, {turn}", "MiB": size, "us": (done - given) * 1e6}
+    step = rig.step(sorted(row % 16 for row in range(64)), [rig.config.max_position // 2] * 64)
+    if step.replayed() is not None:
+        yield {
+            "what": "a decode step of 64 rows, 16 adapters, cache by pages",
+            "us": event_time(step.replayed),
+        }

@@ -1,0 +1,158 @@
+"""Device memory that can be lent, by CUDA's virtual memory management.
+
+Addresses are reserved once and stay; behind them is memory, in granules (2 MiB as a rule) of equal size that
+can be mapped anywhere. So kernels, page tables and captured graphs, which know addresses, are none the wiser
+when a granule goes from one range to another.
+
+The driver's calls are of the host: nothing here waits for what the device was told before. Whoever gives
+memory back sees to it that nothing that was launched touches it.
+
+Functions and rules: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html. The package
+cuda-bindings calls them.
+"""
+
+import weakref
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personae.errors import DriverError
+
+
+class Driver:
+    """The calls that this takes, on one device. Each raises DriverError with its name and the code."""
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            self._api = import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise DriverError(f"the package cuda-bindings is not there: {error}") from error
+        torch.cuda.synchronize(device)  # makes torch's context that of this thread
+        self._context = self.call("cuCtxGetCurrent")
+        number = torch.cuda.current_device() if device.index is None else device.index
+        api = self._api
+        able = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        if not self.call("cuDeviceGetAttribute", able, self.call("cuDeviceGet", number)):
+            raise DriverError("the device has no virtual memory management")
+        self._prop = api.CUmemAllocationProp()
+        self._prop.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._prop.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._prop.location.id = number
+        self._access = api.CUmemAccessDesc()
+        self._access.location = self._prop.location
+        self._access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        least = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self.granule = int(self.call("cuMemGetAllocationGranularity", self._prop, least))
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A function of the driver; what it returns beside its status."""
+        status, *found = getattr(self._api, name)(*args)
+        if int(status):
+            raise DriverError(f"{name}: {status!r}")
+        return found[0] if found else None
+
+    def create(self) -> Any:
+        """A granule of memory, mapped nowhere yet."""
+        return self.call("cuMemCreate", self.granule, self._prop, 0)
+
+    def settle(self) -> None:
+        """Wait for the device, on whatever thread."""
+        self.call("cuCtxSetCurrent", self._context)
+        self.call("cuCtxSynchronize")
+
+    def grant(self, address: int, size: int) -> None:
+        """Let kernels read and write what is mapped there."""
+        self.call("cuMemSetAccess", address, size, [self._access], 1)
+
+
+class DeviceMemory:
+    """`kernels.memory.Memory` on a CUDA device: `size` bytes, rounded up to granules, taken at once. It is
+    freed with the last tensor in it.
+
+    One thread owns it. Raises DriverError where any call fails, and when more is asked for than is there.
+    """
+
+    lends = True
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._device = device
+        self._driver = driver = Driver(device)
+        self.granule = driver.granule
+        self._free: list[Any] = []  # granules, by handle
+        self._mapped: dict[int, Any] = {}  # by address
+        self._ranges: list[tuple[int, int]] = []
+        held = (driver, self._free, self._mapped, self._ranges)
+        weakref.finalize(self, _let_go, *held).atexit = False  # at the process's end the driver may be gone
+        for _ in range(-(-size // self.granule)):
+            self._free.append(driver.create())
+
+    @property
+    def free(self) -> int:
+        """See Memory."""
+        return len(self._free)
+
+    def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Memory."""
+        size = prod(shape) * dtype.itemsize
+        length = -(-size // self.granule) * self.granule
+        address = int(self._driver.call("cuMemAddressReserve", length, self.granule, 0, 0))
+        self._ranges.append((address, length))
+        # torch asks whose memory the address is, so for that moment there is some.
+        self._back(address, 1)
+        try:
+            flat = torch.as_tensor(_Range(self, address, size), device=self._device)
+        except (RuntimeError, ValueError) as error:
+            raise DriverError(f"torch does not take the memory: {error}") from error
+        self._take(address, 1)
+        return flat.view(dtype).view(shape)
+
+    def back(self, part: Tensor) -> None:
+        """See Memory."""
+        self._back(*self._granules(part))
+
+    def give_back(self, part: Tensor) -> None:
+        """See Memory."""
+        self._take(*self._granules(part))
+
+    def _granules(self, part: Tensor) -> tuple[int, int]:
+        """The address and the number of a part's granules, the last of which a tensor may end in."""
+        address = part.data_ptr()
+        assert part.is_contiguous(), "a part is contiguous"
+        assert address % self.granule == 0, "a part begins where a granule does"
+        return address, -(-part.nbytes // self.granule)
+
+    def _back(self, address: int, count: int) -> None:
+        if count > len(self._free):
+            raise DriverError(f"{count} granules are wanted, {len(self._free)} are free")
+        for place in range(address, address + count * self.granule, self.granule):
+            self._driver.call("cuMemMap", place, self.granule, 0, self._free[-1], 0)
+            self._mapped[place] = self._free.pop()
+        self._driver.grant(address, count * self.granule)
+
+    def _take(self, address: int, count: int) -> None:
+        for place in range(address, address + count * self.granule, self.granule):
+            self._driver.call("cuMemUnmap", place, self.granule)
+            self._free.append(self._mapped.pop(place))
+
+
+class _Range:
+    """What torch makes a tensor of; the tensor keeps it, and it the memory."""
+
+    def __init__(self, memory: DeviceMemory, address: int, size: int) -> None:
+        self._memory = memory
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3
+        }  # fmt: skip
+
+
+def _let_go(driver: Driver, free: list[Any], mapped: dict[int, Any], ranges: list[tuple[int, int]]) -> None:
+    driver.settle()
+    for address in mapped:
+        driver.call("cuMemUnmap", address, driver.granule)
+    for handle in (*free, *mapped.values()):
+        driver.call("cuMemRelease", handle)
+    for address, length in ranges:
+        driver.call("cuMemAddressFree", address, length)

@@ -1,0 +1,242 @@
+"""Where rank pages lie: halves of modules, in frames of memory that are had and given back.
+
+A half (A or B) of a module is one tensor, [groups, layers, pages, RANK_PAGE, width]. On the CPU a group is
+eight pages: what one layer reads of neighbouring pages is one run of memory, and all that a page needs lies
+close together. On a GPU whose memory can be lent it is one page, so that the page takes few granules; on
+another all pages are one group. The layers are views that begin one layer's share of a group after the other,
+and kernels know a page by its place in such a view (`place`).
+
+Memory comes and goes in frames: on a GPU that lends a granule, elsewhere a page. `RankPages` knows what is in
+use, `RankArenas` what has memory.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from personae.kernels.memory import Memory, give_back_pages
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import LoraShapes
+from personae.lora.copies import Copies
+
+GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
+
+
+class RankArena:
+    """A half of a module. `frame`: bytes."""
+
+    def __init__(self, memory: Memory, layers: int, pages: int, width: int, dtype: torch.dtype) -> None:
+        self._memory = memory
+        self.group = 1 if memory.granule else min(GROUP, pages) if memory.lends else pages
+        shape = (-(-pages // self.group), layers, self.group, RANK_PAGE, width)
+        self.data = memory.reserve(shape, dtype)
+        self._page_bytes = layers * RANK_PAGE * width * dtype.itemsize
+        self.frame = memory.granule or self._page_bytes
+        self._backed: set[int] = set()  # frames of granules
+        self._stale: dict[int, int] = {}
+        self._changes = 0
+
+    def frames(self, page: int) -> range:
+        """The frames that a page lies in."""
+        first, last = page * self._page_bytes, (page + 1) * self._page_bytes
+        return range(first // self.frame, -(-last // self.frame))
+
+    def layers(self) -> Tensor:
+        """The rows of each layer [L, rows, width]: of layer 0 all but the last layers', of layer 1 those from
+        its share of the first group on, and so on."""
+        _, layers, pages, _, width = self.data.shape
+        share = pages * RANK_PAGE
+        rows = self.data.numel() // width - (layers - 1) * share
+        return self.data.as_strided((layers, rows, width), (share * width, width, 1))
+
+    def place(self, page: int) -> int:
+        """The number of a page in the view of each layer."""
+        return page // self.group * self.group * self.data.shape[1] + page % self.group
+
+    def used(self, frames: Iterable[int]) -> None:
+        """Pages in these frames are in use."""
+        for frame in frames:
+            self._stale.pop(frame, None)
+
+    def left(self, frames: Iterable[int]) -> None:
+        """No page in these frames is in use any more."""
+        self._changes += 1
+        self._stale.update(dict.fromkeys(frames, self._changes))
+
+    def lacking(self, frames: Iterable[int]) -> list[int]:
+        """Those of the frames that have no memory, where it does not come by itself."""
+        return [frame for frame in frames if frame not in self._backed] if self._memory.granule else []
+
+    def back(self, frame: int) -> None:
+        """Have memory there."""
+        self._memory.back(self._bytes(frame))
+        self._backed.add(frame)
+
+    @property
+    def stale(self) -> dict[int, int]:
+        """The frames that no page in use lies in and that were not given back, and since which change."""
+        return dict(self._stale)
+
+    @property
+    def stale_bytes(self) -> int:
+        """What `stale` takes."""
+        return len(self._stale) * self.frame
+
+    def giving_back(self, stale: Mapping[int, int]) -> Iterator[None]:
+        """Give back what has been `stale` ever since, a piece at a time."""
+        while frames := [frame for frame, since in stale.items() if self._stale.get(frame) == since]:
+            if self._memory.granule:
+                del self._stale[frames[0]]
+                self._backed.remove(frames[0])
+                self._memory.give_back(self._bytes(frames[0]))
+            else:
+                group = frames[0] // self.group
+                own = [page for page in frames if page // self.group == group]
+                for page in own:
+                    del self._stale[page]
+                self._give_back_pages(self.data[group], [page % self.group for page in own])
+            yield
+
+    def _give_back_pages(self, group: Tensor, pages: Collection[int]) -> None:
+        """Pages of a group [L, pages, RANK_PAGE, width]."""
+        if len(pages) == group.shape[1]:
+            self._memory.give_back(group)
+            return
+        for share in group:
+            give_back_pages(self._memory, share, pages)
+
+    def _bytes(self, frame: int) -> Tensor:
+        return self.data.view(torch.uint8).flatten()[frame * self.frame : (frame + 1) * self.frame]
+
+
+class RankArenas(Mapping[str, tuple[RankArena, RankArena]]):
+    """The halves A and B of all modules."""
+
+    def __init__(self, memory: Memory, shapes: LoraShapes, pages: int, dtype: torch.dtype) -> None:
+        self._memory = memory
+        self._halves = {
+            module: (
+                RankArena(memory, shapes.layers, pages, inputs, dtype),
+                RankArena(memory, shapes.layers, pages, outputs, dtype),
+            )
+            for module, (inputs, outputs) in shapes.modules.items()
+        }
+
+    def __getitem__(self, module: str) -> tuple[RankArena, RankArena]:
+        return self._halves[module]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._halves)
+
+    def __len__(self) -> int:
+        return len(self._halves)
+
+    def backing(self, taken: Mapping[str, Collection[int]], copies: Copies, room: int) -> Iterator[None]:
+        """Have memory behind pages that were taken, a piece at a time. What no adapter uses and was not given
+        back is, as far as it is more than `room` bytes: what is wanted now are other pages."""
+        lacking = []
+        for module, pages in taken.items():
+            for half in self[module]:
+                frames = {frame for page in pages for frame in half.frames(page)}
+                half.used(frames)
+                lacking += [(half, frame) for frame in half.lacking(frames)]
+        giving = self.giving_back(copies)
+        while sum(half.stale_bytes for pair in self.values() for half in pair) > room:
+            yield next(giving)
+        for half, frame in lacking:
+            if not self._memory.free:
+                yield from self.giving_back(copies)
+            if half.lacking([frame]):  # or another that comes has had it meanwhile
+                half.back(frame)
+                yield
+
+    def left(self, module: str, frames: tuple[Collection[int], Collection[int]]) -> None:
+        """No page in these frames of A, and of B, is in use any more."""
+        for half, own in zip(self[module], frames, strict=True):
+            half.left(own)
+
+    def giving_back(self, copies: Copies) -> Iterator[None]:
+        """Give back what no adapter uses, a piece at a time: when the device has done what it was told, which
+        may still read it, and the copies have arrived that were for those who have left."""
+        halves = [half for pair in self.values() for half in pair]
+        while stale := [(half, half.stale) for half in halves if half.stale]:
+            copies.begin()
+            mark = copies.mark()
+            while mark is not None and not mark.reached:
+                yield
+            for half, frames in stale:
+                yield from half.giving_back(frames)
+
+
+class RankPages:
+    """The books: of each module the pages that are free, the lowest first, so that those in use share
+    frames; of each frame how many pages in use lie there. `used`: the bytes of frames in use."""
+
+    def __init__(self, arenas: Mapping[str, tuple[RankArena, RankArena]], pages: int) -> None:
+        self._arenas = arenas
+        self.free = {module: list(range(pages)) for module in arenas}
+        self._users = {module: (Counter[int](), Counter[int]()) for module in arenas}
+        self.used = 0
+
+    def copy(self) -> "RankPages":
+        """To try what would be."""
+        other = RankPages(self._arenas, 0)
+        other.free = {module: free.copy() for module, free in self.free.items()}
+        other._users = {module: (a.copy(), b.copy()) for module, (a, b) in self._users.items()}
+        other.used = self.used
+        return other
+
+    def cost(self, counts: Mapping[str, int]) -> int:
+        """The bytes by which `used` would grow if so many pages of modules were taken."""
+        total = 0
+        for module, count in counts.items():
+            pages = self.free[module][:count]
+            for arena, users in zip(self._arenas[module], self._users[module], strict=True):
+                frames = {frame for page in pages for frame in arena.frames(page)}
+                total += sum(arena.frame for frame in frames if not users[frame])
+        return total
+
+    def take(self, module: str, count: int) -> tuple[int, ...]:
+        """So many free pages are in use from now on."""
+        pages = tuple(self.free[module][:count])
+        del self.free[module][:count]
+        for arena, users in zip(self._arenas[module], self._users[module], strict=True):
+            for page in pages:
+                for frame in arena.frames(page):
+                    self.used += 0 if users[frame] else arena.frame
+                    users[frame] += 1
+        return pages
+
+    def put(self, module: str, pages: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Pages are free again; the frames of A, and of B, that nobody uses any more."""
+        self.free[module] += pages
+        self.free[module].sort()
+        idle: tuple[list[int], list[int]] = ([], [])
+        for arena, users, found in zip(self._arenas[module], self._users[module], idle, strict=True):
+            for page in pages:
+                for frame in arena.frames(page):
+                    users[frame] -= 1
+                    if not users[frame]:
+                        del users[frame]
+                        self.used -= arena.frame
+                        found.append(frame)
+        return idle
+
+    def check_integrity(self, taken: Iterable[Mapping[str, Sequence[int]]]) -> None:
+        """Compare with the truth: the pages that each adapter has. Raises AssertionError."""
+        books = RankPages(self._arenas, 0)
+        for adapter in taken:
+            for module, pages in adapter.items():
+                books.free[module] = sorted(pages)
+                books.take(module, len(pages))
+        assert self._users == books._users, "users of frames"
+        assert self.used == books.used, f"{self.used} bytes are used, or {books.used}"
+
+
+def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype, granule: int = 0) -> int:
+    """The bytes of a pool's arenas with this many rank rows a module, each in whole granules."""
+    widths = [width for pair in shapes.modules.values() for width in pair]
+    sizes = [shapes.layers * capacity_rows * width * dtype.itemsize for width in widths]
+    return sum(-(-size // granule) * granule if granule else size for size in sizes)
