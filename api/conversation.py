@@ -1,9 +1,12 @@
 """The wire types of a conversation: its messages, and the tools that are offered in it. As in schema.py, a
 field that is not here is refused by name."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+
+from personae.errors import RequestError
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
@@ -107,6 +110,20 @@ class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_f
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+def check_results(messages: Sequence[Message]) -> None:
+    """Raises RequestError for a tool's message that answers no call made before it. (A call without an
+    id may be any.)"""
+    calls: set[str | None] = set()
+    for index, message in enumerate(messages):
+        if isinstance(message, AssistantMessage):
+            calls.update(call.id for call in message.tool_calls or ())
+        elif isinstance(message, ToolMessage) and not {None, message.tool_call_id} & calls:
+            given = message.tool_call_id
+            what = "is missing" if given is None else f"{given[:100]!r} is of no call in an earlier message"
+            field = f"messages[{index}].tool_call_id"
+            raise RequestError(f"`{field}` {what}: a tool's message answers a call.", param=field)
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from personae.api import logs
 from personae.api.adapters.combined import combined
 from personae.api.answers import CachedTokens, ReasoningTokens, Usage
 from personae.api.choices import Choice, Part
-from personae.api.conversation import Message
+from personae.api.conversation import Message, check_results
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
 from personae.api.metrics import Metrics, SequenceClock
@@ -162,6 +162,7 @@ class Door:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
+        check_results(messages)
         render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
         if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
             with suppress(TemplateTooSlow):  # then again, where it holds up nobody

@@ -144,6 +144,7 @@ def _add(messages: list[Message], item: wire.Item, place: str, names: Names) -> 
         case wire.FunctionResult() | wire.CustomResult():
             messages.append(ToolMessage(_content(item.output), item.call_id))
             names.put(f"messages[{len(messages) - 1}].content", f"{place}.output")
+            names.put(f"messages[{len(messages) - 1}].tool_call_id", f"{place}.call_id")
         case wire.MessageItem(role="user"):
             messages.append(UserMessage(_content(item.content)))
         case wire.MessageItem(role="system"):

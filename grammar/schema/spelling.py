@@ -11,7 +11,7 @@ from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import subschemas
 
-_SHORT, _LONG = 4, 8  # characters: shorter names are not guessed, those from the second on may have two slips
+_SHORT, _LONG = 4, 8  # characters: names from the first on may have a slip, from the second on two
 
 
 def check_spelling(document: Schema) -> None:
@@ -29,7 +29,7 @@ def check_spelling(document: Schema) -> None:
 def _meant_keyword(name: str) -> str | None:
     if name in ASSERTIONS or name.startswith(("x-", "_", "@")):
         return None
-    return _nearest(name, [one for one in ASSERTIONS if len(one) >= _SHORT])
+    return _nearest(name, ASSERTIONS)
 
 
 @lru_cache(4096)
@@ -39,7 +39,7 @@ def _meant_format(name: str) -> str | None:
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
     found = ((_slips(name.lower(), one.lower()), one) for one in known)
-    near = [(slips, one) for slips, one in found if slips <= (2 if len(one) >= _LONG else 1)]
+    near = [(slips, one) for slips, one in found if slips <= (len(one) >= _SHORT) + (len(one) >= _LONG)]
     return min(near)[1] if near else None
 
 

@@ -12,6 +12,10 @@ from personae.api.app import create_app
 pytestmark = pytest.mark.anyio
 
 USER = {"role": "user", "content": "hi"}
+CALLING = {
+    "role": "assistant",
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
 DEEP: Any = {}
 for _ in range(70):
     DEEP = {"a": DEEP}
@@ -46,6 +50,16 @@ CHAT: list[tuple[dict[str, Any], str]] = [
         "messages[0].tool_calls[0].function.arguments",
     ),
     ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages[0].audio"),
+    ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+    ({"messages": [USER, CALLING, {"role": "tool", "content": "x"}]}, "messages[2].tool_call_id"),
+    (
+        {"messages": [USER, CALLING, {"role": "tool", "tool_call_id": "b", "content": "x"}]},
+        "messages[2].tool_call_id",
+    ),
+    (
+        {"messages": [USER, {"role": "tool", "tool_call_id": "a", "content": "x"}, CALLING]},
+        "messages[1].tool_call_id",
+    ),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ({"messages": [USER] * 5000}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),

@@ -34,7 +34,7 @@ TEXT = "/v1/completions"
         (CHAT, "chat_template", "{{ ''.__class__.__mro__ }}"),
         (CHAT, "documents", [{"url": "http://169.254.169.254/"}]),
         (CHAT, "mm_processor_kwargs", {"trust_remote_code": True}),
-        (CHAT, "media_io_kwargs", {}),
+        (CHAT, "media_io_kwargs", {"image": {}}),
         (TEXT, "cache_salt", "another-tenants"),
         (CHAT, "cache_salt", "another-tenants"),
         (TEXT, "lora_path", "/etc/passwd"),

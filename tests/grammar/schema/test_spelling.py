@@ -41,8 +41,9 @@ def test_a_slip_is_refused_with_its_place_and_what_was_meant(
         {"$id": "https://a", "$anchor": "a", "$defs": {"types": {}}, "definitions": {"formt": {}}},
         {"properties": {"tpye": {}, "maxlength": {}}, "enum": [{"requried": 1}], "format": "int32"},
         {"propertyOrdering": ["a"], "discriminator": {}, "format": "color"},
+        {"items": {"format": "url"}},
     ],
-    ids=["annotations", "own", "names", "values", "others"],
+    ids=["annotations", "own", "names", "values", "others", "a format in use"],
 )
 def test_what_is_no_slip_is_passed_over(schema: dict[str, Any]) -> None:
     check_spelling(parse_schema(json.dumps(schema)))
