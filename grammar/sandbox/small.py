@@ -1,8 +1,9 @@
 """Which specs are compiled without a trial: those whose cost is bounded by what is seen of them.
 
 A compile is costly where a few characters stand for much: a repetition with a large number, a regular
-expression whose states multiply, references and alternatives that unfold into each other. What has few of
-these, and is short, takes milliseconds.
+expression whose states multiply, references and alternatives that unfold into each other, an answer that is
+long before it can end, since the shortest is looked for. What has few of these, and is short, takes
+milliseconds.
 """
 
 import re
@@ -11,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from personae.grammar.schema.prepare import ANALYSIS_ERRORS
+from personae.grammar.schema.shortest import shortest_alone, shortest_instance
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
 
@@ -21,6 +24,9 @@ _NUMBER = 256  # of any bound on a size, or what is to be a multiple of
 _MULTIPLES = 2  # of numbers, each of which takes as many states as it is large
 _PATTERN = 96  # characters of a regular expression
 _REPEATED = 128  # characters that its counted repetitions stand for
+_SHORTEST = 512  # characters of an answer
+_FORMATTED = 36  # characters that a format may ask for
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _SIZES = frozenset(
     {
         *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
@@ -33,8 +39,10 @@ _BRANCHING = frozenset(
         *("propertyNames", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
     }
 )
+_UNCOUNTED = frozenset({"minProperties", "minContains"})  # by what tells how short an answer is
 _COUNTED = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _UNBOUNDED = re.compile(r"(?<!\\)[*+]|\{\d*,\}")
+_CLASS = re.compile(r"\[[^\]]*\]|\\.")
 _GROUP_REPEATED = re.compile(r"\)(?:[*+]|\{)")
 
 
@@ -73,15 +81,20 @@ def _small_structure(source: str) -> bool:
         return element
 
     replace_bound(decode_structure(source), note)
-    return not grammars and all(map(is_plain, patterns)) and _small_schemas(schemas)
+    if grammars or not all(map(is_plain, patterns)):
+        return False
+    return _small_schemas(schemas, sum(map(_width, patterns)))
 
 
-def _small_schemas(schemas: list[Any]) -> bool:
+def _small_schemas(schemas: list[Any], beside: int = 0) -> bool:
+    """`beside` are the characters of an answer that no schema binds."""
     branches = multiples = 0
     for depth, name, value in _members(schemas):
         if depth > _DEPTH:
             return False
         if name in _SIZES and isinstance(value, int | float) and value > _NUMBER:
+            return False
+        if name in _UNCOUNTED and isinstance(value, int | float) and value > 1:
             return False
         if name == "multipleOf":
             multiples += 1
@@ -92,7 +105,35 @@ def _small_schemas(schemas: list[Any]) -> bool:
         if name == "patternProperties" and isinstance(value, dict) and not all(map(is_plain, value)):
             return False
         branches += name in _BRANCHING
-    return branches <= _BRANCHES
+    if branches > _BRANCHES:
+        return False
+    try:
+        return beside + sum(map(_shortest, schemas)) <= _SHORTEST
+    except ANALYSIS_ERRORS:  # it is malformed, or says what few know
+        return False
+
+
+def _shortest(schema: Any) -> float:
+    weighted = _weighted(schema)
+    alone = shortest_alone(weighted)
+    return shortest_instance(weighted) if alone is None else alone
+
+
+def _weighted(value: Any) -> Any:
+    """A schema in which what is bound by more than a size is as long as that may make it."""
+    if isinstance(value, list):
+        return list(map(_weighted, value))
+    if not isinstance(value, dict):
+        return value
+    weighted = {name: _weighted(member) for name, member in value.items()}
+    least = sum(len(str(value[name])) for name in _NUMERIC if isinstance(value.get(name), int | float))
+    if isinstance(value.get("format"), str):
+        least = max(least, _FORMATTED)
+    if isinstance(pattern := value.get("pattern"), str):
+        least = max(least, _width(pattern))
+    if least:
+        weighted["allOf"] = [*value.get("allOf", ()), {"type": "string", "minLength": least}]
+    return weighted
 
 
 def _members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
@@ -111,5 +152,13 @@ def is_plain(pattern: str) -> bool:
     """A regular expression with one open repetition at most, and none of a group."""
     if len(pattern) > _PATTERN or _GROUP_REPEATED.search(pattern):
         return False
-    counted = sum(int(most or least or 0) for least, _, most in _COUNTED.findall(pattern))
-    return counted <= _REPEATED and len(_UNBOUNDED.findall(pattern)) <= 1
+    return _counted(pattern) <= _REPEATED and len(_UNBOUNDED.findall(pattern)) <= 1
+
+
+def _width(pattern: str) -> int:
+    """At most so many characters does the shortest text have that matches a plain pattern."""
+    return len(_CLASS.sub("x", _COUNTED.sub("", pattern))) + _counted(pattern)
+
+
+def _counted(pattern: str) -> int:
+    return sum(int(most or least or 0) for least, _, most in _COUNTED.findall(pattern))

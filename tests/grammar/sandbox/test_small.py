@@ -8,6 +8,7 @@ import pytest
 from personae.evals.hostile import laughs
 from personae.grammar.sandbox.small import is_small
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.elements import Exactly, Json, Sequence, structure_spec
 
 
 def spec_of(schema: Any) -> GrammarSpec:
@@ -39,6 +40,46 @@ def spec_of(schema: Any) -> GrammarSpec:
 )
 def test_small_is_what_says_little_and_means_little(schema: Any, small: bool) -> None:
     assert is_small(spec_of(schema)) is small
+
+
+def arrays(least: int, items: Any) -> dict[str, Any]:
+    return {"type": "array", "minItems": least, "items": items}
+
+
+MULTIPLE = {"type": "integer", "multipleOf": 251, "minimum": 1}
+REQUIRED = [f"p{n}" for n in range(8)]
+OBJECT = {
+    "type": "object",
+    "properties": {name: {"type": "integer"} for name in REQUIRED},
+    "required": REQUIRED,
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "small"),
+    [
+        (arrays(250, arrays(20, MULTIPLE)), False),
+        (arrays(250, OBJECT), False),
+        (arrays(256, {"type": "string", "minLength": 120}), False),
+        (arrays(160, {"type": "string", "pattern": "^a{120}$"}), False),
+        (arrays(160, {"type": "string", "format": "uuid"}), False),
+        (arrays(160, {"type": "integer", "minimum": 10**15}), False),
+        (arrays(160, {"$ref": "#/own"}) | {"own": {"pattern": "a{120}"}}, False),
+        ({"type": "object", "minProperties": 200, "additionalProperties": {"minLength": 200}}, False),
+        ({"type": "object", "minProperties": 1}, True),
+        (arrays(100, {"type": "integer"}), True),
+        (arrays(5, OBJECT), True),
+        ({"type": "array", "items": arrays(250, OBJECT)}, True),
+    ],
+)
+def test_sizes_count_as_often_as_the_shortest_answer_has_them(schema: Any, small: bool) -> None:
+    assert is_small(spec_of(schema)) is small
+
+
+def test_those_of_a_structure_add_up() -> None:
+    one = Json(arrays(100, {"type": "integer"}), True, "tools[0]")
+    assert is_small(structure_spec(Sequence((one,))))
+    assert not is_small(structure_spec(Sequence((one, Exactly(" "), one, one))))
 
 
 @pytest.mark.parametrize(
