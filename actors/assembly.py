@@ -39,10 +39,11 @@ from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.arenas import pool_bytes
+from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import SideStream, pinned
-from personae.lora.library import AdapterBounds, AdapterLibrary
+from personae.lora.library import AdapterLibrary
 from personae.lora.peft import read_adapter
-from personae.lora.pool import MAX_RANK, LoraPool
+from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS
 from personae.lora.writing import made_ready
@@ -196,13 +197,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
         late=not on_gpu,
     )
-    bounds = AdapterBounds(
-        shapes,
-        min(capacity, MAX_RANK),
-        torch.finfo(model.dtype).max,
-        pool_bytes(shapes, capacity, model.dtype),
-        stored,
-    )
+    bounds = AdapterBounds.of_pool(shapes, capacity, model.dtype, stored)
     about = (
         f"{device}, {options.quantize or str(model.dtype).removeprefix('torch.')}, "
         f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "

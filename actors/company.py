@@ -33,7 +33,7 @@ from personae.actors.wire import Describe, Facts, Port
 from personae.engine.config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
 from personae.errors import LoadError, StartFailed
-from personae.lora.library import AdapterBounds
+from personae.lora.bounds import AdapterBounds
 
 COMMAND = (sys.executable, "-m", "personae.actors.back")
 HANG_SECONDS = 60.0  # a step may have to compile kernels

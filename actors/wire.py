@@ -34,7 +34,7 @@ from personae.actors.messages import (
     Yield,
 )
 from personae.engine.config import GenerationDefaults
-from personae.lora.library import AdapterBounds
+from personae.lora.bounds import AdapterBounds
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from personae.errors import PersonaeError
 if TYPE_CHECKING:
     from personae.actors.client import EngineClient
     from personae.engine.config import GenerationDefaults
-    from personae.lora.library import AdapterBounds
+    from personae.lora.bounds import AdapterBounds
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]

@@ -6,7 +6,6 @@ refused, not served.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,39 +15,6 @@ from personae.lora.mix import mixed, parts_of
 from personae.lora.pace import Pace, Rest
 from personae.lora.peft import read_adapter
 from personae.lora.stored import find, store
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterBounds:
-    """What an adapter must fit: the base's shapes, ranks that the pool has, magnitudes that its dtype has,
-    bytes for what it has beside its ranks. stored: the dtype, as safetensors names it, in which a file is
-    kept of it for being placed, if one is (`lora/stored.py`)."""
-
-    shapes: LoraShapes
-    max_rank: int
-    max_value: float
-    max_extra: int = 2**63
-    stored: str | None = None
-
-    def check(self, adapter: Adapter) -> None:
-        """Raises AdapterError if the adapter could never be placed."""
-        for module, rank in adapter.ranks.items():
-            if rank > self.max_rank:
-                raise AdapterError(
-                    f"rank {rank} of {module}: the memory for adapters holds {self.max_rank} ranks; "
-                    "start the server with a larger --adapter-memory",
-                    param="r",
-                )
-        if adapter.extra_bytes(self.shapes) > self.max_extra:
-            raise AdapterError(
-                f"{', '.join(adapter.traits())}: that takes {adapter.extra_bytes(self.shapes)} bytes beside "
-                f"the ranks, of {self.max_extra} that there are; start the server with more --adapter-memory"
-            )
-        if not adapter.peak <= self.max_value:
-            raise AdapterError(
-                f"the largest value, {adapter.peak:.3g} with the scaling, is out of the range of the "
-                "precision that the server computes in"
-            )
 
 
 class Prepare(Protocol):

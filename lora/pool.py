@@ -22,14 +22,13 @@ from personae.kernels.upload import upload
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.arenas import RankArenas, RankPages, pool_bytes
 from personae.lora.base import BaseWeights
+from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import AtOnce, Copies, Mark
 from personae.lora.extras import Extras
 from personae.lora.resident import Resident
 from personae.lora.stacking import stacking
 from personae.lora.stored import Filler, Pieces, finished
 from personae.lora.writing import sending
-
-MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 
 class LoraPool:
@@ -63,14 +62,15 @@ class LoraPool:
             raise ValueError("capacity_rows must be a positive multiple of RANK_PAGE, max_adapters positive")
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.num_pages = (capacity_rows + spare_rows) // RANK_PAGE
-        self.max_rank = min(capacity_rows, MAX_RANK)
+        self.bounds = AdapterBounds.of_pool(shapes, capacity_rows, dtype)
         self.max_adapters = max_adapters
+        most_pages = self.bounds.max_rank // RANK_PAGE  # of one adapter's module
         memory = memory_of(device, 0) if memory is None else memory
         self._halves = RankArenas(memory, shapes, self.num_pages, dtype)
         self._tables = {
             module: RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
-                torch.zeros(max_adapters, self.max_rank // RANK_PAGE, dtype=torch.int32, device=device),
+                torch.zeros(max_adapters, most_pages, dtype=torch.int32, device=device),
             )
             for module in shapes.modules
         }
@@ -94,7 +94,6 @@ class LoraPool:
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
         self.extras = Extras(shapes, base, dtype, device)
         self.budget = pool_bytes(shapes, capacity_rows, dtype, memory.granule)
-        self.extra_bytes = pool_bytes(shapes, capacity_rows, dtype)
         self._borrows = spare_rows > 0
         self._copies: Copies = AtOnce() if copies is None else copies
         self._filler = Filler({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
@@ -176,22 +175,10 @@ class LoraPool:
 
     def check_fits(self, adapter: Adapter) -> None:
         """Raises AdapterError if the adapter could not be loaded even into an empty pool."""
-        for module, rank in adapter.ranks.items():
-            if rank > self.max_rank:
-                raise AdapterError(
-                    f"adapter {adapter.name!r}: rank {rank} of {module} does not fit the pool's "
-                    f"{self.max_rank} ranks a module"
-                )
-        if adapter.extra_bytes(self.shapes) > self.extra_bytes:
-            raise AdapterError(
-                f"adapter {adapter.name!r}: {', '.join(adapter.traits())} takes "
-                f"{adapter.extra_bytes(self.shapes)} bytes, the pool has {self.extra_bytes} for that"
-            )
-        if not adapter.peak <= torch.finfo(self.dtype).max:
-            raise AdapterError(
-                f"adapter {adapter.name!r}: its largest value, {adapter.peak:.3g} with the scaling, is out "
-                f"of the range of {self.dtype}"
-            )
+        try:
+            self.bounds.check(adapter)
+        except AdapterError as error:
+            raise AdapterError(f"adapter {adapter.name!r}: {error.message}") from None
 
     def can_load(self, adapter: Adapter) -> bool:
         """Whether `load` would succeed now, evicting adapters that nobody holds if it must."""
@@ -315,7 +302,7 @@ class LoraPool:
         enough."""
         counts, books = _pages(adapter), self._pages.copy()
         slots = 1 - len(self._free_slots)
-        extra = adapter.extra_bytes(self.shapes) - self.extra_bytes
+        extra = adapter.extra_bytes(self.shapes) - self.bounds.max_extra
         extra += sum(resident.extra for resident in self._residents.values())
         missing, size = self._missing(books, counts)
         victims = []

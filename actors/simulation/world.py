@@ -54,7 +54,7 @@ from personae.errors import (
     RestartsExhausted,
 )
 from personae.lora.adapter import LoraShapes
-from personae.lora.library import AdapterBounds
+from personae.lora.bounds import AdapterBounds
 
 HANG_SECONDS = 4.0
 SETTLE_SECONDS = 30.0  # what was begun for one who left, a compile or a placement, may take its time

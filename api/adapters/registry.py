@@ -24,7 +24,7 @@ from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.api.upload import Staging, sync_folder
 from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded
-from personae.lora.library import AdapterBounds
+from personae.lora.bounds import AdapterBounds
 from personae.lora.pace import Pace
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter, targets
 from personae.lora.stored import store

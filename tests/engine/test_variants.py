@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,15 +224,16 @@ def test_the_memory_of_extras_is_given_back_and_bounded(tmp_path: Path) -> None:
     pool = troupe.engine.runner.adapters
     names = ("dora", "saved-in-full", "embedding")
     made = [read_adapter(saved(tmp_path / name, base, 1, **VARIANTS[name]), troupe.shapes) for name in names]
-    pool.extra_bytes = max(adapter.extra_bytes(troupe.shapes) for adapter in made)
+    most = max(adapter.extra_bytes(troupe.shapes) for adapter in made)
+    pool.bounds = replace(pool.bounds, max_extra=most)
     for adapter in (*made, *made):
         pool.load(adapter)
         used = sum(resident.extra for resident in pool._residents.values())
-        assert used <= pool.extra_bytes
+        assert used <= most
         pool.check_integrity()
     for digest in pool.residents:
         pool.unload(digest)
     assert not pool.extras
-    pool.extra_bytes = 100
-    with pytest.raises(AdapterError, match="DoRA takes"):
+    pool.bounds = replace(pool.bounds, max_extra=100)
+    with pytest.raises(AdapterError, match="DoRA: that takes"):
         pool.load(made[0])

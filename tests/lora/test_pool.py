@@ -60,7 +60,7 @@ def test_the_scaling_is_folded_in_float32_before_the_one_rounding(
 
 def test_a_value_out_of_the_pool_s_range_is_refused() -> None:
     adapter = adapter_of(1, {"q": 2}, scaling=1e6)
-    with pytest.raises(AdapterError, match=r"range of torch\.float16"):
+    with pytest.raises(AdapterError, match="out of the range of the precision"):
         make_pool(dtype=torch.float16).load(adapter)
     make_pool(dtype=torch.bfloat16).load(adapter)
 
@@ -136,14 +136,14 @@ def test_an_adapter_that_can_never_fit_is_refused_with_its_rank() -> None:
     pool = make_pool(capacity_rows=16)
     adapter = adapter_of(1, {"v": 17})
     assert not pool.can_load(adapter)
-    with pytest.raises(AdapterError, match="rank 17 of v does not fit the pool's 16 ranks"):
+    with pytest.raises(AdapterError, match="rank 17 of v: the memory for adapters holds 16 ranks"):
         pool.load(adapter)
 
 
 def test_no_adapter_is_larger_than_the_kernels_scratch_memory_however_large_the_pool() -> None:
     pool = make_pool(capacity_rows=1024)
     pool.load(adapter_of(1, {"k": 512}))
-    with pytest.raises(AdapterError, match="rank 513 of k does not fit the pool's 512 ranks"):
+    with pytest.raises(AdapterError, match="rank 513 of k: 512 is the most"):
         pool.load(adapter_of(2, {"k": 513}))
     pool.check_integrity()
 

@@ -20,7 +20,7 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Limits, Role, TenantStore
 from personae.lora.adapter import LoraShapes
-from personae.lora.library import AdapterBounds
+from personae.lora.bounds import AdapterBounds
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 SHAPES = LoraShapes(2, {"q": (8, 8), "v": (8, 4)})

@@ -12,7 +12,8 @@ from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, upload, 
 from personae.api.settings import ApiSettings
 from personae.errors import AdapterError, LoadError, Overloaded, RateLimited
 from personae.lora.adapter import LoraShapes
-from personae.lora.library import AdapterBounds, AdapterLibrary
+from personae.lora.bounds import AdapterBounds
+from personae.lora.library import AdapterLibrary
 from personae.lora.peft import read_adapter
 
 pytestmark = pytest.mark.anyio
