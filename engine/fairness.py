@@ -4,7 +4,6 @@ The scheduler keeps one queue per key, a key being (tenant, adapter), in order o
 the keys and nothing else; within a key, priority and order of arrival hold.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
@@ -42,39 +41,6 @@ class FairnessPolicy(Protocol):
 
     def gap(self) -> float:
         """Between the most and the least served of the keys that wait, in weighted tokens."""
-
-
-class FirstComeFirstServed:
-    """In order of arrival, whoever it is."""
-
-    def __init__(self) -> None:
-        self._queue: list[tuple[int, Key]] = []
-        self._orders: dict[Key, int] = {}
-
-    def offer(self, key: Key, order: int) -> None:
-        """Queue the key by its first sequence."""
-        if key in self._orders:
-            self.withdraw(key)
-        self._orders[key] = order
-        insort(self._queue, (order, key))
-
-    def withdraw(self, key: Key) -> None:
-        """Take the key out of the queue."""
-        del self._queue[bisect_left(self._queue, self._orders.pop(key), key=lambda entry: entry[0])]
-
-    def choose(self, behind: Collection[str] = ()) -> Key:
-        """The key of the sequence that came first."""
-        return self._queue[0][1]
-
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
-        """Service does not count here."""
-
-    def forget(self, key: Key) -> None:
-        """Nothing is remembered of a key that does not wait."""
-
-    def gap(self) -> float:
-        """Nobody counts."""
-        return 0.0
 
 
 class VirtualTokenCounters:

@@ -22,10 +22,11 @@ from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.front import LocalClient
 from personae.actors.stage import open_stage
 from personae.api.local import DEMO
-from personae.engine.fairness import FairnessPolicy, FirstComeFirstServed, VirtualTokenCounters
+from personae.engine.fairness import FairnessPolicy, VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
+from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 FLOOD = 200
 POLICIES: dict[str, Callable[[], FairnessPolicy]] = {

@@ -4,9 +4,10 @@ import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
 from personae.engine.background import Allowance, StepCost, Tiers
-from personae.engine.fairness import FirstComeFirstServed, Key
+from personae.engine.fairness import Key
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduler import Scheduler
+from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 USER, BATCH = Key("a", None), Key("a", None, True)
 LONG = {"max_tokens": 30, "ignore_eos": True}

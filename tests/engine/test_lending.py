@@ -3,9 +3,9 @@
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log
 
-from personae.engine.fairness import FirstComeFirstServed
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduler import Scheduler
+from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 
 def bench(pages: int = 20, lendable: int = 10, max_model_len: int = 40) -> Bench:

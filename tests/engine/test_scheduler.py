@@ -3,9 +3,10 @@
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
-from personae.engine.fairness import FirstComeFirstServed, VirtualTokenCounters
+from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.plan import MemoryLayout, StepResult
 from personae.engine.scheduler import Scheduler
+from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 
 def bench(

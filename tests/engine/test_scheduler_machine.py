@@ -15,12 +15,13 @@ from hypothesis.stateful import (
 )
 
 from personae.engine.background import Tiers
-from personae.engine.fairness import FirstComeFirstServed, VirtualTokenCounters
+from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.pages import PagePool
 from personae.engine.plan import MemoryLayout
 from personae.engine.prefix import PrefixCache
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
+from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 FAR = 4
 
