@@ -180,14 +180,6 @@ class LoraPool:
         except AdapterError as error:
             raise AdapterError(f"adapter {adapter.name!r}: {error.message}") from None
 
-    def can_load(self, adapter: Adapter) -> bool:
-        """Whether `load` would succeed now, evicting adapters that nobody holds if it must."""
-        try:
-            self.check_fits(adapter)
-        except AdapterError:
-            return False
-        return adapter.digest in self._residents or self._victims(adapter) is not None
-
     def load(self, adapter: Adapter) -> int:
         """Bring an adapter in, if it is not there, and mark it used; its slot, which it keeps until it
         leaves.
