@@ -36,9 +36,9 @@ from personae.api.params import (
     sampling_params,
     text_style,
 )
-from personae.api.respond import json_response, wants_running_usage, wants_usage
+from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
-from personae.api.stream import Chunks, EventStream
+from personae.api.stream import AnswerForm, EventStream, respond
 from personae.api.tools import answer_shape, functions_of, grammar_of, loose_functions, shown_tools
 from personae.api.words import CallPart, Words
 from personae.errors import RequestError
@@ -57,9 +57,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     door = door_of(request)
     body = await read_json(request, ChatRequest, door.settings.max_json_depth)
     job, form = await admit(door, body)
-    if body.stream:
-        return EventStream(request, job.run, form)
-    return json_response(form.whole(await job.gather(request.receive)))
+    return await respond(request, job, form, stream=bool(body.stream))
 
 
 async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tuple[Job, "Form"]:
@@ -149,7 +147,7 @@ def _echo(body: ChatRequest) -> str:
     return str(plain_messages(body.messages[-1:])[0]["content"])
 
 
-class Form(Chunks):
+class Form(AnswerForm):
     """The shape of this route's answers.
 
     A stream's events: the role first, the text as it comes, then why it ended, then perhaps the usage.

@@ -23,9 +23,9 @@ from personae.api.params import (
     sampling_params,
     text_style,
 )
-from personae.api.respond import json_response, wants_running_usage, wants_usage
+from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.schema import CompletionRequest, refuse_unserved
-from personae.api.stream import Chunks, EventStream
+from personae.api.stream import AnswerForm, EventStream, respond
 from personae.errors import RequestError, UnsupportedParameter
 
 _DEFAULT_MAX_TOKENS = 16
@@ -53,9 +53,7 @@ async def completions(request: Request) -> Response | EventStream:
     door = door_of(request)
     body = await read_json(request, CompletionRequest, door.settings.max_json_depth)
     job, form = await admit(door, body)
-    if body.stream:
-        return EventStream(request, job.run, form)
-    return json_response(form.whole(await job.gather(request.receive)))
+    return await respond(request, job, form, stream=bool(body.stream))
 
 
 async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
@@ -155,7 +153,7 @@ async def _encode(
     return [_Prompt(*each) for each in zip(ids, shown, names, strict=True)]
 
 
-class Form(Chunks):
+class Form(AnswerForm):
     """The shape of this route's answers; a stream's events have the shape of the whole."""
 
     def __init__(self, job: Job, body: CompletionRequest, prompts: list[_Prompt], count: int) -> None:

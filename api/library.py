@@ -31,7 +31,7 @@ from personae.api.options import ServeOptions
 from personae.api.python_types import with_types
 from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import serve_settings
-from personae.api.stream import Chunks
+from personae.api.stream import AnswerForm
 
 
 class Engine:
@@ -107,7 +107,7 @@ async def open(
 
 
 @asynccontextmanager
-async def _streamed(job: Job, chunks: Chunks) -> AsyncIterator[AsyncIterator[Any]]:
+async def _streamed(job: Job, form: AnswerForm) -> AsyncIterator[AsyncIterator[Any]]:
     """Run the job in a task of its own while the block iterates over its chunks."""
     send, receive = anyio.create_memory_object_stream[Part](float("inf"))  # bounded by max_tokens
 
@@ -117,9 +117,9 @@ async def _streamed(job: Job, chunks: Chunks) -> AsyncIterator[AsyncIterator[Any
 
     async def iterate() -> AsyncGenerator[Any]:
         async for part in receive:
-            for chunk in chunks.of(part):
+            for chunk in form.of(part):
                 yield chunk
-        for chunk in chunks.last():
+        for chunk in form.last():
             yield chunk
 
     failure: Exception | None = None

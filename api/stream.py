@@ -14,12 +14,14 @@ from typing import ClassVar, Protocol
 import anyio
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from personae.api import logs
 from personae.api.choices import Part
 from personae.api.errors import error_answer, visible
-from personae.api.generation import Sink, unless_disconnected
+from personae.api.generation import Job, Sink, unless_disconnected
+from personae.api.respond import json_response
 from personae.errors import Cancelled, PersonaeError
 
 _HEADERS = [
@@ -30,10 +32,14 @@ _HEADERS = [
 _encode = msgspec.json.Encoder().encode
 
 
-class Chunks(Protocol):
-    """How one kind of answer is cut into events. An event that is a tagged struct has the tag as its name."""
+class AnswerForm(Protocol):
+    """How one route's answers are written, whole or cut into events. An event that is a tagged struct has the
+    tag as its name."""
 
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
+
+    def whole(self, parts: list[Part]) -> msgspec.Struct:
+        """The answer that is not streamed, of all its choices."""
 
     def of(self, part: Part) -> Iterable[msgspec.Struct]:
         """The events for a part; none if it holds nothing that the client would see."""
@@ -56,10 +62,10 @@ class EventStream:
 
     background = None
 
-    def __init__(self, request: Request, work: Callable[[Sink], Awaitable[None]], chunks: Chunks) -> None:
+    def __init__(self, request: Request, work: Callable[[Sink], Awaitable[None]], form: AnswerForm) -> None:
         self._request_id: str = request.state.request_id
         self._work = work
-        self._chunks = chunks
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -82,7 +88,7 @@ class EventStream:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
             while (parts := await outbox.take()) is not None:
-                events = [event for part in parts for event in self._chunks.of(part)]
+                events = [event for part in parts for event in self._form.of(part)]
                 if events:
                     if not started:
                         started = True
@@ -93,10 +99,10 @@ class EventStream:
         if failure is not None:
             error = visible(failure, self._request_id)
             logs.note(code=error.code)
-            farewell = self._chunks.failed(error)
+            farewell = self._form.failed(error)
             await _send(send, b"".join(map(_event, farewell)), more=False)
             return
-        await _send(send, b"".join(map(_event, self._chunks.last())) + self._chunks.done, more=False)
+        await _send(send, b"".join(map(_event, self._form.last())) + self._form.done, more=False)
 
 
 def _event(value: msgspec.Struct) -> bytes:
@@ -107,6 +113,13 @@ def _event(value: msgspec.Struct) -> bytes:
 
 async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def respond(request: Request, job: Job, form: AnswerForm, *, stream: bool) -> Response | EventStream:
+    """The answer of a job that is ready to run, whole or as a stream. Raises what `Job.gather` does."""
+    if stream:
+        return EventStream(request, job.run, form)
+    return json_response(form.whole(await job.gather(request.receive)))
 
 
 class _Outbox:

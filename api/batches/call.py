@@ -15,9 +15,9 @@ from personae.api.decode import decode
 from personae.api.errors import error_answer, visible
 from personae.api.generation import Door, Job
 from personae.api.responses import routes as responses
-from personae.api.responses.form import Form
 from personae.api.responses.request import ResponsesRequest
 from personae.api.schema import ChatRequest, CompletionRequest
+from personae.api.stream import AnswerForm
 from personae.api.tenants.access import Caller
 from personae.api.tenants.store import Identity
 from personae.errors import Overloaded, RateLimited, Unauthorized
@@ -43,7 +43,7 @@ class Call:
         self._line = line
         self._request_id = uuid.uuid4().hex
         self._job: Job | None = None
-        self._form: chat.Form | completions.Form | Form | None = None
+        self._form: AnswerForm | None = None
         self.result: OutputLine | None = None
 
     @property

@@ -29,12 +29,12 @@ from personae.api.responses.items import Status
 from personae.api.responses.request import ReasoningOptions, ResponsesRequest, TextOptions
 from personae.api.responses.writing import Call, CustomCall, Message, Reasoning, Writing
 from personae.api.schema import TextFormat
-from personae.api.stream import Chunks
+from personae.api.stream import AnswerForm
 from personae.api.words import CallPart, Span
 from personae.errors import PersonaeError
 
 
-class Form(Chunks):
+class Form(AnswerForm):
     """Follows the one choice of a job: reasoning, text and calls become items, in the order of their coming.
 
     An answer that is not streamed is made from the same events; nobody reads them then.

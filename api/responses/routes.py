@@ -8,13 +8,12 @@ from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.generation import Door, Job, door_of
 from personae.api.operation import events, operation
-from personae.api.respond import json_response
 from personae.api.responses.answers import Event, Response
 from personae.api.responses.form import Form
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.translate import chat_request
 from personae.api.schema import refuse_unserved
-from personae.api.stream import EventStream
+from personae.api.stream import EventStream, respond
 
 
 @operation(
@@ -30,9 +29,7 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
     door = door_of(request)
     body = await read_json(request, ResponsesRequest, door.settings.max_json_depth)
     job, form = await admit(door, body)
-    if body.stream:
-        return EventStream(request, job.run, form)
-    return json_response(form.whole(await job.gather(request.receive)))
+    return await respond(request, job, form, stream=bool(body.stream))
 
 
 async def admit(door: Door, body: ResponsesRequest) -> tuple[Job, Form]:
