@@ -19,6 +19,7 @@ from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
 from personae.grammar.closing.build import Compiling, build, draft, sketch_of
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
+from personae.grammar.growth import growth
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
@@ -80,12 +81,13 @@ class GrammarCompiler:
         self._tags: dict[ReasoningLimit, Tags] = {}
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
+        self._sizes: dict[GrammarSpec, int] = {}
         self._bytes = 0
         self._lock = Lock()
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes held by the cache."""
+        """Bytes held by the cache, with what its grammars may grow to."""
         return self._bytes
 
     def warm_up(self) -> None:
@@ -109,14 +111,16 @@ class GrammarCompiler:
 
     def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
+        nbytes = grammar.nbytes + growth(spec)
         with self._lock:
-            if spec in self._cached or grammar.nbytes > self._cache_bytes:
+            if spec in self._cached or nbytes > self._cache_bytes:
                 return
             self._cached[spec] = grammar
-            self._bytes += grammar.nbytes
+            self._sizes[spec] = nbytes
+            self._bytes += nbytes
             while self._bytes > self._cache_bytes:
-                _, evicted = self._cached.popitem(last=False)
-                self._bytes -= evicted.nbytes
+                evicted, _ = self._cached.popitem(last=False)
+                self._bytes -= self._sizes.pop(evicted)
 
     def compile(self, spec: GrammarSpec) -> BoundGrammar:
         """Compile, without looking for it in the cache, with the fastest backend that enforces all of it.

@@ -66,6 +66,14 @@ def is_small(spec: GrammarSpec) -> bool:
 
 
 def _small_structure(source: str) -> bool:
+    schemas, patterns, grammars = bound_parts(source)
+    if grammars or not all(map(is_plain, patterns)):
+        return False
+    return _small_schemas(schemas, sum(map(width, patterns)))
+
+
+def bound_parts(source: str) -> tuple[list[Any], list[str], list[str]]:
+    """Of a structure: its schemas, its regular expressions, its grammars."""
     schemas: list[Any] = []
     patterns: list[str] = []
     grammars: list[str] = []
@@ -81,15 +89,13 @@ def _small_structure(source: str) -> bool:
         return element
 
     replace_bound(decode_structure(source), note)
-    if grammars or not all(map(is_plain, patterns)):
-        return False
-    return _small_schemas(schemas, sum(map(_width, patterns)))
+    return schemas, patterns, grammars
 
 
 def _small_schemas(schemas: list[Any], beside: int = 0) -> bool:
     """`beside` are the characters of an answer that no schema binds."""
     branches = multiples = 0
-    for depth, name, value in _members(schemas):
+    for depth, name, value in members(schemas):
         if depth > _DEPTH:
             return False
         if name in _SIZES and isinstance(value, int | float) and value > _NUMBER:
@@ -130,13 +136,13 @@ def _weighted(value: Any) -> Any:
     if isinstance(value.get("format"), str):
         least = max(least, _FORMATTED)
     if isinstance(pattern := value.get("pattern"), str):
-        least = max(least, _width(pattern))
+        least = max(least, width(pattern))
     if least:
         weighted["allOf"] = [*value.get("allOf", ()), {"type": "string", "minLength": least}]
     return weighted
 
 
-def _members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
+def members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
     """(depth, name, value) of all members of all objects, whatever they mean where they stand."""
     left = [(0, value) for value in values]
     while left:
@@ -155,8 +161,9 @@ def is_plain(pattern: str) -> bool:
     return _counted(pattern) <= _REPEATED and len(_UNBOUNDED.findall(pattern)) <= 1
 
 
-def _width(pattern: str) -> int:
-    """At most so many characters does the shortest text have that matches a plain pattern."""
+def width(pattern: str) -> int:
+    """At most so many characters does the shortest text have that matches a pattern without groups that are
+    repeated."""
     return len(_CLASS.sub("x", _COUNTED.sub("", pattern))) + _counted(pattern)
 
 
