@@ -26,6 +26,19 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 QUERY_BLOCK = 256  # bounds the score matrix of a long prefill chunk
 
+OPERATORS = (
+    "append_kv",
+    "paged_attention",
+    "sgmv",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "gelu_and_mul",
+    "choose",
+)
+"""What our backends have of their own, by these names and with these signatures."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension (https://arxiv.org/abs/1910.07467).

@@ -72,18 +72,7 @@ class CpuOperators:
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names."""
-        norms = ("rms_norm", "add_rms_norm")
-        names = (
-            "append_kv",
-            "paged_attention",
-            "sgmv",
-            *norms,
-            "rotary",
-            "silu_and_mul",
-            "gelu_and_mul",
-            "choose",
-        )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in reference.OPERATORS}
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""

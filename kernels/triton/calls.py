@@ -18,17 +18,6 @@ from personae.kernels.triton import sgmv as triton_sgmv
 from personae.kernels.triton.sizes import Gpu
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-OPERATORS = (
-    "append_kv",
-    "paged_attention",
-    "sgmv",
-    "rms_norm",
-    "add_rms_norm",
-    "rotary",
-    "silu_and_mul",
-    "gelu_and_mul",
-    "choose",
-)
 
 
 class TritonOperators:
@@ -39,7 +28,7 @@ class TritonOperators:
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names."""
-        return {name: getattr(self, name) for name in OPERATORS}
+        return {name: getattr(self, name) for name in reference.OPERATORS}
 
     def paged_attention(
         self,
