@@ -9,6 +9,7 @@ import typer
 from personae.api.adapters.cli import KeyOption
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
+from personae.evals.options import AdaptersOption, ModelOption
 
 app = typer.Typer(help="Evaluate models, adapters and servers.", no_args_is_help=True)
 
@@ -24,12 +25,8 @@ def run(
     url: Annotated[str | None, typer.Option(help="A server that runs, any with OpenAI's API.")] = None,
     key: KeyOption = None,
     serve: Annotated[bool, typer.Option("--serve", help="Start a server for the run.")] = False,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Without --url: the model; else the bundled one.")
-    ] = None,
-    adapters: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Without --url: folders of adapters.")
-    ] = None,
+    model: ModelOption = None,
+    adapters: AdaptersOption = None,
     models: Annotated[
         list[str] | None,
         typer.Option(

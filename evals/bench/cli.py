@@ -11,6 +11,7 @@ import typer
 from personae.api.options import QuantizeChoice
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
+from personae.evals.options import AdaptersOption, ModelOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,12 +47,8 @@ def bench(
             help="Repeatable: with several, tenants take turns. Better given as PERSONAE_API_KEY.",
         ),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Without --url: the model; else the bundled one.")
-    ] = None,
-    adapters: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Without --url: folders of adapters.")
-    ] = None,
+    model: ModelOption = None,
+    adapters: AdaptersOption = None,
     quantize: Annotated[
         QuantizeChoice | None, typer.Option(help="Without --url: how the model's weights are kept.")
     ] = None,

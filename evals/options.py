@@ -1,0 +1,13 @@
+"""Options that `personae eval` and `personae bench` share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Without --url: the model; else the bundled one.")
+]
+AdaptersOption = Annotated[
+    list[Path] | None, typer.Option(metavar="DIR", help="Without --url: folders of adapters.")
+]
