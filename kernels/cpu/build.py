@@ -37,9 +37,7 @@ def library() -> ctypes.CDLL | None:
     """The compiled operators; None, with a line in the log, where there is no compiler or it fails."""
     import torch  # noqa: F401  # its OpenMP runtime must be the one that the library finds in the process
 
-    compiler = next(
-        filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None
-    )
+    compiler = find_compiler()
     if compiler is None:
         _log.warning("no C++ compiler: the CPU operators run in plain torch, which is slower")
         return None
@@ -52,20 +50,32 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def find_compiler() -> str | None:
+    """The path of the machine's C++ compiler, $CXX first."""
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def compile_library(compiler: str, to: Path, *flags: str) -> None:
+    """Compiles the operators into a shared library, with `flags` after FLAGS. Raises OSError and
+    subprocess.SubprocessError."""
+    subprocess.run(  # noqa: S603  # the machine's own compiler
+        [compiler, *FLAGS, *flags, "-o", str(to), *map(str, SOURCES)],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+
+
 def _built(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # the machine's own compiler
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout  # noqa: S603  # as above
     sources = [path.read_bytes() for path in (*SOURCES, *sorted(SOURCES[0].parent.glob("*.h")))]
     made_from = b"\0".join([*sources, version, " ".join(FLAGS).encode(), _processor()])
     target = _cache_folder() / f"kernels-{hashlib.sha256(made_from).hexdigest()[:16]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / "kernels.so"
-            subprocess.run(  # noqa: S603  # as above
-                [compiler, *FLAGS, "-o", str(made), *map(str, SOURCES)],
-                check=True,
-                capture_output=True,
-                timeout=300,
-            )
+            compile_library(compiler, made)
             made.replace(target)  # whole or not at all, whoever else is building
     return target
 

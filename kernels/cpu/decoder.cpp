@@ -1,5 +1,5 @@
-// The fused decoder behind a C interface; empty where the processor has no products of bfloat16 pairs.
-#if defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__linux__)
+// The fused decoder behind a C interface; empty where the processor has no AVX-512.
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__linux__)
 #include "decoder.h"
 
 extern "C" {

@@ -9,14 +9,33 @@
 
 namespace {
 
-// FLOATS: any AVX-512; both operands are widened to float32. PAIRS: AVX512-BF16, which multiplies pairs of bfloat16.
-// TILES: AMX, 16 x 16 x 32 of them at once.
+// FLOATS: AVX-512 (F, BW, DQ, VL); both operands are widened to float32. PAIRS: AVX512-BF16, which multiplies pairs of
+// bfloat16. TILES: AMX, 16 x 16 x 32 of them at once.
 enum Instructions { FLOATS, PAIRS, TILES };
 
+// 32 bfloat16 -> the 16 of even numbers and the 16 of odd ones.
+inline __m512 evens(__m512i x) { return (__m512)_mm512_slli_epi32(x, 16); }
+inline __m512 odds(__m512i x) { return (__m512)_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))); }
+
+// sum += x[2i] y[2i] + x[2i + 1] y[2i + 1]; and 16 floats to bfloat16, to nearest, ties to even, subnormal ones to zero.
 #if defined(__AVX512BF16__)
 constexpr bool PAIRS_BUILT = true;
+inline __m512 add_pairs(__m512 sum, __m512i x, __m512i y) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y); }
+inline __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
 constexpr bool PAIRS_BUILT = false;
+inline __m512 add_pairs(__m512 sum, __m512i x, __m512i y) {
+    return _mm512_fmadd_ps(odds(x), odds(y), _mm512_fmadd_ps(evens(x), evens(y), sum));
+}
+inline __m256i rounded(__m512 x) {  // to the bit what the instruction says
+    const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i all = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    all = _mm512_mask_or_epi32(all, nan, bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 subnormal = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+    all = _mm512_mask_and_epi32(all, subnormal, bits, _mm512_set1_epi32(int(0x80000000)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(all, 16));
+}
 #endif
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -45,10 +64,6 @@ inline Instructions& instructions() {  // changed by tests, which want to see al
     return used;
 }
 
-// 32 bfloat16 -> the 16 of even numbers and the 16 of odd ones.
-inline __m512 evens(__m512i x) { return (__m512)_mm512_slli_epi32(x, 16); }
-inline __m512 odds(__m512i x) { return (__m512)_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))); }
-
 // 16 outputs' weights of two inputs, and what they are multiplied with: Element says with which instructions.
 template <typename Element> struct TwoInputs;
 
@@ -64,37 +79,17 @@ struct TwoInputs<float> {
     }
 };
 
-#if defined(__AVX512BF16__)
-inline __m512bh pair_of(const bf16* p) {
-    int32_t both;
-    std::memcpy(&both, p, 4);
-    return (__m512bh)_mm512_set1_epi32(both);
-}
-inline __m512bh pairs_at(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 template <>
 struct TwoInputs<bf16> {
-    __m512bh both;
+    __m512i both;
 
-    explicit TwoInputs(const bf16* w) : both(pairs_at(w)) {}
-    __m512 times(const bf16* x, __m512 sum) const { return _mm512_dpbf16_ps(sum, pair_of(x), both); }
+    explicit TwoInputs(const bf16* w) : both(_mm512_loadu_si512(w)) {}
+    __m512 times(const bf16* x, __m512 sum) const {
+        int32_t pair;
+        std::memcpy(&pair, x, 4);
+        return add_pairs(sum, _mm512_set1_epi32(pair), both);
+    }
 };
-
-inline __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
-#else
-template <>
-struct TwoInputs<bf16> {  // never made
-    explicit TwoInputs(const bf16*) {}
-    __m512 times(const bf16*, __m512 sum) const { return sum; }
-};
-
-inline __m256i rounded(__m512 x) {  // to nearest, ties to even; NaN stays NaN
-    const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i all = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(all, 16));
-}
-#endif
 
 inline void put(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, rounded(x)); }
 inline void put(float* to, __m512 x) { _mm512_storeu_ps(to, x); }

@@ -122,9 +122,9 @@ void shrink_page(const bf16* const* x, const Stream& a, int64_t in, float* t) {
             for (int part = 0; part < 4; part++) sum[i][part] = _mm512_setzero_ps();
         auto product = [&](int64_t d, int part) {
             a.prefetch(r * in + d);
-            const __m512bh as = pairs_at(a.page + r * in + d);
+            const __m512i as = _mm512_loadu_si512(a.page + r * in + d);
             for (int i = 0; i < R; i++)
-                sum[i][part] = _mm512_dpbf16_ps(sum[i][part], pairs_at(x[i] + d / 32 * TILE), as);
+                sum[i][part] = add_pairs(sum[i][part], _mm512_loadu_si512(x[i] + d / 32 * TILE), as);
         };
         int64_t d = 0;
         for (; d + 128 <= in; d += 128)

@@ -17,7 +17,7 @@ from personae.engine.sequence import SequenceLog
 from personae.kernels.cpu import operators
 
 pytestmark = pytest.mark.skipif(
-    "fuse" not in operators(), reason="no compiler, or no AVX-512 products of bfloat16 on this machine"
+    "fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine"
 )
 VOICES = {
     "greedy": {"temperature": 0.0},

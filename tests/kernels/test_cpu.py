@@ -1,8 +1,6 @@
 """The C++ operators against the torch reference, over shapes, dtypes, page layouts and popularity."""
 
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +10,12 @@ import torch
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.cpu import operators
-from personae.kernels.cpu.build import FLAGS, SOURCES
+from personae.kernels.cpu.build import compile_library, find_compiler
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine"
-)
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -244,24 +240,8 @@ def test_tokens_are_those_that_the_reference_chooses(cpu, vocab, filters) -> Non
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are x86 ones")
-@pytest.mark.parametrize("processor", ["cooperlake", "x86-64-v3"])  # bfloat16 without AMX; neither
+@pytest.mark.parametrize("processor", ["cooperlake", "x86-64-v3"])  # bfloat16 without AMX; no AVX-512
 def test_the_sources_compile_for_processors_with_less(processor: str, tmp_path: Path) -> None:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = find_compiler()
     assert compiler
-    flags = [flag for flag in FLAGS if not flag.startswith(("-O", "-march"))]
-    built = subprocess.run(
-        [
-            compiler,
-            *flags,
-            "-O0",
-            f"-march={processor}",
-            "-o",
-            str(tmp_path / "kernels.so"),
-            *map(str, SOURCES),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert built.returncode == 0, built.stderr
+    compile_library(compiler, tmp_path / "kernels.so", "-O0", f"-march={processor}")

@@ -1,8 +1,10 @@
 """The fused decoder: transformers' arithmetic, and a row's bits that do not depend on its company.
 
-With weights in bfloat16, int8 and int4, and with each kind of instructions that there is.
+With weights in bfloat16, int8 and int4, and with each kind of instructions that there is; also as a processor
+has the kernels that knows AVX-512 and no products of bfloat16.
 """
 
+import ctypes
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from tiny_models import VOCAB, model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.kernels import registry
 from personae.kernels.cpu import operators
-from personae.kernels.cpu.build import library
-from personae.kernels.cpu.fused import CpuLinear
+from personae.kernels.cpu.build import compile_library, find_compiler, library
+from personae.kernels.cpu.fused import CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
 from personae.kernels.quantized import FORMATS, Quantization
 from personae.kernels.registry import reference_only
@@ -31,7 +34,7 @@ from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, work_list
 
 pytestmark = pytest.mark.skipif(
-    "fuse" not in operators(), reason="no compiler, or no AVX-512 products of bfloat16 on this machine"
+    "fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine"
 )
 CPU = torch.device("cpu")
 BIASED = {"attention_bias": True, "mlp_bias": True, "head_dim": 32}
@@ -54,6 +57,7 @@ class Way:
     instructions: str
     quantize: Quantization | None = None
     halves: bool = True  # few bits become bfloat16 through float16
+    skylake: bool = False  # compiled for the first servers with AVX-512
 
     def decoder(self, folder: Path) -> Decoder:
         decoder = load_model(folder, device=CPU, quantize=self.quantize)
@@ -74,12 +78,32 @@ WAYS = {
         for kept in FORMATS
         for name in INSTRUCTIONS[1:]
     },
+    **{f"{kept}, Skylake": Way("floats", kept, halves=False, skylake=True) for kept in (None, *FORMATS)},
 }
+
+
+@pytest.fixture(scope="module")
+def skylake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler, to = find_compiler(), tmp_path_factory.mktemp("skylake") / "kernels.so"
+    assert compiler
+    compile_library(compiler, to, "-march=skylake-avx512")
+    return ctypes.CDLL(str(to))
+
+
+@pytest.fixture
+def on_skylake(skylake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder is the one that was compiled for Skylake."""
+    fused = Fused(skylake)
+    monkeypatch.setitem(registry.operators("cpu"), "fuse", fused.take)
+    monkeypatch.setitem(registry.operators("cpu"), "pack_quantized", fused.pack_quantized)
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS)
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
-    found, wanted = library(), request.param
+    wanted = request.param
+    if wanted.skylake:
+        request.getfixturevalue("on_skylake")
+    found = request.getfixturevalue("skylake") if wanted.skylake else library()
     assert found is not None
     before = found.personae_instructions(-1), found.personae_half(-1)
     number = INSTRUCTIONS.index(wanted.instructions)
@@ -258,6 +282,22 @@ def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decode
         assert all(torch.equal(row, rows[0]) for row in rows)
 
 
+@pytest.mark.parametrize("quantize", [None, *FORMATS])
+def test_floats_have_the_same_bits_whether_or_not_the_processor_multiplies_bfloat16(
+    quantize: Quantization | None, request: pytest.FixtureRequest
+) -> None:
+    folder, prompt, here = folder_of("qwen3"), tokens_of(8, 70), library()
+    assert here is not None
+    before = here.personae_instructions(-1)
+    here.personae_instructions(INSTRUCTIONS.index("floats"))
+    try:
+        found = all_logits(load_model(folder, device=CPU, quantize=quantize), prompt)
+    finally:
+        here.personae_instructions(before)
+    request.getfixturevalue("on_skylake")
+    assert torch.equal(all_logits(load_model(folder, device=CPU, quantize=quantize), prompt), found)
+
+
 def test_prompts_with_adapters_are_those_of_the_layers_one_by_one(
     pooled: tuple[Path, LoraPool, dict[str, int]], way: Way
 ) -> None:
@@ -332,7 +372,7 @@ def test_rows_of_any_size_keep_their_precision_in_few_bits(way: Way) -> None:
     weight[3] = 0
     kept = FORMATS[way.quantize].empty(rows, inputs, CPU)
     kept.copy_(weight)
-    backend = operators()["fuse"].__self__
+    backend = registry.operators("cpu")["fuse"].__self__
     for size in (1e-4, 1.0, 1e4):
         x = (torch.randn(40, inputs) * size).bfloat16()
         truth = x.double() @ kept.plain(torch.float64).T
