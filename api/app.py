@@ -19,10 +19,10 @@ from personae.api.batches import routes as batch_routes
 from personae.api.batches.desk import Batches
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
+from personae.api.door import Door
 from personae.api.errors import http_error, personae_error
 from personae.api.family import Family
 from personae.api.files import routes as files
-from personae.api.generation import Door
 from personae.api.metrics import Metrics
 from personae.api.middleware import Gate
 from personae.api.openapi import document

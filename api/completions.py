@@ -13,7 +13,8 @@ from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
-from personae.api.generation import Door, Job, door_of
+from personae.api.door import Door, door_of
+from personae.api.generation import Job
 from personae.api.logprobs import prompt_logprobs, text_logprobs
 from personae.api.operation import events, operation
 from personae.api.params import (

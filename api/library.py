@@ -25,7 +25,8 @@ from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
 from personae.api.decode import decode
-from personae.api.generation import Door, Job
+from personae.api.door import Door
+from personae.api.generation import Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.python_types import with_types

@@ -8,7 +8,7 @@ import personae
 from personae.actors.client import ModelCard
 from personae.api.answers import Model, ModelList, Status, Text, Tokens, Version
 from personae.api.decode import read_json
-from personae.api.generation import Door, door_of
+from personae.api.door import Door, door_of
 from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.schema import DetokenizeRequest, TokenizeRequest

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from personae.api.adapters.form import copy_folder, read_adapter_form
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
 from personae.api.decode import read_json
-from personae.api.generation import Door, door_of
+from personae.api.door import Door, door_of
 from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.schema import Body

@@ -12,8 +12,9 @@ from personae.api.batches.input import ENDPOINTS
 from personae.api.batches.model import InputLine, OutputLine, Response
 from personae.api.batches.store import new_id
 from personae.api.decode import decode
+from personae.api.door import Door
 from personae.api.errors import error_answer, visible
-from personae.api.generation import Door, Job
+from personae.api.generation import Job
 from personae.api.responses import routes as responses
 from personae.api.responses.request import ResponsesRequest
 from personae.api.schema import ChatRequest, CompletionRequest

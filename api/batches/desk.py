@@ -38,8 +38,8 @@ from personae.api.batches.model import (
 from personae.api.batches.room import Room
 from personae.api.batches.run import Run
 from personae.api.batches.store import BatchStore, new_id
+from personae.api.door import Door
 from personae.api.files.store import FileStore, expiry
-from personae.api.generation import Door
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.tenants.data import DataDir

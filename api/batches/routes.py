@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from personae.api.batches.model import Batch, CreateBatch
 from personae.api.decode import read_json
+from personae.api.door import door_of
 from personae.api.files.routes import batches_of, ends, page_size
-from personae.api.generation import door_of
 from personae.api.operation import operation
 from personae.api.respond import json_response
 

@@ -9,8 +9,8 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from personae.api.door import Door, door_of
 from personae.api.files.store import KEPT, FileRecord, expiry
-from personae.api.generation import Door, door_of
 from personae.api.operation import Content, operation
 from personae.api.respond import json_response
 from personae.api.upload import read_form, receiving

@@ -6,7 +6,8 @@ from starlette.responses import Response as HttpResponse
 from personae.api import chat
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
-from personae.api.generation import Door, Job, door_of
+from personae.api.door import Door, door_of
+from personae.api.generation import Job
 from personae.api.operation import events, operation
 from personae.api.responses.answers import Event, Response
 from personae.api.responses.form import Form

@@ -1,0 +1,151 @@
+"""What a route finds when a request has come in: the app's parts, who asks, and what prompts need."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+from starlette.requests import Request
+
+from personae.actors.client import EngineClient, ModelCard
+from personae.api.adapters.combined import combined
+from personae.api.conversation import Message, check_results
+from personae.api.deadline import arrival, header_deadline, seconds
+from personae.api.family import Family
+from personae.api.metrics import Metrics
+from personae.api.schema import Sampling
+from personae.api.settings import ApiSettings
+from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
+from personae.api.tenants.limits import Meter
+from personae.api.tracing import UNTRACED, Tracing
+from personae.errors import NotFound, RequestError, TemplateTooSlow
+
+if TYPE_CHECKING:
+    from personae.api.adapters.registry import Registry
+    from personae.api.batches.desk import Batches
+
+_LONG_TEXT = 16_384
+"""Texts longer than this (ids, more of them) are rendered, encoded and decoded off the event loop."""
+_BRIEF_SECONDS = 0.02
+"""What a template may take of the event loop's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What every route needs: the app's parts, and who asks.
+
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others. `arrived` is when the request
+    came, None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock.
+    """
+
+    client: EngineClient
+    settings: ApiSettings
+    metrics: Metrics
+    family: Family
+    meter: Meter
+    tracing: Tracing = UNTRACED
+    registry: "Registry | None" = None
+    batches: "Batches | None" = None
+    caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    arrived: float | None = None
+    patience: float = math.inf
+    background: bool = False
+
+    @property
+    def base(self) -> str:
+        """The base model's name."""
+        return next(iter(self.client.models(self.caller.tenant)))
+
+    def models(self) -> list[ModelCard]:
+        """All that the caller may name in `model`: the base, what came with the server, what came since."""
+        cards = dict(self.client.models(self.caller.tenant))
+        for record in self.registry.list(self.caller.tenant) if self.registry else ():
+            cards.setdefault(record.name, record.card())
+        return list(cards.values())
+
+    def chosen(self, body: Sampling) -> ModelCard:
+        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        card = self.model(body.model)
+        if not body.adapters:
+            return card
+        entries = enumerate(body.adapters)
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        return combined(card, parts, self.settings.max_rank)
+
+    def model(self, name: str, param: str = "model") -> ModelCard:
+        """The base or the adapter of that name, held until the request is over. Raises NotFound."""
+        card = self.client.models(self.caller.tenant).get(name)
+        if card is None and self.registry is not None:
+            record = self.registry.find(self.caller.tenant, name)
+            if record is not None:
+                self.caller.until_done.enter_context(self.registry.hold(record.sha256))
+                card = record.card()
+        if card is None:
+            raise NotFound(f"The model `{name[:100]}` does not exist.", param=param, code="model_not_found")
+        return card
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a request ends at the latest, by its own `timeout`, its header and the server's limit.
+
+        Raises RequestError for a timeout that is none.
+        """
+        arrived = anyio.current_time() if self.arrived is None else self.arrived
+        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
+        return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
+
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        encode = self.client.tokenizer.encode_batch
+        if sum(map(len, texts)) <= _LONG_TEXT:
+            return encode(texts, add_special_tokens)
+        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens)
+
+    async def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each list of ids."""
+        decode = self.client.tokenizer.decode_batch
+        if sum(map(len, lists)) <= _LONG_TEXT:
+            return decode(lists, skip_special_tokens)
+        return await anyio.to_thread.run_sync(decode, lists, skip_special_tokens)
+
+    def check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Raises RequestError naming the first that is no token of this model."""
+        vocab = self.client.vocab_size
+        if ids and (min(ids) < 0 or max(ids) >= vocab):
+            place = next(place for place, token in enumerate(ids) if not 0 <= token < vocab)
+            field = f"{name}[{place}]"
+            raise RequestError(
+                f"`{field}` is no token of this model; ids are from 0 to {vocab - 1}.", param=field
+            )
+
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
+        if not messages:
+            raise RequestError("`messages` is empty.", param="messages")
+        if len(messages) > self.settings.max_messages:
+            raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
+        check_results(messages)
+        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
+        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
+            with suppress(TemplateTooSlow):  # then again, where it holds up nobody
+                return render(seconds=_BRIEF_SECONDS)
+        return await anyio.to_thread.run_sync(render)
+
+
+def door_of(request: Request) -> Door:
+    """The app's door, as this request's caller finds it."""
+    door: Door = request.app.state.door
+    arrived, patience = arrival(request), header_deadline(request)
+    return replace(door, caller=caller_of(request), arrived=arrived, patience=patience)
