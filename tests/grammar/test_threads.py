@@ -12,7 +12,7 @@ from personae.grammar.closing.build import _BEHIND
 
 GRAMMAR = Path(__file__).resolve().parents[2] / "grammar"
 # Run alone: the fork server and its children.
-ALONE = {("forkserver.py", "main"), ("forkserver.py", "_answer")}
+ALONE = {("forkserver.py", "main"), ("forkserver.py", "_answer"), ("checker.py", "main")}
 
 
 def test_no_type_is_first_read_by_msgspec_while_threads_decode_it() -> None:
