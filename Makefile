@@ -17,8 +17,9 @@ setup: .venv/.installed
 serve: setup
 	$(BIN)/personae serve $(ARGS)
 
+# A file's tests stay in one process, so that what they share is made once; each process has a core.
 test: setup
-	$(BIN)/pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 # The default suites on the bundled model, through a server; ARGS="--model DIR" takes another.
 eval: setup
