@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
             try:
                 loop.add_signal_handler(number, handler)
             except (ValueError, RuntimeError, NotImplementedError):
-                break
+                break  # another thread, or Windows: who embeds the server there stops it by `stop`
             taken.append(number)
         try:
             yield

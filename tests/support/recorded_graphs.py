@@ -20,16 +20,7 @@ from personae.kernels import reference
 
 REFUSED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh", "aten::masked_select"}
 ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
-OPERATORS = (
-    "append_kv",
-    "paged_attention",
-    "sgmv",
-    "rms_norm",
-    "add_rms_norm",
-    "rotary",
-    "silu_and_mul",
-    "gelu_and_mul",
-)
+OPERATORS = [name for name in reference.OPERATORS if name != "choose"]  # that is after a graph
 
 
 def storage(tensor: Tensor) -> int:
