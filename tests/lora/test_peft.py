@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, tiny_config
+from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, set_config, tiny_config
 
 from personae.errors import AdapterError
 from personae.lora import peft_config
@@ -37,11 +37,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(saved: Path, tmp_path: Path) -> Path:
     """A fresh copy of the plain adapter (rank 4, q and v), to be spoilt."""
     return Path(shutil.copytree(saved, tmp_path / "plain"))
-
-
-def set_config(folder: Path, **fields: Any) -> None:
-    path = folder / CONFIG_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:

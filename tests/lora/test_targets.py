@@ -1,7 +1,6 @@
 """An adapter has LoRA on the modules that PEFT puts it on, and on no others."""
 
 import dataclasses
-import json
 import shutil
 import warnings
 from pathlib import Path
@@ -11,12 +10,12 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_adapters import lora_shapes, make_adapter_folder, tiny_config
+from tiny_adapters import lora_shapes, make_adapter_folder, set_config, tiny_config
 from transformers import LlamaForCausalLM
 
 from personae.errors import AdapterError
 from personae.lora import patterns
-from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter
+from personae.lora.peft import TENSORS_FILE, read_adapter
 from personae.lora.targets import Targets
 
 BASE = tiny_config(num_hidden_layers=3)
@@ -73,11 +72,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "made"))
-
-
-def set_config(folder: Path, **fields: Any) -> None:
-    path = folder / CONFIG_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.mark.parametrize(

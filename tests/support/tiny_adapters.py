@@ -5,6 +5,7 @@ make_adapter_folder(tmp_path / "poet", base, rank=16, targets=("q_proj", "down_p
 read_adapter(tmp_path / "poet", lora_shapes(base))
 """
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from personae.lora.adapter import LoraShapes
+from personae.lora.peft import CONFIG_FILE
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -106,6 +108,12 @@ def make_adapter(
             if ".lora_" in name:
                 parameter.data = parameter.data.to(dtype)
         return peft_model.eval()
+
+
+def set_config(folder: Path, **fields: Any) -> None:
+    """Change fields of an adapter folder's config."""
+    path = folder / CONFIG_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def make_adapter_folder(path: Path, base: Base, **options: Any) -> Path:
