@@ -24,11 +24,11 @@ def stacked(adapter: Adapter, layers: int, dtype: torch.dtype, rest: Rest = no_r
     if adapter.affine:
         return adapter
     widths = {module: (pair.a.shape[1], pair.b.shape[1]) for (_, module), pair in adapter.pairs.items()}
-    stacks = {
-        module: (torch.zeros(layers, rank, widths[module][0], dtype=dtype),
-                 torch.zeros(layers, rank, widths[module][1], dtype=dtype))
-        for module, rank in adapter.ranks.items()
-    }  # fmt: skip
+    stacks: dict[str, tuple[Tensor, Tensor]] = {}
+    for module, rank in adapter.ranks.items():
+        rest()
+        a, b = (torch.zeros(layers, rank, width, dtype=dtype) for width in widths[module])
+        stacks[module] = a, b
     pairs = {}
     for (layer, module), pair in adapter.pairs.items():
         rest()

@@ -8,7 +8,7 @@ may go at any time; it is made of the upload again.
 
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +34,7 @@ Pieces = Generator[None, None, Future[None] | None]
 """Of placing an adapter; they end with what is then still done beside, if anything is."""
 
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+_SLICE = 2**18  # bytes that are read, written or summed up at a time: a rest may be due
 _PARTS = 1024  # of one call: IOV_MAX on Linux
 
 
@@ -53,10 +54,11 @@ def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: R
     unfinished = path.with_suffix(".part")
     try:
         with unfinished.open("wb") as file:
-            file.write(_header(adapter, halves, kind))
+            file.write(_header(adapter, halves, kind, rest))
             for tensor in halves.values():
-                rest()
-                file.write(_bytes_of(tensor).data)
+                for some in _slices(tensor):
+                    rest()
+                    file.write(some)
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(path)
@@ -123,18 +125,18 @@ class Filler:
         try:
             for module, own in pages.items():
                 for half, arena in zip("ab", self._arenas[module], strict=True):
-                    pace.rest()
-                    parts = _parts(_bytes_of(arena), own, ranks[module])
-                    if not _read(file, stored.halves[module, half], parts):
+                    parts, left = _parts(_bytes_of(arena), own, ranks[module])
+                    if not _read(file, stored.halves[module, half], parts, pace.rest):
                         stored.path.unlink(missing_ok=True)
                         raise AdapterError(f"{stored.path.name} has changed since it was written")
+                    left[:] = 0
         finally:
             os.close(file)
 
 
-def _parts(groups: Bytes, pages: Sequence[int], rank: int) -> list[memoryview]:
-    """The bytes of these pages, in the order of the file: of each layer all ranks. What lies behind the last
-    is zeroed."""
+def _parts(groups: Bytes, pages: Sequence[int], rank: int) -> tuple[list[memoryview], Bytes]:
+    """The bytes of these pages, in the order of the file: of each layer all ranks; and what lies behind the
+    last."""
     count, layers, places = groups.shape[:3]
     rows = groups.reshape(count, layers, places * RANK_PAGE, -1)
     found = []
@@ -142,17 +144,17 @@ def _parts(groups: Bytes, pages: Sequence[int], rank: int) -> list[memoryview]:
     for group, first, last in runs(pages, places):
         begin, end = first * RANK_PAGE, last * RANK_PAGE
         middle = min(begin + left, end)
-        rows[group, :, middle:end] = 0
         found.append((group, begin, middle))
         left -= middle - begin
-    return [rows[group, layer, begin:end].data for layer in range(layers) for group, begin, end in found]
+    parts = [rows[group, layer, begin:end].data for layer in range(layers) for group, begin, end in found]
+    return parts, rows[group, :, middle:end]
 
 
-def _read(file: int, half: StoredHalf, parts: list[memoryview]) -> bool:
+def _read(file: int, half: StoredHalf, parts: list[memoryview], rest: Rest) -> bool:
     """Read what follows each other into the parts; whether it is what was written."""
     offset, checksum = half.offset, 0
-    for first in range(0, len(parts), _PARTS):
-        some = parts[first : first + _PARTS]
+    for some in _batches(parts):
+        rest()
         size = sum(part.nbytes for part in some)
         if os.preadv(file, some, offset) != size:
             return False
@@ -162,13 +164,39 @@ def _read(file: int, half: StoredHalf, parts: list[memoryview]) -> bool:
     return checksum == half.checksum
 
 
-def _header(adapter: Adapter, halves: Mapping[str, Tensor], kind: str) -> bytes:
+def _batches(parts: list[memoryview]) -> Iterator[list[memoryview]]:
+    """The parts, as many at a time as make a slice."""
+    some: list[memoryview] = []
+    for part in parts:
+        some.append(part)
+        if len(some) == _PARTS or sum(part.nbytes for part in some) >= _SLICE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _slices(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a contiguous tensor."""
+    whole = _bytes_of(tensor).reshape(-1).data
+    return (whole[begin : begin + _SLICE] for begin in range(0, len(whole), _SLICE))
+
+
+def _checksum(tensor: Tensor, rest: Rest) -> int:
+    checksum = 0
+    for some in _slices(tensor):
+        rest()
+        checksum = crc32(some, checksum)
+    return checksum
+
+
+def _header(adapter: Adapter, halves: Mapping[str, Tensor], kind: str, rest: Rest) -> bytes:
     """Of a safetensors file, with what else there is to know of the adapter in its metadata."""
     notes = {
         "digest": adapter.digest,
         "peak": adapter.peak,
         "invocation": adapter.invocation,
-        "checksums": {name: crc32(_bytes_of(tensor).data) for name, tensor in halves.items()},
+        "checksums": {name: _checksum(tensor, rest) for name, tensor in halves.items()},
     }
     header: dict[str, Any] = {"__metadata__": {"adapter": json.dumps(notes)}}
     end = 0

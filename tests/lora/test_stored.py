@@ -1,5 +1,7 @@
 """What lies in a pool's pages does not depend on whether an adapter came from memory or from its file."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.affine import Affine
+from personae.lora.pace import Pace
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS, find, store
@@ -142,3 +145,32 @@ def test_without_room_on_the_disk_nothing_is_left_behind(
     monkeypatch.setattr("os.fsync", full)
     store(adapter_of(1, 5), tmp_path, SHAPES, "F32")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rest_may_be_taken_before_every_slice_that_is_summed_up_written_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int | str] = []
+    read = os.preadv
+
+    def reading(file: int, parts: Sequence[memoryview], offset: int) -> int:
+        done.append(sum(part.nbytes for part in parts))
+        return read(file, parts, offset)
+
+    monkeypatch.setattr("personae.lora.stored._SLICE", 4096)
+    adapter = adapter_of(3, 92)
+    store(adapter, tmp_path, SHAPES, "F32", lambda: done.append("rest"))
+    size = sum(a.nbytes + b.nbytes for a, b in stacked(adapter, LAYERS, torch.float32).stacks.values())
+    assert len(done) >= 2 * size / 4096
+
+    done.clear()
+    monkeypatch.setattr("os.preadv", reading)
+    monkeypatch.setattr(Pace, "rest", lambda _: done.append("rest"))
+    found = find(tmp_path, adapter.digest, SHAPES, "F32")
+    assert found is not None
+    pool_of().load(found)
+    part = 64 * 48 * 4  # of one layer, neighbouring ranks are read at once
+    assert done[::2] == ["rest"] * (len(done) // 2)
+    slices = [each for each in done[1::2] if isinstance(each, int)]
+    assert sum(slices) == size
+    assert max(slices) < 4096 + part
