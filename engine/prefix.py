@@ -118,14 +118,14 @@ class PrefixCache:
     def take_runs(self, count: int, run: int) -> list[int]:
         """Take up to `count` runs of `run` pages of which nobody holds one: those where nothing is cached,
         the last first, then those that were used least recently. What is cached there is forgotten, and
-        what follows it."""
+        what follows it. The first run stays: all layers begin in it, see `kernels.memory.Memory.reserve`."""
         if not count:
             return []
         found, latest = self._pool.free_by_run(run), dict[int, int]()
         for age, node in enumerate(self._unleased):
             found[node.page // run] += 1
             latest[node.page // run] = age
-        whole = [number for number, pages in found.items() if pages == run]
+        whole = [number for number, pages in found.items() if number and pages == run]
         chosen = set(nsmallest(count, whole, key=lambda number: (latest.get(number, -1), -number)))
         for node in [node for node in self._unleased if node.page // run in chosen]:
             self._forget(node)

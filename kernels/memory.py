@@ -37,7 +37,12 @@ class Memory(Protocol):
         """How many granules are free."""
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor with no memory yet: nothing may touch a part before it is backed."""
+        """A contiguous tensor with no memory yet: nothing may touch a part before it is backed.
+
+        A view that a kernel of Triton's is given must have memory where it begins, whatever the kernel reads:
+        the launcher asks the driver about the address (CU_POINTER_ATTRIBUTE_DEVICE_POINTER), and refuses one
+        that no kernel can access.
+        """
 
     def back(self, part: Tensor) -> None:
         """Have memory behind a contiguous part that has none."""

@@ -7,7 +7,8 @@ another all pages are one group. The layers are views that begin one layer's sha
 and kernels know a page by its place in such a view (`place`).
 
 Memory comes and goes in frames: on a GPU that lends a granule, elsewhere a page. `RankPages` knows what is in
-use, `RankArenas` what has memory.
+use, `RankArenas` what has memory. Granules of page 0 always have: there all layers' views begin, and
+kernels are not launched with the address of nothing (see `kernels.memory.Memory.reserve`).
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a ti
 
 
 class RankArena:
-    """A half of a module. `frame`: bytes."""
+    """A half of a module. `frame`: bytes; `kept`: the frames that have memory whoever is there."""
 
     def __init__(self, memory: Memory, layers: int, pages: int, width: int, dtype: torch.dtype) -> None:
         self._memory = memory
@@ -37,6 +38,9 @@ class RankArena:
         self._backed: set[int] = set()  # frames of granules
         self._stale: dict[int, int] = {}
         self._changes = 0
+        self.kept = self.frames(0) if memory.granule else range(0)
+        for frame in self.kept:
+            self.back(frame)
 
     def frames(self, page: int) -> range:
         """The frames that a page lies in."""
@@ -172,13 +176,14 @@ class RankArenas(Mapping[str, tuple[RankArena, RankArena]]):
 
 class RankPages:
     """The books: of each module the pages that are free, the lowest first, so that those in use share
-    frames; of each frame how many pages in use lie there. `used`: the bytes of frames in use."""
+    frames; of each frame how many pages in use lie there, and one more if it is kept. `used`: the bytes of
+    frames in use."""
 
     def __init__(self, arenas: Mapping[str, tuple[RankArena, RankArena]], pages: int) -> None:
         self._arenas = arenas
         self.free = {module: list(range(pages)) for module in arenas}
-        self._users = {module: (Counter[int](), Counter[int]()) for module in arenas}
-        self.used = 0
+        self._users = {module: (Counter(a.kept), Counter(b.kept)) for module, (a, b) in arenas.items()}
+        self.used = sum(half.frame * len(half.kept) for pair in arenas.values() for half in pair)
 
     def copy(self) -> "RankPages":
         """To try what would be."""

@@ -25,9 +25,11 @@ from personae.engine import runner  # noqa: E402
 from personae.engine.arrival import Arrival  # noqa: E402
 from personae.engine.layers.norm import RMSNorm  # noqa: E402
 from personae.kernels import upload  # noqa: E402
+from personae.kernels.vmm import DeviceMemory  # noqa: E402
 from personae.lora.copies import SideStream, _EventMark  # noqa: E402
 
 SMALL = 24 << 20
+GRANULE = 1 << 12
 SIZES = {"dtype": "float32", "max_seqs": 4, "max_batch_tokens": 64, "max_model_len": 64}
 NAMES = ("rank-64", "rslora")
 
@@ -200,6 +202,20 @@ def test_launches_that_cuda_or_the_kernels_would_not_take() -> None:
                 call()
         with pytest.raises(KeyError, match="num_warp"):
             launch(x, 1, num_warp=4)
+
+
+def test_a_launch_with_the_address_of_memory_that_was_given_back() -> None:
+    with PaperGpu(SMALL, granule=GRANULE):
+        memory = DeviceMemory(torch.device("cuda"), 2 * GRANULE)
+        x = memory.reserve((2 * GRANULE // 256, 64), torch.float32)
+        memory.back(x)
+        launch(x, 1)
+        torch.cuda.synchronize()
+        memory.give_back(x[len(x) // 2 :])
+        launch(x, 1)  # what it reads it finds
+        memory.give_back(x[: len(x) // 2])
+        with pytest.raises(Mistake, match="begins where nothing is mapped"):
+            launch(x, 1)
 
 
 def launch(x: torch.Tensor, blocks: int, stride: int = 64, **options: int) -> None:

@@ -22,6 +22,15 @@ def test_what_is_idle_is_lent_and_no_more_than_may_be() -> None:
     it.scheduler.check_integrity()
 
 
+def test_the_first_run_of_pages_is_not_lent_however_much_may_be() -> None:
+    """All layers begin there, and a kernel takes no address that has no memory."""
+    layout = MemoryLayout(20, 4, 4, 4, 64, lendable=16, run=4)
+    scheduler = Scheduler(layout, FirstComeFirstServed())
+    assert sorted(scheduler.lend(20)) == list(range(4, 20))
+    tight = MemoryLayout(20, 4, 4, 4, 64, lendable=19)
+    assert sorted(Scheduler(tight, FirstComeFirstServed()).lend(20)) == list(range(1, 20))
+
+
 def test_what_sequences_hold_is_not_lent_nor_the_page_that_each_grows_into() -> None:
     it = bench(lendable=19, pages=29)
     it.add(*(make_log(str(i), range(i, i + 24), max_tokens=8) for i in range(2)))

@@ -123,6 +123,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check_integrity()
         if self.memory is not None:
             assert len(self.memory.backed) + self.memory.free == self.pool.budget // self.granule
+            for stack in self.pool.stacks.values():  # or a GPU's launcher would refuse them
+                for layer in (*stack.a, *stack.b):
+                    assert layer.data_ptr() // self.granule * self.granule in self.memory.backed
         for adapter in CAST:
             assert self.pool.pins(adapter.digest) == self.held[adapter.digest]
             if adapter.digest in self.pool.residents:

@@ -52,6 +52,11 @@ class Reservation:
         """Its bytes."""
         return self.bytes[address - self.address : address - self.address + size]
 
+    def accessible(self, address: int) -> bool:
+        """Whether memory is mapped there, and access to it was granted."""
+        place = address - (address - self.address) % self.granule
+        return self.mapped.get(place, (None, False))[1]
+
     def check(self, address: int, size: int) -> None:
         """Raises Mistake if somebody wrote where nobody may."""
         if not bool((self.part(address, size) == 0xFF).all()):
@@ -64,6 +69,11 @@ class Mapped:
     def __init__(self, reservation: Reservation, owner: object) -> None:
         self.machine, self.owner = reservation.machine, owner
         self.also: list[tuple[Stream, int]] = []
+        self._reservation = reservation
+
+    def accessible(self, address: int) -> bool:
+        """Whether kernels may read there."""
+        return self._reservation.accessible(address)
 
 
 class PaperDriver:
@@ -123,7 +133,7 @@ class PaperDriver:
         (size,) = interface["shape"]
         assert (interface["typestr"], interface["strides"], interface["version"]) == ("|u1", None, 3)
         found = self._at(address)
-        if found is None or not found.mapped.get(address, (None, False))[1]:
+        if found is None or not found.accessible(address):
             raise RuntimeError(UNREGISTERED)
         return PaperTensor(found.part(address, size), Mapped(found, owner))  # type: ignore[arg-type]  # as a Memory
 

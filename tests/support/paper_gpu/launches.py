@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import PaperTensor, leaves, mapped
 from personae.kernels import reference, registry
@@ -106,6 +107,8 @@ def _check_pointer(what: str, tensor: PaperTensor) -> None:
         raise Mistake(f"{what} points to {tensor.dtype}")
     if tensor.numel() and tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
         raise Mistake(f"{what} has strides {tensor.stride()}: kernels take the last dimension as contiguous")
+    if isinstance(tensor.memory, Mapped) and not tensor.memory.accessible(tensor.data_ptr()):
+        raise Mistake(f"{what} begins where nothing is mapped, which Triton's launcher refuses")
     if tensor.data_ptr() % 16:
         raise Mistake(f"{what} is not on a multiple of 16 bytes: another kernel would be compiled for it")
 
