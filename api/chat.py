@@ -27,12 +27,14 @@ from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.door import Door, door_of
+from personae.api.exclusion import bad_words
 from personae.api.generation import Job
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
 from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
+    kept_of_prompt,
     logprob_count,
     sampling_params,
     text_style,
@@ -40,7 +42,14 @@ from personae.api.params import (
 from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.schema import ChatRequest, refuse_unserved
 from personae.api.stream import AnswerForm, EventStream, respond
-from personae.api.tools import answer_shape, functions_of, grammar_of, loose_functions, shown_tools
+from personae.api.tools import (
+    answer_shape,
+    binding_field,
+    functions_of,
+    grammar_of,
+    loose_functions,
+    shown_tools,
+)
 from personae.api.words import CallPart, Words
 from personae.errors import RequestError
 
@@ -85,7 +94,8 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     shape = answer_shape(body, door.family, text, bound)
     grammar = grammar_of(bound, shape)
     loose = loose_functions(shape)
-    (prompt,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens))
+    kept = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
+    (prompt,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens), most=kept)
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
     )
@@ -96,6 +106,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
         max_tokens=length,
         logprobs=logprobs,
         prompt_logprobs=logprob_count("prompt_logprobs", body.prompt_logprobs, settings),
+        bad_words=await bad_words(door, body.bad_words),
     )
     opening = _echo(body)
     choices = [
@@ -111,8 +122,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
         )
         for index in range(count)
     ]
-    bound_by = None if bound is None else bound.param
-    job = Job.begin(door, prefix, model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
+    job = Job.begin(door, prefix, model, body, bound_by=binding_field(body, bound))
     job.budget_param = param
     job.add(prompt, params, grammar, choices, prompt_param="messages")
     return job, Form(job, body, prompt)

@@ -14,12 +14,14 @@ from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.door import Door, door_of
+from personae.api.exclusion import bad_words
 from personae.api.generation import Job
 from personae.api.logprobs import prompt_logprobs, text_logprobs
 from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
+    kept_of_prompt,
     logprob_count,
     sampling_params,
     text_style,
@@ -77,9 +79,10 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
         of_prompt = max(logprobs, of_prompt or 0)
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
-    prompts = await _encode(door, body, texts, ids)
-    bound_by = None if bound is None else bound.param
-    job = Job.begin(door, "cmpl-", model, bound_by=bound_by, timeout=body.timeout, priority=body.priority)
+    most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
+    prompts = await _encode(door, body, texts, ids, most)
+    left_out = await bad_words(door, body.bad_words)
+    job = Job.begin(door, "cmpl-", model, body, bound_by=None if bound is None else bound.param)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
@@ -89,6 +92,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
             max_tokens=length,
             logprobs=logprobs,
             prompt_logprobs=of_prompt,
+            bad_words=left_out,
         )
         choices = [
             Choice(
@@ -133,19 +137,20 @@ def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[l
 
 
 async def _encode(
-    door: Door, body: CompletionRequest, texts: list[str], ids: list[list[int]]
+    door: Door, body: CompletionRequest, texts: list[str], ids: list[list[int]], most: int | None
 ) -> list[_Prompt]:
-    """The prompts, of texts or of ids. Raises RequestError."""
+    """The prompts, of texts or of ids; of longer ones the last `most` tokens. Raises RequestError."""
     one = not isinstance(body.prompt, list) or isinstance(body.prompt[0], int)
     names = ["prompt" if one else f"prompt[{index}]" for index in range(len(texts or ids))]
+    limit = door.client.max_model_len
     for name, tokens in zip(names, ids, strict=False):
-        limit = door.client.max_model_len
-        if len(tokens) >= limit:
+        if most is None and len(tokens) >= limit:
             answer_length(None, prompt=len(tokens), limit=limit, param="", prompt_param=name)
         door.check_ids(tokens, name)
+    ids = [tokens[-most:] for tokens in ids] if most is not None else ids
     if texts:
-        ids = await door.encode(texts, add_special_tokens=body.add_special_tokens is not False)
-    elif body.echo:
+        ids = await door.encode(texts, add_special_tokens=body.add_special_tokens is not False, most=most)
+    if body.echo and (most is not None or not texts):
         texts = await door.decode(ids, skip_special_tokens=body.skip_special_tokens is not False)
     for name, tokens in zip(names, ids, strict=True):
         if not tokens:

@@ -99,12 +99,14 @@ class Door:
         limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
+    async def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, most: int | None = None
+    ) -> list[list[int]]:
+        """Token ids of each text; of one that has more than `most` the last ones."""
         encode = self.client.tokenizer.encode_batch
         if sum(map(len, texts)) <= _LONG_TEXT:
-            return encode(texts, add_special_tokens)
-        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens)
+            return encode(texts, add_special_tokens, most)
+        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens, most)
 
     async def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """The text of each list of ids."""

@@ -1,5 +1,7 @@
 """From a checked request to the engine and back: what chat completions and completions have in common."""
 
+import hashlib
+import hmac
 import math
 import time
 import uuid
@@ -15,8 +17,10 @@ from personae.api import logs
 from personae.api.answers import CachedTokens, ReasoningTokens, Usage
 from personae.api.choices import Choice, Part
 from personae.api.door import Door
+from personae.api.exclusion import check_exclusion
 from personae.api.metrics import SequenceClock
 from personae.api.params import sibling
+from personae.api.schema import Sampling
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
@@ -36,6 +40,7 @@ T = TypeVar("T")
 Sink = Callable[[Part], None]
 
 MAX_PRIORITY = 16
+_MAX_SALT = 256
 
 
 @dataclass(slots=True)
@@ -61,6 +66,7 @@ class Job:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     budget_param: str = "max_tokens"
+    cache_salt: str | None = None
     rename: Callable[[RequestError], None] = lambda error: None
 
     @classmethod
@@ -69,21 +75,26 @@ class Job:
         door: Door,
         prefix: str,
         model: ModelCard,
+        body: Sampling,
         *,
         bound_by: str | None = None,
-        timeout: float | None = None,
-        priority: int | None = None,
     ) -> "Job":
-        """A job without sequences; its id begins with `prefix`. `timeout` (in seconds) and `priority` are the
-        body's. Raises RequestError for a priority that is out of range."""
-        if abs(priority or 0) > MAX_PRIORITY:
+        """A job without sequences; its id begins with `prefix`.
+
+        Raises RequestError for the body's `timeout`, `priority` or `cache_salt`, if it is none.
+        """
+        priority, salt = body.priority or 0, body.cache_salt
+        if abs(priority) > MAX_PRIORITY:
             raise RequestError(
                 f"`priority` is a number from -{MAX_PRIORITY} to {MAX_PRIORITY}; the lower, the earlier.",
                 param="priority",
                 code="out_of_range",
             )
+        if salt is not None and not 0 < len(salt) <= _MAX_SALT:
+            raise RequestError(f"`cache_salt` must have 1 to {_MAX_SALT} characters.", param="cache_salt")
         id, began = f"{prefix}{uuid.uuid4().hex}", time.perf_counter()
-        return cls(id, model, door, began, bound_by, door.deadline(timeout), priority or 0)
+        deadline = door.deadline(body.timeout)
+        return cls(id, model, door, began, bound_by, deadline, priority, cache_salt=salt)
 
     def add(
         self,
@@ -118,6 +129,9 @@ class Job:
             self.door.meter.schema(self.door.caller.identity, grammar.source)
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
+        check_exclusion(params, eos, client.vocab_size, self.bound_by if grammar is not None else None)
+        if self.cache_salt is not None:
+            salt = hmac.digest(salt, self.cache_salt.encode(), hashlib.sha256)
         adapter, start = self.model.adapter, 0
         if self.model.invocation:
             found = activation_start(tokens, self.model.invocation)

@@ -39,6 +39,7 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """The parameters of a request's first sequence. Raises RequestError naming the field out of range."""
     vocab = limits.vocab_size
@@ -68,6 +69,8 @@ def sampling_params(
         min_tokens=int(min_tokens),
         stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocab),
         ignore_eos=bool(request.ignore_eos),
+        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, vocab),
+        bad_words_token_ids=bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
@@ -105,6 +108,18 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
             param=param,
         )
     return asked if asked is not None else limit - prompt
+
+
+def kept_of_prompt(asked: int | None, *, answer: int, limit: int) -> int | None:
+    """How many of a prompt's tokens are kept, the last ones, by `truncate_prompt_tokens`; None for all.
+
+    `answer` tokens are to fit beside it. Raises RequestError.
+    """
+    if asked is None:
+        return None
+    if asked != -1 and not 1 <= asked <= limit:
+        raise _out_of_range("truncate_prompt_tokens", f"-1 (what fits) or from 1 to {limit}", asked)
+    return max(limit - answer, 1) if asked == -1 else asked
 
 
 def choices_of(n: int | None, settings: ApiSettings, prompts: int = 1) -> int:
@@ -178,6 +193,18 @@ def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
             )
         _between("logit_bias", value, -100.0, 100.0)
     return bias
+
+
+def _allowed_token_ids(ids: list[int] | None, vocab: int) -> tuple[int, ...]:
+    if ids is None:
+        return ()
+    if not 0 < len(ids) <= vocab:
+        raise RequestError(
+            f"`allowed_token_ids` must have 1 to {vocab} ids; null allows all.", param="allowed_token_ids"
+        )
+    for index, token in enumerate(ids):
+        _between(f"allowed_token_ids[{index}]", token, 0, vocab - 1)
+    return tuple(sorted(set(ids)))
 
 
 def _stop_token_ids(ids: list[int], vocab: int) -> tuple[int, ...]:

@@ -95,9 +95,6 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 _BINDING = ("response_format", "structured_outputs", "guided_json")
 _UNSERVED_OF_VLLM: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "cache_salt": (),
     "guided_decoding_backend": ("auto",),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
@@ -105,7 +102,6 @@ _UNSERVED_OF_VLLM: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
@@ -141,7 +137,10 @@ class Sampling(Body, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    # vLLM's: the lower, the earlier.
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    cache_salt: str | None = None
+    # The lower, the earlier.
     priority: int | None = None
     # Our own. `timeout`: seconds from the request's arrival.
     adapters: list[WeightedAdapter] | None = None
@@ -160,6 +159,7 @@ class SamplingFields(Sampling, kw_only=True):
     response_format: ResponseFormat | None = None
     # What vLLM adds.
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
@@ -169,9 +169,6 @@ class SamplingFields(Sampling, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     # vLLM's that are not served: `unserved` lists the values that ask for nothing.
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    cache_salt: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
     kv_transfer_params: Any = None
@@ -179,7 +176,6 @@ class SamplingFields(Sampling, kw_only=True):
     logits_processors: Any = None
     return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
 

@@ -144,6 +144,13 @@ def grammar_of(bound: Bound | None, shape: AnswerShape | None) -> GrammarSpec | 
     return shape.spec()
 
 
+def binding_field(body: ChatRequest, bound: Bound | None) -> str | None:
+    """The field that binds the answer, if one does: where `bound` came in, the tools, the thinking budget."""
+    if bound is not None:
+        return bound.param
+    return next((name for name in ("tools", *_BUDGETS) if getattr(body, name)), None)
+
+
 def loose_functions(shape: AnswerShape | None) -> dict[str, dict[str, Any]]:
     """The schemas, by name, that the arguments of calls have to be checked against at the end."""
     functions = shape.functions if shape is not None and shape.use != "none" else ()

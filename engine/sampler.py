@@ -5,10 +5,11 @@ after a preemption. A row's logits go through, in this order:
 
     1. repetition, frequency and presence penalties     4. temperature
     2. logit_bias                                       5. top_k, then top_p of what top_k left, then min_p
-    3. the grammar's bitmask; min_tokens                6. one uniform number, inverse CDF in vocabulary order
+    3. the row's bitmask; min_tokens                    6. one uniform number, inverse CDF in vocabulary order
 
     7. where the grammar objects to the token (`grammar/closing`): 3 to 6 again without it, with a new number
 
+A bitmask comes from a grammar, or from what the request excludes (exclusion.py).
 Before min_tokens EOS and stop ids are left out, unless the grammar allows nothing else: then it has ended.
 Temperature 0 (anything under GREEDY_BELOW) and top_k 1 are greedy: after 3, the largest logit, the lowest id
 among equals. min_p keeps tokens with at least min_p times the likeliest one's probability. Steps that no row
@@ -204,7 +205,7 @@ class Sampler:
 
         logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
-        [S, ceil(V / 32)], all ones in rows without a grammar. `asking` are rows with a grammar whose
+        [S, ceil(V / 32)], all ones in rows that nothing binds. `asking` are rows with a grammar whose
         tokens are asked about before they are taken: then `settle` what is returned before the slots change
         hands, or `last_tokens` or `bitmask` are used. A row
         whose logits hold a NaN or plus infinity, or that has no allowed token, is a failure: it has no

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 
 from personae.engine.arrival import Arrival
+from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
 from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, MaskFiller
 from personae.grammar.reasoning.limit import LimitedMatcher
@@ -49,7 +50,7 @@ class Launched:
     plan: StepPlan
     sampled: Sampled | None
     rows: list[int]
-    matchers: list[Matcher | None]
+    matchers: list[Binding | None]
     masks: "Masks | None"
     prompt_logprobs: dict[int, PromptLogprobs]
     arrival: Arrival | None
@@ -80,7 +81,7 @@ class StepEngine:
         self._untaken: dict[int, int] = {}  # by slot: tokens that were read, for its grammar to take
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
-        self._matchers: dict[int, Matcher] = {}
+        self._matchers: dict[int, Binding] = {}
         self._lent: list[int] = []  # KV pages whose memory adapters have
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> PackedStep | None:
@@ -105,6 +106,8 @@ class StepEngine:
                 self._matchers[admission.slot] = replayed(
                     grammars[log.grammar], log, self.runner.layout.max_model_len
                 )
+            elif excludes(log.params):
+                self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
         self.runner.apply(plan)
         return self.runner.pack(plan.rows) if plan.rows else None
 

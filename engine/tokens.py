@@ -108,8 +108,23 @@ class Tokenizer:
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` for many texts. Other threads run meanwhile, and it takes one core."""
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
+    ) -> list[list[int]]:
+        """`encode` for many texts. Other threads run meanwhile, and it takes one core.
+
+        Of a text that has more than `most` tokens the last ones are kept, between the tokens that the model
+        wants around a prompt, as transformers truncates on the left.
+        """
+        lists = self._encode(texts, add_special_tokens)
+        if most is not None:
+            for place, ids in enumerate(lists):
+                if len(ids) > most:
+                    (plain,) = self._encode([texts[place]], False)
+                    lists[place] = _last(ids, plain, most)
+        return lists
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         for text in texts:
             try:
                 text.encode()
@@ -178,6 +193,15 @@ class Tokenizer:
     def _is_plain_word(self, id: int) -> bool:
         token: str | None = self.backend.id_to_token(id)
         return token is not None and id not in self._added_ids and token.isascii() and token.isalpha()
+
+
+def _last(ids: list[int], plain: list[int], most: int) -> list[int]:
+    """The last of `ids`, which are `plain` and what was put around it; that is kept if there is room."""
+    around = len(ids) - len(plain)
+    start = next((n for n in range(around + 1) if ids[n : n + len(plain)] == plain), None)
+    if start is None or around >= most:
+        return ids[-most:]
+    return [*ids[:start], *plain[around - most :], *ids[start + len(plain) :]]
 
 
 def _decoders(decoder: dict[str, Any] | None) -> set[str]:

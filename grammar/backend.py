@@ -7,17 +7,26 @@ from personae.grammar.bitmask import Bitmask
 from personae.grammar.spec import GrammarSpec
 
 
-class Matcher(Protocol):
-    """The state of one sequence's answer within a grammar. Not thread-safe; one owner at a time.
-
-    In a state that is past its library's limits it allows and accepts nothing: that answer fails.
-    """
+class Binding(Protocol):
+    """What says, token by token, which tokens may come next in one sequence's answer. Not thread-safe; one
+    owner at a time."""
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next to `bitmask[row]`; once terminated, the stop tokens."""
 
     def accept(self, token: int) -> bool:
-        """Advance by one token. False (and no change of state) if the grammar does not allow it."""
+        """Advance by one token. False (and no change of state) if it is not allowed."""
+
+    @property
+    def terminated(self) -> bool:
+        """Whether a stop token has been accepted."""
+
+
+class Matcher(Binding, Protocol):
+    """The state of one sequence's answer within a grammar.
+
+    In a state that is past its library's limits it allows and accepts nothing: that answer fails.
+    """
 
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
@@ -37,10 +46,6 @@ class Matcher(Protocol):
     @property
     def failed(self) -> bool:
         """Whether it is past its library's limits."""
-
-    @property
-    def terminated(self) -> bool:
-        """Whether a stop token has been accepted."""
 
 
 class CompiledGrammar(Protocol):

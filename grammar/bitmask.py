@@ -23,3 +23,10 @@ def allow_only(row: Bitmask, tokens: Sequence[int]) -> None:
     words[:] = 0
     for token in tokens:
         words[token // 32] |= np.uint32(1 << (token % 32))
+
+
+def leave_out(row: Bitmask, tokens: Sequence[int]) -> None:
+    """Make `row`, [words], allow none of `tokens`, and what it allowed of the others."""
+    words = row.view(np.uint32)
+    for token in tokens:
+        words[token // 32] &= ~np.uint32(1 << (token % 32))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from personae.grammar.backend import Matcher
+from personae.grammar.backend import Binding
 from personae.grammar.bitmask import words_of
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ class MaskFiller:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "personae-masks")
 
-    def fill(self, bitmask: torch.Tensor, matchers: Sequence[Matcher | None]) -> None:
+    def fill(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
         """Write the tokens that `matchers[row]` allows next to `bitmask[row]`; all ones where there is none.
 
         A matcher may appear once only: it is not thread-safe.

@@ -204,6 +204,12 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": {"text": "a"}}, "prompt"),
     ({"prompt": [1.5]}, "prompt[0]"),
     ({"prompt": "x" * 512}, "prompt"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+    ({"prompt": "x" * 600, "truncate_prompt_tokens": 500, "max_tokens": 13}, "max_tokens"),
+    ({"prompt": "x" * 600, "truncate_prompt_tokens": -1, "max_tokens": 512}, "max_tokens"),
+    ({"prompt": [1, 300], "truncate_prompt_tokens": 1}, "prompt[1]"),
     ({"prompt": [1] * 600}, "prompt"),
     ({"prompt": ["a", "x" * 512]}, "prompt[1]"),
     ({"prompt": ["a"] * 100, "n": 10}, "prompt"),
@@ -299,15 +305,11 @@ async def test_two_ways_to_bind_an_answer_are_told_as_two(app: Starlette) -> Non
 
 
 OF_VLLM: list[tuple[str, Any, Any]] = [
-    ("bad_words", [], ["x"]),
-    ("allowed_token_ids", None, [1]),
     ("use_beam_search", False, True),
     ("length_penalty", 1.0, 2.0),
     ("length_penalty", 1, 0),
     ("spaces_between_special_tokens", True, False),
-    ("truncate_prompt_tokens", None, 5),
     ("return_tokens_as_token_ids", False, True),
-    ("cache_salt", None, "x"),
     ("documents", [], [{"text": "x"}]),
     ("mm_processor_kwargs", {}, {"x": 1}),
     ("chat_template", None, "{{ messages }}"),

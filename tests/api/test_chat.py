@@ -165,6 +165,8 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         max_tokens=4,
         ignore_eos=True,
         stop_token_ids=[9],
+        allowed_token_ids=[9, 7],
+        bad_words=["no"],
         seed=-3,
     )
     params = engine.submitted[0].params
@@ -181,6 +183,8 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         "logit_bias": {5: -100.0, 6: 1.5},
         "min_tokens": 2,
         "stop_token_ids": (9,),
+        "allowed_token_ids": (7, 9),
+        "bad_words_token_ids": tuple(tuple(engine.tokenizer.encode(word, False)) for word in ("no", " no")),
         "ignore_eos": True,
         "logprobs": None,
         "prompt_logprobs": None,

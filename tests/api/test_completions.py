@@ -42,6 +42,29 @@ async def test_a_prompt_may_be_text_ids_or_a_list_of_either(app: Starlette, engi
         assert answer["usage"]["prompt_tokens"] == 2 * count
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(5, 5), (-1, 512 - 16), (512, 512 - 16), (None, None)])
+async def test_a_prompt_is_cut_to_its_last_tokens_before_anything_is_made_of_it(
+    asked: int | None, kept: int | None, app: Starlette, engine: FakeEngine
+) -> None:
+    text = "".join(chr(97 + at % 26) for at in range(600 if asked in (5, -1) else 400))
+    kept = len(text) if kept is None else min(kept, len(text))
+    prompts = (text, engine.tokenizer.encode(text), [text, "short"])
+    for prompt in prompts:
+        fields = {"truncate_prompt_tokens": asked, "echo": True, "logprobs": 0}
+        answer = await complete(app, prompt, max_tokens=16, **fields)
+        log = engine.submitted.pop(0)
+        assert log.tokens == tuple(engine.tokenizer.encode(text[-kept:]))
+        choice = answer["choices"][0]
+        assert choice["text"].startswith(text[-kept:] + "Hello")
+        assert (
+            len(choice["logprobs"]["tokens"])
+            == answer["usage"]["completion_tokens"] // (len(answer["choices"])) + kept
+        )
+        if prompt is prompts[2]:
+            assert engine.submitted.pop().tokens == tuple(engine.tokenizer.encode("short"[-kept:]))
+            assert answer["usage"]["prompt_tokens"] == kept + len("short")
+
+
 async def test_choices_are_numbered_prompt_by_prompt() -> None:
     engine = FakeEngine(answer=lambda log: chr(log.tokens[0] + 64))
     answer = await complete(create_app(engine), [[1], [2]], n=2, max_tokens=1, seed=5)
@@ -150,10 +173,10 @@ async def test_many_prompts_are_encoded_beside_the_event_loop(
     threads: list[threading.Thread] = []
     encode = engine.tokenizer.encode_batch
 
-    def noting(texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def noting(texts: Sequence[str], *options: Any) -> list[list[int]]:
         if len(texts) == count:
             threads.append(threading.current_thread())
-        return encode(texts, add_special_tokens)
+        return encode(texts, *options)
 
     monkeypatch.setattr(engine.tokenizer, "encode_batch", noting)
     answer = await complete(create_app(engine), ["word " * 30] * count, max_tokens=1)

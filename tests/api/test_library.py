@@ -69,3 +69,27 @@ async def test_errors_are_those_of_the_api(engine) -> None:
         async with engine.stream_chat([{"role": "user"}]):
             pass
     assert caught.value.param is not None
+
+
+async def test_what_is_left_out_is_not_said_and_a_salt_of_ones_own_parts_the_cache(engine) -> None:
+    long, fields = "x" * 200, {"max_tokens": 12, "temperature": 0, "return_token_ids": True}
+
+    async def said(**more: object) -> tuple[int, ...]:
+        answer = await engine.complete(long, n=2, **fields, **more)
+        first, second = (choice.token_ids for choice in answer.choices)
+        assert first == second
+        return tuple(first)
+
+    free = await said(ignore_eos=True)
+    assert set(await said(allowed_token_ids=[*free[:2], 40])) <= {*free[:2], 40}
+
+    async def cached(salt: str | None) -> int:
+        answer = await engine.complete(long, cache_salt=salt, **fields)
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert await cached(None) > 0
+    assert await cached("mine") == 0
+    assert await cached("mine") > 0
+    assert await cached("yours") == 0
+    cut = await engine.complete(long, truncate_prompt_tokens=9, **fields)
+    assert cut.usage.prompt_tokens == 9

@@ -271,6 +271,20 @@ async def test_a_thinking_budget_binds_reasoning_and_what_it_does_not_mean_is_re
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+async def test_tools_and_a_thinking_budget_are_named_beside_what_would_leave_tokens_out(
+    engine: FakeEngine,
+) -> None:
+    app, on = create_app(engine), {"enable_thinking": True}
+    for field, value in (("bad_words", ["no"]), ("allowed_token_ids", [1])):
+        error = await refused(app, **{field: value})
+        assert error["param"] == field
+        assert f"`{field}` beside `tools`" in error["message"]
+        error = await refused(app, tools=None, chat_template_kwargs=on, thinking_budget=9, **{field: value})
+        assert f"`{field}` beside `thinking_budget`" in error["message"]
+        await ask(app, tools=None, **{field: value})
+    assert len(engine.submitted) == 2
+
+
 async def test_the_template_sees_tools_calls_and_their_results(engine: FakeEngine) -> None:
     asked = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": '{"a": 1}'}}
     history = [

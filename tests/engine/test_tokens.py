@@ -11,7 +11,9 @@ import pytest
 import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
 
 from personae.api.local import DEMO
 from personae.engine.tokens import Detokenizer, Tokenizer
@@ -242,6 +244,29 @@ def test_add_bos_token_overrides_the_post_processor(
     expected = in_post_processor if flag is None else flag
     assert tokenizer.encode("The fox") == ([0, *plain] if expected else plain)
     assert 0 not in plain
+
+
+@pytest.mark.parametrize("around", ["$A", "<|bos|> $A", "<|bos|> $A <|eos|>", "$A <|eos|>"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_too_long_keeps_what_transformers_keeps_on_the_right(kind: str, around: str) -> None:
+    backend = tiny_tokenizers.make(kind)
+    ids = [(name, backend.token_to_id(name)) for name in tiny_tokenizers.SPECIAL]
+    backend.post_processor = processors.TemplateProcessing(around, special_tokens=ids)
+    ours = Tokenizer(Backend.from_str(backend.to_str()))  # transformers sets a truncation in its own
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, truncation_side="left")
+    texts = ["The quick brown fox", "x", "The fox, the fox and the dog", ""]
+    for special in (True, False):
+        wanted = {"truncation": True, "add_special_tokens": special}
+        for most in range(3, 20):
+            expected = theirs(texts, max_length=most, **wanted)["input_ids"]
+            assert ours.encode_batch(texts, special, most) == expected
+
+
+def test_where_there_is_no_room_for_special_tokens_the_text_counts() -> None:
+    backend = tiny_tokenizers.make("byte_level")
+    backend.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 0)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.encode_batch(["The fox"], True, 1) == [tokenizer.encode("The fox")[-1:]]
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Allowed tokens and bad words, against transformers' logits processors and its generation."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hf import hf_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import model_folder
+from transformers import LogitsProcessor, NoBadWordsLogitsProcessor, PrefixConstrainedLogitsProcessor
+from troupe import Troupe
+
+from personae.engine.exclusion import Exclusion
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.grammar.bitmask import words_of
+
+PROMPT = [5, 6, 7]
+
+
+def allowed_next(exclusion: Exclusion, vocab: int) -> set[int]:
+    """What its mask allows, of a bitmask that held something else before."""
+    bitmask = np.full((2, words_of(vocab)), 0x5A5A5A5A, np.int32)
+    exclusion.fill(bitmask, 1)
+    bits = np.unpackbits(bitmask[1].view(np.uint8), bitorder="little")[:vocab]
+    return set(np.flatnonzero(bits).tolist())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_at_every_place_it_leaves_out_what_transformers_leaves_out(data: st.DataObject) -> None:
+    vocab = data.draw(st.sampled_from([5, 33, 64]))
+    few = st.integers(0, min(vocab, 6) - 2)  # so that words begin inside of each other
+    words = data.draw(st.lists(st.lists(few, min_size=1, max_size=4), max_size=6))
+    allowed = sorted(data.draw(st.sets(st.integers(0, vocab - 1), max_size=vocab)))
+    emitted = data.draw(st.lists(few, max_size=12))
+    known = data.draw(st.integers(0, len(emitted)))
+    params = SamplingParams(
+        50, 0, allowed_token_ids=tuple(allowed), bad_words_token_ids=tuple(map(tuple, words))
+    )
+    # The prompt holds words that have begun, and does not count.
+    log = SequenceLog("s", (*words[0], *emitted[:known]) if words else (0, *emitted[:known]), 0, params)
+    log = msgspec.structs.replace(log, prompt_length=len(log.tokens) - known)
+    processors: list[LogitsProcessor] = [NoBadWordsLogitsProcessor(words)] if words else []
+    if allowed:
+        processors.append(PrefixConstrainedLogitsProcessor(lambda *_: allowed, 1))
+    exclusion = Exclusion(log, vocab)
+    for place in range(known, len(emitted) + 1):
+        # Transformers counts every token before, and looks at no word that is longer than these: another
+        # token comes first, which is in none of them.
+        before = torch.tensor([[vocab - 1, *emitted[:place]]])
+        left = torch.ones(vocab, dtype=torch.bool)
+        for processor in processors:
+            left &= processor(before, torch.zeros(1, vocab))[0].isfinite()
+        assert allowed_next(exclusion, vocab) == set(left.nonzero().flatten().tolist())
+        if place < len(emitted):
+            assert exclusion.accept(emitted[place])
+
+
+@pytest.fixture(scope="module")
+def free() -> list[int]:
+    """What the model says by itself."""
+    troupe = Troupe(model_folder("llama"))
+    return troupe.play([plain(troupe)])["a"].tokens
+
+
+def plain(troupe: Troupe, **changes: Any) -> SequenceLog:
+    return troupe.log("a", PROMPT, max_tokens=24, **changes)
+
+
+@pytest.mark.parametrize(("lookahead", "by_itself"), [(1, False), (2, False), (2, True)])
+def test_a_greedy_answer_without_bad_words_is_that_of_transformers(
+    free: list[int], lookahead: int, by_itself: bool
+) -> None:
+    words = [[free[0]], free[3:5], free[6:9], [*free[9:11], free[0]]]
+    ids = torch.tensor([PROMPT])
+    expected = hf_model(model_folder("llama")).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        bad_words_ids=words,
+    )
+    troupe = Troupe(model_folder("llama"), lookahead=lookahead)
+    troupe.engine.runs_ahead = by_itself
+    said = troupe.play([plain(troupe, bad_words_token_ids=tuple(map(tuple, words)))])["a"].tokens
+    assert said == expected[0, len(PROMPT) :].tolist()
+    assert said != free
+
+
+SAMPLED = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.5}
+EXCLUDING: list[dict[str, Any]] = [
+    {"allowed_token_ids": tuple(range(20, 40))},
+    {"bad_words_token_ids": tuple((a, b) for a in range(20, 40) for b in range(20, 40, 2))},
+    {
+        "allowed_token_ids": (20, 21, 22),
+        "bad_words_token_ids": ((20, 20), (21, 21, 20), (22,)),
+        "logit_bias": {20: 5.0, 22: 100.0},
+    },
+    {"allowed_token_ids": (2, 20, 21), "min_tokens": 9, "logit_bias": {2: 10.0}, "eos": (2,)},
+]
+
+
+@pytest.mark.parametrize("changes", EXCLUDING)
+def test_an_answer_keeps_to_what_is_left_and_goes_on_alike_wherever_it_is_taken_up(
+    changes: dict[str, Any],
+) -> None:
+    troupe = Troupe(model_folder("llama"))
+    log = plain(troupe, **SAMPLED | changes)
+    answer = troupe.play([log])["a"]
+    said = tuple(answer.tokens)
+    assert answer.error is None
+    assert set(said) <= set(changes.get("allowed_token_ids", said))
+    for word in changes.get("bad_words_token_ids", ()):
+        assert all(said[at : at + len(word)] != word for at in range(len(said)))
+    assert len(said) >= changes.get("min_tokens", 24)
+    for count in range(1, len(said)):
+        again = msgspec.structs.replace(log, id=f"{count}", tokens=log.tokens + said[:count])
+        assert tuple(troupe.play([again])[f"{count}"].tokens) == said[count:]
+
+
+def test_others_in_the_batch_do_not_notice_and_preemption_changes_nothing() -> None:
+    roomy = Troupe(model_folder("llama"))
+    logs = [
+        roomy.log(f"{number}", [5 + number] * 20, max_tokens=40, **SAMPLED, **changes)
+        for number, changes in enumerate([{}, *EXCLUDING[:3], {}])
+    ]
+    alone = {log.id: roomy.play([log])[log.id].tokens for log in logs}
+    crowded = Troupe(model_folder("llama"), num_pages=14)
+    played = crowded.play(logs)
+    assert crowded.scheduler.preemptions
+    assert {id: one.tokens for id, one in played.items()} == alone
