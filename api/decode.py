@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from personae.api.schema import Body
 from personae.errors import Cancelled, RequestError, UnsupportedParameter
+from personae.grammar.slips import nearest
 
 T = TypeVar("T", bound=Body)
 
@@ -65,8 +66,13 @@ def _named(message: str, type: type[Body]) -> RequestError:
         message, path = message[: at.start()], at["path"].replace("[...]", "")
     if unknown := _UNKNOWN.match(message):
         name = _join(path, unknown["name"][:_SHOWN])
+        known = _fields(type, path)
+        meant = nearest(unknown["name"][:_SHOWN], known)
+        hint = "" if meant is None else f" Did you mean `{_join(path, meant)}`?"
+        if name == "extra_body":
+            hint = " It is an argument of the `openai` package, whose fields go into the body itself."
         return UnsupportedParameter(
-            f"`{name}` is not a parameter of this request.", param=name, code="unknown_parameter"
+            f"`{name}` is not a parameter of this request.{hint}", param=name, code="unknown_parameter"
         )
     if missing := _MISSING.match(message):
         name = _join(path, missing["name"])
@@ -79,11 +85,27 @@ def _named(message: str, type: type[Body]) -> RequestError:
 
 def _valid(type: type[Body], path: str) -> set[str]:
     """The texts that the field at `path` may have."""
+    literals = (one for one in _at(type, path) if isinstance(one, inspect.LiteralType))
+    return {str(value) for literal in literals for value in literal.values}
+
+
+def _fields(type: type[Body], path: str) -> set[str]:
+    """The names that what is at `path` may have and that are served."""
+    structs = (one for one in _at(type, path) if isinstance(one, inspect.StructType))
+    return {
+        field.encode_name
+        for struct in structs
+        for field in struct.fields
+        if field.encode_name not in getattr(struct.cls, "unserved", ())
+    }
+
+
+def _at(type: type[Body], path: str) -> list[inspect.Type]:
+    """What may stand at `path`."""
     found = [inspect.type_info(type)]
     for step in _STEP.findall(path):
         found = [inner for one in found for member in _members(one) for inner in _inside(member, step)]
-    members = [member for one in found for member in _members(one)]
-    return {str(value) for one in members if isinstance(one, inspect.LiteralType) for value in one.values}
+    return [member for one in found for member in _members(one)]
 
 
 def _members(type: inspect.Type) -> tuple[inspect.Type, ...]:

@@ -87,7 +87,8 @@ class Door:
                 self.caller.until_done.enter_context(self.registry.hold(record.sha256))
                 card = record.card()
         if card is None:
-            raise NotFound(f"The model `{name[:100]}` does not exist.", param=param, code="model_not_found")
+            message = f"The model `{name[:100]}` does not exist; /v1/models lists those that do."
+            raise NotFound(message, param=param, code="model_not_found")
         return card
 
     def deadline(self, timeout: float | None) -> float:

@@ -97,10 +97,12 @@ def _hint(request: Request) -> str:
         del parts[0]
     if parts and parts[-1] in _NOT_SERVED:
         return f" {_NOT_SERVED[parts[-1]]}: this server generates text."
-    known = {getattr(route, "path", None) for route in request.app.routes}
+    known = {path for route in request.app.routes if (path := getattr(route, "path", None)) is not None}
     plain = "/" + "/".join(parts)
     meant = next((route for route in (f"/v1{plain}", plain) if parts and route in known), None)
-    return "" if meant is None else f" There is {meant}."
+    if meant is not None:
+        return f" There is {meant}."
+    return f" There are {', '.join(sorted(path for path in known if '{' not in path))}."
 
 
 async def http_error(request: Request, error: Exception) -> Response:

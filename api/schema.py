@@ -100,6 +100,7 @@ _UNSERVED_OF_VLLM: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
+    "request_id": (),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
@@ -174,6 +175,7 @@ class SamplingFields(Sampling, kw_only=True):
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
+    request_id: Any = None
     return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
     use_beam_search: Any = None
@@ -183,11 +185,16 @@ class SamplingFields(Sampling, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     """`POST /v1/completions`. A prompt is text, token ids, or a list of either."""
 
-    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_UNSERVED_OF_VLLM, "suffix": ("",)}
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_UNSERVED_OF_VLLM,
+        "prompt_embeds": (),
+        "suffix": ("",),
+    }
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     best_of: int | None = None
+    prompt_embeds: Any = None
     suffix: Any = None
 
 

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from real_server import Running, running
+from typer.main import get_command
 
+from personae.api.cli import app
 from personae.api.options import ServeOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +99,16 @@ def test_an_example_brings_what_is_shown(
     )
     if example.shown is not None:
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
+
+
+def test_the_options_that_others_servers_have_become_are_options_of_ours() -> None:
+    page = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ")]
+    named = {option for row in rows for option in re.findall(r"(?<!hf download NAME )--[a-z-]+", row)}
+    serve = get_command(app).commands["serve"]
+    known = {option for one in serve.params for option in (*one.opts, *one.secondary_opts)}
+    assert len(named) > 10
+    assert named <= known
 
 
 def test_every_feature_is_shown_with_its_output() -> None:

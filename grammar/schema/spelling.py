@@ -2,7 +2,6 @@
 know; in a schema that is to be enforced wholly a slip would bind nothing, and nobody would be told.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from personae.errors import GrammarError
@@ -10,8 +9,7 @@ from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import subschemas
-
-_SHORT, _LONG = 4, 8  # characters: names from the first on may have a slip, from the second on two
+from personae.grammar.slips import nearest
 
 
 def check_spelling(document: Schema) -> None:
@@ -29,36 +27,12 @@ def check_spelling(document: Schema) -> None:
 def _meant_keyword(name: str) -> str | None:
     if name in ASSERTIONS or name.startswith(("x-", "_", "@")):
         return None
-    return _nearest(name, ASSERTIONS)
+    return nearest(name, ASSERTIONS)
 
 
 @lru_cache(4096)
 def _meant_format(name: str) -> str | None:
-    return None if name in FORMATS else _nearest(name, FORMATS)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    found = ((_slips(name.lower(), one.lower()), one) for one in known)
-    near = [(slips, one) for slips, one in found if slips <= (len(one) >= _SHORT) + (len(one) >= _LONG)]
-    return min(near)[1] if near else None
-
-
-def _slips(a: str, b: str) -> int:
-    """Characters that are wrong, missing, too many, or in the wrong order with the next (the restricted
-    Damerau-Levenshtein distance); a large number for names of different lengths."""
-    if abs(len(a) - len(b)) > 2:
-        return 3
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, start=1):
-        new = [i]
-        for j, y in enumerate(b, start=1):
-            least = min(row[j] + 1, new[-1] + 1, row[j - 1] + (x != y))
-            if before and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                least = min(least, before[j - 2] + 1)
-            new.append(least)
-        before, row = row, new
-    return row[-1]
+    return None if name in FORMATS else nearest(name, FORMATS)
 
 
 def _refused(kind: str, name: str, meant: str, place: str) -> GrammarError:

@@ -310,6 +310,7 @@ OF_VLLM: list[tuple[str, Any, Any]] = [
     ("length_penalty", 1, 0),
     ("spaces_between_special_tokens", True, False),
     ("return_tokens_as_token_ids", False, True),
+    ("request_id", None, "mine"),
     ("documents", [], [{"text": "x"}]),
     ("mm_processor_kwargs", {}, {"x": 1}),
     ("chat_template", None, "{{ messages }}"),
@@ -342,11 +343,32 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
     )
 
 
-async def test_an_unknown_model_is_a_404(app: Starlette) -> None:
+@pytest.mark.parametrize(
+    ("path", "change", "hint"),
+    [
+        ("/v1/completions", {"max_token": 5}, "Did you mean `max_tokens`?"),
+        ("/v1/completions", {"maxTokens": 5}, "Did you mean `max_tokens`?"),
+        ("/v1/chat/completions", {"messages": [USER | {"contents": "x"}]}, "`messages[0].content`?"),
+        ("/v1/chat/completions", {"chat_templates": "x"}, "is not a parameter of this request."),
+        ("/v1/chat/completions", {"weather": 5}, "is not a parameter of this request."),
+        ("/v1/chat/completions", {"extra_body": {"top_k": 5}}, "fields go into the body itself."),
+    ],
+)
+async def test_a_slip_in_a_fields_name_is_told_the_served_field_that_was_meant(
+    path: str, change: dict[str, Any], hint: str, app: Starlette
+) -> None:
+    body = {"model": "base", **({"messages": [USER]} if "chat" in path else {"prompt": "hi"}), **change}
+    error = await refused(app, path, json=body)
+    assert error["code"] == "unknown_parameter"
+    assert error["message"].endswith(hint)
+
+
+async def test_an_unknown_model_is_a_404_that_says_where_the_known_ones_are(app: Starlette) -> None:
     async with asgi.client(app) as client:
         response = await client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
+    assert "/v1/models" in response.json()["error"]["message"]
 
 
 async def test_a_body_that_is_not_sent_as_json_is_refused(app: Starlette) -> None:
