@@ -8,7 +8,6 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import ClassVar, Protocol
 
 import anyio
@@ -69,8 +68,10 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
-        with suppress(Cancelled):  # nobody is left to tell
+        try:
             await unless_disconnected(receive, lambda: self._serve(send))
+        except Cancelled as left:  # nobody is left to tell
+            logs.note(code=left.code)
 
     async def _serve(self, send: Send) -> None:
         outbox = _Outbox()

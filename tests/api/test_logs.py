@@ -78,6 +78,20 @@ async def test_each_answer_is_a_line_with_all_that_is_known_of_its_request(
     assert (unknown["path"], unknown["code"]) == ("/nowhere", "unknown_url")
 
 
+@pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])
+async def test_the_line_of_an_answer_that_its_client_left_says_so(
+    stream: bool, status: int, written: Lines
+) -> None:
+    app = create_app(FakeEngine(hold_after=2))
+    visit = asgi.Visit(PATH, {"model": "base", "prompt": "a", "stream": stream})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(visit.run, app)
+        await anyio.wait_all_tasks_blocked()
+        visit.leave()
+    [line] = access(written)
+    assert (line["status"], line["code"]) == (status, "cancelled")
+
+
 async def test_an_error_is_written_with_its_request_and_its_traceback(
     engine: FakeEngine, app: Starlette, written: Lines
 ) -> None:
