@@ -27,7 +27,7 @@ from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.door import Door, door_of
-from personae.api.exclusion import bad_words
+from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
 from personae.api.operation import events, operation
@@ -99,6 +99,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
     )
+    bound_by = binding_field(body, bound)
     params = sampling_params(
         body,
         limits=client,
@@ -106,7 +107,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
         max_tokens=length,
         logprobs=logprobs,
         prompt_logprobs=logprob_count("prompt_logprobs", body.prompt_logprobs, settings),
-        bad_words=await bad_words(door, body.bad_words),
+        left_out=await exclusions(door, body, bound_by if grammar is not None else None),
     )
     opening = _echo(body)
     choices = [
@@ -122,7 +123,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
         )
         for index in range(count)
     ]
-    job = Job.begin(door, prefix, model, body, bound_by=binding_field(body, bound))
+    job = Job.begin(door, prefix, model, body, bound_by=bound_by)
     job.budget_param = param
     job.add(prompt, params, grammar, choices, prompt_param="messages")
     return job, Form(job, body, prompt)

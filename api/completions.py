@@ -14,7 +14,7 @@ from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
 from personae.api.decode import read_json
 from personae.api.door import Door, door_of
-from personae.api.exclusion import bad_words
+from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.logprobs import prompt_logprobs, text_logprobs
 from personae.api.operation import events, operation
@@ -81,8 +81,9 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     answers = not (asked == 0 and body.echo)
     most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
     prompts = await _encode(door, body, texts, ids, most)
-    left_out = await bad_words(door, body.bad_words)
-    job = Job.begin(door, "cmpl-", model, body, bound_by=None if bound is None else bound.param)
+    bound_by = None if bound is None else bound.param
+    left_out = await exclusions(door, body, bound_by)
+    job = Job.begin(door, "cmpl-", model, body, bound_by=bound_by)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
@@ -92,7 +93,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
             max_tokens=length,
             logprobs=logprobs,
             prompt_logprobs=of_prompt,
-            bad_words=left_out,
+            left_out=left_out,
         )
         choices = [
             Choice(

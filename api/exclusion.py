@@ -1,21 +1,77 @@
 """What an answer may not say: `allowed_token_ids` and `bad_words`, and what they cannot be kept beside."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from personae.api.door import Door
-from personae.engine.params import SamplingParams
+from personae.api.schema import Sampling
 from personae.errors import RequestError
+from personae.grammar.bitmask import mask_of
 
 _MOST_WORDS = 1024
 _LONGEST_WORD = 128
+_MOST_TOKENS = 8192
 
-Sequences = tuple[tuple[int, ...], ...]
+
+@dataclass(frozen=True, slots=True)
+class Exclusions:
+    """`allowed_tokens` and `bad_words_token_ids` of `SamplingParams`."""
+
+    allowed: bytes = b""
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
-async def bad_words(door: Door, words: Sequence[str] | None) -> Sequences:
-    """The token ids of each word, as it begins a text and as it comes after a space. Raises RequestError."""
-    if not words:
-        return ()
+NOTHING = Exclusions()
+
+
+async def exclusions(door: Door, body: Sampling, bound_by: str | None) -> Exclusions:
+    """What the request leaves out. `bound_by` is the field that binds the answer, if one does.
+
+    Raises RequestError for a list that is wrong, and where nothing may be left to be said.
+    """
+    given = {"allowed_token_ids": body.allowed_token_ids is not None, "bad_words": bool(body.bad_words)}
+    names = [name for name, asked in given.items() if asked]
+    if not names:
+        return NOTHING
+    if bound_by is not None:
+        raise RequestError(
+            f"`{names[0]}` beside `{bound_by}`: a bound answer may need a token that is left out, and "
+            "could then not be completed. Give one of the two.",
+            param=names[0],
+        )
+    vocab, eos = door.client.vocab_size, door.client.tokenizer.eos_ids
+    words = await _bad_words(door, body.bad_words or ())
+    left = np.ones(vocab, np.bool_)
+    if body.allowed_token_ids is not None:
+        left = _allowed(door, body.allowed_token_ids)
+    allowed = b"" if left.all() else mask_of(left).tobytes()
+    left[[word[-1] for word in words]] = False
+    if body.min_tokens:
+        names.append("min_tokens")
+        ends = [*(body.stop_token_ids or ()), *(() if body.ignore_eos else eos)]
+        left[[token for token in ends if 0 <= token < vocab]] = False
+    if not left.any():
+        fields = " and ".join(f"`{name}`" for name in names)
+        raise RequestError(f"{fields} may leave no token to be said.", param=names[0])
+    return Exclusions(allowed, words)
+
+
+def _allowed(door: Door, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    vocab = door.client.vocab_size
+    if not 0 < len(ids) <= vocab:
+        raise RequestError(
+            f"`allowed_token_ids` must have 1 to {vocab} ids; null allows all.", param="allowed_token_ids"
+        )
+    door.check_ids(ids, "allowed_token_ids")
+    allowed = np.zeros(vocab, np.bool_)
+    allowed[ids] = True
+    return allowed
+
+
+async def _bad_words(door: Door, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each word, as it begins a text and as it comes after a space."""
     if len(words) > _MOST_WORDS:
         raise RequestError(f"`bad_words` may have at most {_MOST_WORDS} words.", param="bad_words")
     spelled: list[str] = []
@@ -29,27 +85,7 @@ async def bad_words(door: Door, words: Sequence[str] | None) -> Sequences:
             )
         spelled += bare, f" {bare}"
     lists = await door.encode(spelled, add_special_tokens=False)
+    if sum(map(len, lists)) > _MOST_TOKENS:
+        raise RequestError(f"`bad_words` may have at most {_MOST_TOKENS} tokens in all.", param="bad_words")
     # A tokenizer may know more ids than the model: what cannot be said need not be left out.
     return tuple(dict.fromkeys(tuple(ids) for ids in lists if ids and max(ids) < door.client.vocab_size))
-
-
-def check_exclusion(params: SamplingParams, eos: Sequence[int], vocab: int, bound_by: str | None) -> None:
-    """Raise RequestError where `params` may leave nothing to be said: beside `bound_by`, the field that binds
-    the answer, or by themselves."""
-    given = {"allowed_token_ids": params.allowed_token_ids, "bad_words": params.bad_words_token_ids}
-    names = [name for name, tokens in given.items() if tokens]
-    if not names:
-        return
-    if bound_by is not None:
-        raise RequestError(
-            f"`{names[0]}` beside `{bound_by}`: a bound answer may need a token that is left out, and "
-            "could then not be completed. Give one of the two.",
-            param=names[0],
-        )
-    gone = {word[-1] for word in params.bad_words_token_ids}
-    if params.min_tokens:
-        names.append("min_tokens")
-        gone.update(params.stop_token_ids, () if params.ignore_eos else eos)
-    if all(token in gone for token in params.allowed_token_ids or range(vocab)):
-        fields = " and ".join(f"`{name}`" for name in names)
-        raise RequestError(f"{fields} may leave no token to be said.", param=names[0])

@@ -17,7 +17,6 @@ from personae.api import logs
 from personae.api.answers import CachedTokens, ReasoningTokens, Usage
 from personae.api.choices import Choice, Part
 from personae.api.door import Door
-from personae.api.exclusion import check_exclusion
 from personae.api.metrics import SequenceClock
 from personae.api.params import sibling
 from personae.api.schema import Sampling
@@ -129,7 +128,6 @@ class Job:
             self.door.meter.schema(self.door.caller.identity, grammar.source)
         tenant = self.door.caller.tenant
         tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
-        check_exclusion(params, eos, client.vocab_size, self.bound_by if grammar is not None else None)
         if self.cache_salt is not None:
             salt = hmac.digest(salt, self.cache_salt.encode(), hashlib.sha256)
         adapter, start = self.model.adapter, 0

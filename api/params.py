@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from personae.api.exclusion import Exclusions
 from personae.api.reading import TextStyle
 from personae.api.schema import SamplingFields
 from personae.api.settings import ApiSettings
@@ -39,7 +40,7 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    bad_words: tuple[tuple[int, ...], ...] = (),
+    left_out: Exclusions,
 ) -> SamplingParams:
     """The parameters of a request's first sequence. Raises RequestError naming the field out of range."""
     vocab = limits.vocab_size
@@ -69,8 +70,8 @@ def sampling_params(
         min_tokens=int(min_tokens),
         stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocab),
         ignore_eos=bool(request.ignore_eos),
-        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, vocab),
-        bad_words_token_ids=bad_words,
+        allowed_tokens=left_out.allowed,
+        bad_words_token_ids=left_out.bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
@@ -193,18 +194,6 @@ def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
             )
         _between("logit_bias", value, -100.0, 100.0)
     return bias
-
-
-def _allowed_token_ids(ids: list[int] | None, vocab: int) -> tuple[int, ...]:
-    if ids is None:
-        return ()
-    if not 0 < len(ids) <= vocab:
-        raise RequestError(
-            f"`allowed_token_ids` must have 1 to {vocab} ids; null allows all.", param="allowed_token_ids"
-        )
-    for index, token in enumerate(ids):
-        _between(f"allowed_token_ids[{index}]", token, 0, vocab - 1)
-    return tuple(sorted(set(ids)))
 
 
 def _stop_token_ids(ids: list[int], vocab: int) -> tuple[int, ...]:

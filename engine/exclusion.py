@@ -5,6 +5,7 @@ The prompt does not count, as in vLLM. All words that have begun are followed, o
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from personae.grammar.bitmask import Bitmask, leave_out, words_of
 
 def excludes(params: SamplingParams) -> bool:
     """Whether anything is left out."""
-    return bool(params.allowed_token_ids or params.bad_words_token_ids)
+    return bool(params.allowed_tokens or params.bad_words_token_ids)
 
 
 @dataclass(slots=True)
@@ -26,6 +27,18 @@ class _Begun:
     longer: dict[int, "_Begun"] = field(default_factory=dict)
 
 
+@lru_cache(64)
+def _none_begun(words: tuple[tuple[int, ...], ...]) -> _Begun:
+    """Where nothing of a word has been said yet; siblings share it."""
+    none = _Begun()
+    for *first, last in words:
+        begun = none
+        for token in first:
+            begun = begun.longer.setdefault(token, _Begun())
+        begun.last.append(last)
+    return none
+
+
 class Exclusion:
     """A `Binding` (grammar/backend.py) of one sequence; its state depends on the log alone."""
 
@@ -33,18 +46,11 @@ class Exclusion:
 
     def __init__(self, log: SequenceLog, vocab_size: int) -> None:
         """Start where `log` is. Ids are of the vocabulary; no bad word is empty."""
-        allowed, words = log.params.allowed_token_ids, log.params.bad_words_token_ids
+        params = log.params
         self._mask = np.full(words_of(vocab_size), -1, np.int32)
-        if allowed:
-            self._mask[:] = 0
-            ids = np.asarray(allowed, np.uint32)
-            np.bitwise_or.at(self._mask.view(np.uint32), ids // 32, np.uint32(1) << ids % 32)
-        self._none = _Begun()
-        for *first, last in words:
-            begun = self._none
-            for token in first:
-                begun = begun.longer.setdefault(token, _Begun())
-            begun.last.append(last)
+        if params.allowed_tokens:
+            self._mask[:] = np.frombuffer(params.allowed_tokens, np.int32)
+        self._none = _none_begun(params.bad_words_token_ids)
         leave_out(self._mask, self._none.last)
         self._begun: list[_Begun] = []
         for token in log.tokens[log.prompt_length :]:

@@ -14,8 +14,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `logprobs` is None (off) or the number of alternatives besides the chosen token's own (0 to 20);
     `prompt_logprobs` is the same for the prompt's tokens. `max_tokens` counts emitted tokens, at least 1.
     `stop_token_ids` end the sequence like EOS does, EOS ids not included; `ignore_eos` drops EOS alone.
-    Of `allowed_token_ids` every token is one, unless there are none; no sequence of `bad_words_token_ids` is
-    emitted. A sequence with either has no grammar, and they leave something to be said at every place.
+    `allowed_tokens` is a row of a bitmask (grammar/bitmask.py), empty for all of them; no sequence of
+    `bad_words_token_ids` is emitted. A sequence with either has no grammar, and something is left to be said
+    at every place.
     """
 
     max_tokens: int
@@ -30,7 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    allowed_tokens: bytes = b""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

@@ -25,6 +25,12 @@ def allow_only(row: Bitmask, tokens: Sequence[int]) -> None:
         words[token // 32] |= np.uint32(1 << (token % 32))
 
 
+def mask_of(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """The row [words] of `allowed` [vocab]."""
+    padded = np.pad(allowed, (0, -len(allowed) % 32))
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+
 def leave_out(row: Bitmask, tokens: Sequence[int]) -> None:
     """Make `row`, [words], allow none of `tokens`, and what it allowed of the others."""
     words = row.view(np.uint32)

@@ -183,7 +183,7 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         "logit_bias": {5: -100.0, 6: 1.5},
         "min_tokens": 2,
         "stop_token_ids": (9,),
-        "allowed_token_ids": (7, 9),
+        "allowed_tokens": msgspec.to_builtins((1 << 7 | 1 << 9).to_bytes(40, "little")),
         "bad_words_token_ids": tuple(tuple(engine.tokenizer.encode(word, False)) for word in ("no", " no")),
         "ignore_eos": True,
         "logprobs": None,

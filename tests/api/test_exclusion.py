@@ -33,15 +33,18 @@ async def test_every_route_hands_them_to_each_choice(path: str, app: Starlette, 
     response = await asked(app, path, allowed_token_ids=[7, 3, 7], bad_words=["no", " never"], **more)
     assert response.status_code == 200, response.text
     for log in engine.submitted:
-        assert log.params.allowed_token_ids == (3, 7)
+        assert log.params.allowed_tokens == (1 << 3 | 1 << 7).to_bytes(40, "little")
         assert log.params.bad_words_token_ids == (word("no"), word(" no"), word("never"), word(" never"))
 
 
-async def test_null_and_an_empty_list_of_words_exclude_nothing(app: Starlette, engine: FakeEngine) -> None:
-    response = await asked(app, "/v1/completions", allowed_token_ids=None, bad_words=[])
+@pytest.mark.parametrize("allowed", [None, list(range(300))])
+async def test_null_all_tokens_and_an_empty_list_of_words_exclude_nothing(
+    allowed: list[int] | None, app: Starlette, engine: FakeEngine
+) -> None:
+    response = await asked(app, "/v1/completions", allowed_token_ids=allowed, bad_words=[])
     assert response.status_code == 200
     [log] = engine.submitted
-    assert (log.params.allowed_token_ids, log.params.bad_words_token_ids) == ((), ())
+    assert (log.params.allowed_tokens, log.params.bad_words_token_ids) == (b"", ())
 
 
 async def test_a_word_that_the_model_cannot_say_is_as_good_as_left_out() -> None:
@@ -62,6 +65,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ["  "]}, "bad_words[0]"),
     ({"bad_words": ["x" * 129]}, "bad_words[0]"),
     ({"bad_words": ["x"] * 1025}, "bad_words"),
+    ({"bad_words": ["x" * 100] * 41}, "bad_words"),
     ({"bad_words": [[1, 2]]}, "bad_words[0]"),
 ]
 

@@ -1,5 +1,6 @@
 """Allowed tokens and bad words, against transformers' logits processors and its generation."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ import torch
 from hf import hf_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import model_folder
+from slow_sampler import bitmask
+from tiny_models import VOCAB, model_folder
 from transformers import LogitsProcessor, NoBadWordsLogitsProcessor, PrefixConstrainedLogitsProcessor
 from troupe import Troupe
 
@@ -29,6 +31,11 @@ def allowed_next(exclusion: Exclusion, vocab: int) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
+def allowing(tokens: Iterable[int], vocab: int) -> dict[str, Any]:
+    """The parameter that allows nothing else."""
+    return {"allowed_tokens": bitmask([np.isin(np.arange(vocab), list(tokens))], vocab).tobytes()}
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_at_every_place_it_leaves_out_what_transformers_leaves_out(data: st.DataObject) -> None:
@@ -38,9 +45,8 @@ def test_at_every_place_it_leaves_out_what_transformers_leaves_out(data: st.Data
     allowed = sorted(data.draw(st.sets(st.integers(0, vocab - 1), max_size=vocab)))
     emitted = data.draw(st.lists(few, max_size=12))
     known = data.draw(st.integers(0, len(emitted)))
-    params = SamplingParams(
-        50, 0, allowed_token_ids=tuple(allowed), bad_words_token_ids=tuple(map(tuple, words))
-    )
+    fields = allowing(allowed, vocab) if allowed else {}
+    params = SamplingParams(50, 0, bad_words_token_ids=tuple(map(tuple, words)), **fields)
     # The prompt holds words that have begun, and does not count.
     log = SequenceLog("s", (*words[0], *emitted[:known]) if words else (0, *emitted[:known]), 0, params)
     log = msgspec.structs.replace(log, prompt_length=len(log.tokens) - known)
@@ -95,14 +101,14 @@ def test_a_greedy_answer_without_bad_words_is_that_of_transformers(
 
 SAMPLED = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.5}
 EXCLUDING: list[dict[str, Any]] = [
-    {"allowed_token_ids": tuple(range(20, 40))},
+    allowing(range(20, 40), VOCAB),
     {"bad_words_token_ids": tuple((a, b) for a in range(20, 40) for b in range(20, 40, 2))},
     {
-        "allowed_token_ids": (20, 21, 22),
+        **allowing([20, 21, 22], VOCAB),
         "bad_words_token_ids": ((20, 20), (21, 21, 20), (22,)),
         "logit_bias": {20: 5.0, 22: 100.0},
     },
-    {"allowed_token_ids": (2, 20, 21), "min_tokens": 9, "logit_bias": {2: 10.0}, "eos": (2,)},
+    {**allowing([2, 20, 21], VOCAB), "min_tokens": 9, "logit_bias": {2: 10.0}, "eos": (2,)},
 ]
 
 
@@ -115,7 +121,8 @@ def test_an_answer_keeps_to_what_is_left_and_goes_on_alike_wherever_it_is_taken_
     answer = troupe.play([log])["a"]
     said = tuple(answer.tokens)
     assert answer.error is None
-    assert set(said) <= set(changes.get("allowed_token_ids", said))
+    if (allowed := changes.get("allowed_tokens")) is not None:
+        assert all(allowed[token // 8] >> token % 8 & 1 for token in said)
     for word in changes.get("bad_words_token_ids", ()):
         assert all(said[at : at + len(word)] != word for at in range(len(said)))
     assert len(said) >= changes.get("min_tokens", 24)
