@@ -37,13 +37,13 @@ void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_
         bf16* y;
     };
     const Packed& w = *(const Packed*)packed;
-    const int64_t padded = (rows + PANEL - 1) / PANEL * PANEL;
-    std::vector<bf16> memory(padded * w.blocks * 32 + 32, bf16{0});
-    Call call{w, {(bf16*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), w.blocks}, rows, bias, (bf16*)y};
+    Rows::Memory memory;
+    Call call{w, Rows(memory, rows, w.k), rows, bias, (bf16*)y};
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t d = 0; d < w.k; d += 32)
-            std::memcpy(call.x.at(row, d / 32), (const bf16*)x + row * x_stride + d,
-                        std::min<int64_t>(32, w.k - d) * sizeof(bf16));
+        for (int64_t d = 0; d < w.k; d += LANES) {
+            const __mmask16 there = __mmask16((1u << std::min<int64_t>(LANES, w.k - d)) - 1);
+            call.x.put(row, d, _mm256_maskz_loadu_epi16(there, (const bf16*)x + row * x_stride + d));
+        }
     Team::of(threads).run({items_of(w)}, [](void* context, int, int64_t item, int) {
         const Call& c = *(const Call*)context;
         alignas(64) float sums[PANEL * GROUP];

@@ -28,7 +28,8 @@ class Decoder {
         b_ = &batch;
         reserve(batch.count);
         plan_.reset(batch.lora ? new LoraPlan(*batch.lora, batch.count, team_.size()) : nullptr);
-        if (plan_) shrunk_ = tiles(shrunk_memory_, plan_->size / 32, 32).tiles;
+        shrunk_memory_.clear();
+        if (plan_) shrunk_ = aligned(shrunk_memory_, plan_->size);
         find_runs();
         cut_queries();
         phases_.clear();
@@ -115,16 +116,10 @@ class Decoder {
         output_ = sums(output_memory_, rows, m_.hidden);
         qkv_ = sums(qkv_memory_, rows, (m_.heads + 2 * m_.kv_heads) * m_.dim);
         gate_up_ = sums(gate_up_memory_, rows, 2 * m_.inner);
-        normed_ = tiles(normed_memory_, rows, m_.hidden);
-        mixed_ = tiles(mixed_memory_, rows, m_.heads * m_.dim);
-        inner_ = tiles(inner_memory_, rows, m_.inner);
+        normed_ = Rows(normed_memory_, rows, m_.hidden);
+        mixed_ = Rows(mixed_memory_, rows, m_.heads * m_.dim);
+        inner_ = Rows(inner_memory_, rows, m_.inner);
     }
-    static Rows tiles(std::vector<bf16>& memory, int64_t rows, int64_t width) {
-        const int64_t blocks = (width + 31) / 32;
-        memory.assign(rows * blocks * 32 + 32, bf16{0});  // zeros beyond the width, and room to align
-        return {(bf16*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), blocks};
-    }
-
     static Sums sums(std::vector<float>& memory, int64_t rows, int64_t width) {
         memory.assign(rows * width + 16, 0.0f);
         return {(float*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), width / 16};
@@ -199,9 +194,8 @@ class Decoder {
 
     void normalise(const float* x, const float* weight, int64_t row) {
         const Vec scale = splat(inverse_rms(x, m_.hidden, m_.eps));
-        for (int64_t d = 0; d < m_.hidden; d += 32)
-            put(normed_.at(row, d / 32), (__m512)(load(x + d) * scale * load(weight + d)),
-                (__m512)(load(x + d + 16) * scale * load(weight + d + 16)));
+        for (int64_t d = 0; d < m_.hidden; d += LANES)
+            normed_.put(row, d, (__m512)(load(x + d) * scale * load(weight + d)));
     }
 
     void head_norm(int64_t item) {
@@ -270,8 +264,7 @@ class Decoder {
         auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             each_run(row, count, [&](const Run& run, int64_t first, int64_t last) {
                 for (int64_t i = first; i < last && !run.few(); i++)
-                    put(inner_.at(i, g / 2) + g % 2 * 16,
-                        silu_times(_mm512_load_ps(c.at(i - row, 0)), _mm512_load_ps(c.at(i - row, 1))));
+                    inner_.put(i, g * 16, silu_times(_mm512_load_ps(c.at(i - row, 0)), _mm512_load_ps(c.at(i - row, 1))));
             });
         };
         multiply_item(normed_, b_->count, w, item, l.gate_up_bias, more, place, take);
@@ -305,8 +298,8 @@ class Decoder {
             }
         for (int64_t row = run.row; row < run.row + run.rows; row++)
             for (int64_t c = first; c < first + count; c += 16)
-                put(inner_.at(row, c / 32) + c % 32, silu_times(_mm512_load_ps(gate_up_.at(row, c)),
-                                                                _mm512_load_ps(gate_up_.at(row, m_.inner + c))));
+                inner_.put(row, c, silu_times(_mm512_load_ps(gate_up_.at(row, c)),
+                                              _mm512_load_ps(gate_up_.at(row, m_.inner + c))));
     }
 
     // A head of q or k: its norm, if it has one, the rotation, if the layer has one, and rounding.
@@ -364,11 +357,9 @@ class Decoder {
                    b_->positions[start + m / group], s.queries.data() + m * m_.dim);
         attend_bf16(pages(layer, q.row), q.head, group, vectors, position, length, m_.scale, l.window, after, s);
         for (int64_t m = 0; m < vectors; m++)
-            for (int64_t d = 0; d < m_.dim; d += 32) {
-                const float* from = s.mixed.data() + m * m_.dim + d;
-                put(mixed_.at(start + m / group, ((q.head * group + m % group) * m_.dim + d) / 32),
-                    _mm512_loadu_ps(from), _mm512_loadu_ps(from + 16));
-            }
+            for (int64_t d = 0; d < m_.dim; d += LANES)
+                mixed_.put(start + m / group, (q.head * group + m % group) * m_.dim + d,
+                           _mm512_loadu_ps(s.mixed.data() + m * m_.dim + d));
     }
 
     const DecoderShape m_;
@@ -393,8 +384,9 @@ class Decoder {
     std::vector<float> residual_, output_memory_, qkv_memory_, gate_up_memory_;
     Sums output_{}, qkv_{}, gate_up_{};
     bf16* shrunk_ = nullptr;
-    std::vector<bf16> normed_memory_, mixed_memory_, inner_memory_, shrunk_memory_;
-    Rows normed_{}, mixed_{}, inner_{};
+    std::vector<bf16> shrunk_memory_;
+    Rows::Memory normed_memory_, mixed_memory_, inner_memory_;
+    Rows normed_, mixed_, inner_;
 };
 
 }  // namespace

@@ -71,6 +71,7 @@ template <>
 struct TwoInputs<float> {
     __m512 even, odd;
 
+    TwoInputs(__m512 even, __m512 odd) : even(even), odd(odd) {}
     explicit TwoInputs(const float* w) : even(_mm512_loadu_ps(w)), odd(_mm512_loadu_ps(w + 16)) {}
     explicit TwoInputs(const bf16* w) : even(evens(_mm512_loadu_si512(w))), odd(odds(_mm512_loadu_si512(w))) {}
     __m512 times(const float* x, __m512 sum) const {
@@ -91,6 +92,7 @@ struct TwoInputs<bf16> {
     }
 };
 
+inline __m512 widened(__m256i x) { return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
 inline void put(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, rounded(x)); }
 inline void put(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void put(bf16* to, __m512 low, __m512 high) {  // 32 floats

@@ -5,7 +5,7 @@
 // inputs][16 outputs][2]. One of int8 has the same order, but that of two lines of 32 each 8 elements of one come before 8 of
 // the other: so they are when bytes are spread to words (widened.h). Of int4 a word holds one element each of four lines. Before
 // a block's tiles are its steps then, of each tile's first 16 inputs and of the next. A group's scales follow its blocks.
-// The rows x are cut into tiles of 16 rows x 32 inputs. All instruction sets read the same layouts.
+// All instruction sets read the same layouts.
 #pragma once
 #include <immintrin.h>
 #include <sys/mman.h>
@@ -163,42 +163,5 @@ inline void plain(const Packed& p, bf16* weight) {
                 to = narrow<bf16>((p.kept == INT8 ? eight_at(block, at) : Nibble(block, at).value()) * p.scales(g)[place]);
         });
 }
-
-// Rows as tiles: where the 32 inputs of a block lie, of one row.
-struct Rows {
-    bf16* tiles;
-    int64_t blocks;
-
-    bf16* at(int64_t row, int64_t block) const { return tiles + (row / 16 * blocks + block) * TILE + row % 16 * 32; }
-};
-
-// Float32 sums as tiles of 16 rows x 16 outputs: a product's go where they belong in one piece. (Row after row they
-// would go to as many lines as there are rows, often of one set of the cache, and take a quarter of a small step.)
-struct Sums {
-    float* tiles;
-    int64_t wide;  // tiles side by side
-
-    // The 16 outputs from `output` on, a multiple of 16, of one row; the next 16 are NEXT floats further.
-    static constexpr int64_t NEXT = 16 * 16;
-    float* at(int64_t row, int64_t output) const {
-        return tiles + ((row / 16 * wide + output / 16) * 16 + row % 16) * 16;
-    }
-};
-
-// Of a panel's product with a group, the tiles: two for the first 16 rows, two for the rest.
-struct Quarters {
-    float* tile[4];
-
-    explicit Quarters(float* c) : tile{c, c + Sums::NEXT, c + 2 * Sums::NEXT, c + 3 * Sums::NEXT} {}
-    Quarters(const Sums& y, int64_t row, const Packed& w, int64_t g)
-        : tile{y.at(row, w.column(g, 0)), y.at(row, w.column(g, 1)), y.at(row + 16, w.column(g, 0)),
-               y.at(row + 16, w.column(g, 1))} {}
-    // 16 outputs of a row of the panel.
-    float* at(int64_t row, int64_t half) const { return tile[row / 16 * 2 + half] + row % 16 * 16; }
-    void expect(int64_t rows) const {
-        for (int64_t i = 0; i < rows; i++)
-            for (int64_t half = 0; half < 2; half++) __builtin_prefetch(at(i, half), 1);
-    }
-};
 
 }  // namespace

@@ -10,53 +10,49 @@ namespace {
 constexpr int64_t PANEL = 32;  // rows that share a reading of a group
 constexpr int64_t TALL = 8;    // rows that registers have sums for
 
-// The sums of R rows, in c0 and c1 (rows of 16), += x times the blocks `first` to `last` of a group. fresh: see Widened.
-template <int R, typename Source>
-void multiply_rows(const typename Source::Element* x, const Source& w, int64_t first, int64_t last, bool fresh,
-                   float* c0, float* c1) {
-    using Weights = TwoInputs<typename Source::Element>;
+// The sums of R rows, in c0 and c1 (rows of 16), += x times the blocks `first` to `last` of a group. FRESH: by the first rows
+// that meet them. For each pair of inputs `share` bytes are asked for, from `ahead` on.
+template <typename Source, int R, bool FRESH>
+void multiply_rows(const typename Source::Element* x, const Source& w, int64_t first, int64_t last, const char* ahead,
+                   int64_t share, float* c0, float* c1) {
     __m512 sum[R][2];
     for (int r = 0; r < R; r++) sum[r][0] = _mm512_load_ps(c0 + r * 16), sum[r][1] = _mm512_load_ps(c1 + r * 16);
-    for (int64_t block = first; block < last; block++, x += TILE) {
-        const auto* tiles = w.block(block, fresh);
-        for (int64_t pair = 0; pair < 16; pair++) {
-            const Weights w0(tiles + pair * 32), w1(tiles + TILE + pair * 32);
-            if (fresh) w.ask_part(block, pair);
-            for (int r = 0; r < R; r++) {
-                sum[r][0] = w0.times(x + r * 32 + pair * 2, sum[r][0]);
-                sum[r][1] = w1.times(x + r * 32 + pair * 2, sum[r][1]);
+    for (int64_t block = first; block < last; block++, x += TILE)
+        for (int64_t which = 0; which < 2; which++) {
+            const auto weights = w.template sixteen<FRESH, R == TALL>(block, which);
+#pragma GCC unroll 8
+            for (int64_t pair = 0; pair < 8; pair++, ahead += share) {
+                const auto w0 = weights.two(0, pair), w1 = weights.two(1, pair);
+                _mm_prefetch(ahead, _MM_HINT_T0);
+                if (share > 64) _mm_prefetch(ahead + 64, _MM_HINT_T0);
+                for (int r = 0; r < R; r++) {
+                    sum[r][0] = w0.times(x + r * 32 + which * 16 + pair * 2, sum[r][0]);
+                    sum[r][1] = w1.times(x + r * 32 + which * 16 + pair * 2, sum[r][1]);
+                }
             }
         }
-    }
     for (int r = 0; r < R; r++) _mm512_store_ps(c0 + r * 16, sum[r][0]), _mm512_store_ps(c1 + r * 16, sum[r][1]);
 }
 
-// The sums c of a panel += x (from the row that starts it) times one group. A few blocks meet all rows, then the next.
+// The sums c of a panel, of rows from `row` on, += x times one group. A chunk meets all rows, then the next; meanwhile what is
+// ahead is asked for evenly: all of it beside the first rows alone, memory would be what they wait for.
 template <typename Source>
-void multiply_panel(const typename Source::Element* x, const Source& w, int64_t blocks, int64_t rows, const Quarters& c) {
-    static constexpr decltype(&multiply_rows<1, Source>) few[] = {
-        multiply_rows<1, Source>, multiply_rows<2, Source>, multiply_rows<3, Source>, multiply_rows<4, Source>,
-        multiply_rows<5, Source>, multiply_rows<6, Source>, multiply_rows<7, Source>, multiply_rows<8, Source>};
-    for (int64_t first = 0; first < blocks; first += Source::CHUNK)
-        for (int64_t row = 0; row < rows; row += TALL)
-            few[std::min(TALL, rows - row) - 1](x + (row / 16 * blocks + first) * TILE + row % 16 * 32, w, first,
-                                                std::min(blocks, first + Source::CHUNK), !row, c.at(row, 0),
-                                                c.at(row, 1));
-}
-
-// Rows of a panel as its products want them: as they lie, or widened.
-inline const bf16* operand(const Rows& x, int64_t row, int64_t, bf16) { return x.at(row, 0); }
-inline const float* operand(const Rows& x, int64_t row, int64_t rows, float) {
-    thread_local std::vector<float> kept;
-    float* wide = aligned(kept, PANEL * x.blocks * 32);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t block = 0; block < x.blocks; block++) {
-            const bf16* from = x.at(row + i, block);
-            float* to = wide + (i / 16 * x.blocks + block) * TILE + i % 16 * 32;
-            store(to, load(from));
-            store(to + 16, load(from + 16));
-        }
-    return wide;
+void multiply_panel(const Rows& x, int64_t row, int64_t rows, const Source& w, const Quarters& c) {
+    static constexpr decltype(&multiply_rows<Source, 1, true>) by_rows[2][TALL] = {
+        {multiply_rows<Source, 1, true>, multiply_rows<Source, 2, true>, multiply_rows<Source, 3, true>,
+         multiply_rows<Source, 4, true>, multiply_rows<Source, 5, true>, multiply_rows<Source, 6, true>,
+         multiply_rows<Source, 7, true>, multiply_rows<Source, 8, true>},
+        {multiply_rows<Source, 1, false>, multiply_rows<Source, 2, false>, multiply_rows<Source, 3, false>,
+         multiply_rows<Source, 4, false>, multiply_rows<Source, 5, false>, multiply_rows<Source, 6, false>,
+         multiply_rows<Source, 7, false>, multiply_rows<Source, 8, false>}};
+    const int64_t share = (Source::SHARE * TALL + rows - 1) / std::max(rows, TALL);
+    for (int64_t first = 0; first < x.blocks; first += CHUNK) {
+        const int64_t last = std::min(x.blocks, first + CHUNK);
+        const char* ahead = w.ahead(first);
+        for (int64_t i = 0; i < rows; i += TALL, ahead += (last - first) * 16 * share)
+            by_rows[i > 0][std::min(TALL, rows - i) - 1](x.operand(row + i, first, typename Source::Element{}), w, first, last,
+                                                         ahead, share, c.at(i, 0), c.at(i, 1));
+    }
 }
 
 struct Nothing {  // what is added to a product before it is taken: see AtHand in expand.h
@@ -92,14 +88,13 @@ struct Biases {  // of a group's two tiles; null: none, else readable up to the 
 // x [rows, k] times the groups `first` to `last` of a weight, plus the bias. place(row, count, group) says where a product
 // goes, of `count` rows from `row` on, as Quarters; all rows of a tile are written. take(row, count, group, c) gets it.
 //
-// With vectors: of all groups a panel after the other, so that a panel is widened once.
+// With vectors: a panel meets all groups, then the next.
 template <typename Source, typename More, typename Place, typename Take>
 void multiply_with_vectors(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                            More& more, Place place, Take take) {
     Source source(w, false);
     for (int64_t row = 0; row < rows; row += PANEL) {
         const int64_t count = std::min(PANEL, rows - row);
-        const auto* panel = operand(x, row, count, typename Source::Element{});
         for (int64_t g = first; g < last; g++) {
             const Biases biases(bias, w, g), start(Source::SCALED ? nullptr : bias, w, g);
             source.begin(w, g);
@@ -107,7 +102,7 @@ void multiply_with_vectors(const Rows& x, int64_t rows, const Packed& w, int64_t
             const Quarters c = place(row, count, g);
             for (int64_t i = 0; i < count; i++)
                 for (int64_t half = 0; half < 2; half++) store(c.at(i, half), load(start.half[half]));
-            multiply_panel(panel, source, w.blocks, count, c);
+            multiply_panel(x, row, count, source, c);
             if (Source::SCALED) scale_sums(c, count, source.unit(), w.scales(g), biases.half);
             more.add(row, count, c);
             take(row, count, g, c);
@@ -145,9 +140,9 @@ void multiply_with_tiles(const Rows& x, int64_t rows, const Packed& w, int64_t f
 template <typename Format, typename... Rest>
 void multiply(Rest&... rest) {
     switch (instructions()) {
-        case FLOATS: return multiply_with_vectors<Source<Format, float>>(rest...);
-        case PAIRS: return multiply_with_vectors<Source<Format, bf16>>(rest...);
-        case TILES: return multiply_with_tiles<Source<Format, bf16>>(rest...);
+        case FLOATS: return multiply_with_vectors<Floats<Format>>(rest...);
+        case PAIRS: return multiply_with_vectors<Source<Format>>(rest...);
+        case TILES: return multiply_with_tiles<Source<Format>>(rest...);
     }
 }
 

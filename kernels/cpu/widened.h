@@ -1,10 +1,7 @@
 // Where a product reads a group's weights, a block of 32 inputs x 32 outputs after the other, as two tiles: of bfloat16, [16
-// pairs of inputs][16 outputs][2], or of float32, [32 inputs][16 outputs].
+// pairs of inputs][16 outputs][2], or of float32, [32 inputs][16 outputs]; vectors read 16 inputs of both at a time.
 #pragma once
-#include <vector>
-
-#include "instructions.h"
-#include "packed.h"
+#include "rows.h"
 
 namespace {
 
@@ -23,21 +20,28 @@ inline bool& half_on() {  // few bits are widened through float16: switched off 
     return on;
 }
 
-template <typename Element>
-Element* aligned(std::vector<Element>& kept, int64_t size) {
-    if (int64_t(kept.size()) < size + 32) kept.resize(size + 32);
-    return (Element*)((uintptr_t(kept.data()) + 63) & ~uintptr_t(63));
-}
-
 // Float16 as bfloat16 that are 2^112 times too small; the last three bits are lost.
 inline __m512i brains(__m512i halves) {
     return _mm512_and_si512(_mm512_srai_epi16(halves, 3), _mm512_set1_epi16(short(0x8fff)));
 }
 
 // How weights are kept: a block's bytes, how many bytes ahead they are asked for, all of a block at once (for tiles) or a
-// part after the other (further brings less: measured), and how they become two tiles, `unit` times too large.
+// part after the other (further brings less: measured), and how they become two tiles of bfloat16, or floats of two inputs
+// and half of the outputs (two), `unit` times too large.
+constexpr int64_t PART_AHEAD = 8192;
+
 struct Brain {  // bfloat16
-    static constexpr int64_t BYTES = 2 * TILE * sizeof(bf16), AHEAD = 1024, PART_AHEAD = 4096;
+    static constexpr bool SCALED = false;
+    static constexpr int64_t BYTES = 2 * TILE * sizeof(bf16), AHEAD = 1024;
+
+    static float unit(float) { return 1; }
+
+    struct Sixteen {  // inputs of a block
+        const bf16* from;
+
+        Sixteen(const char* block, int64_t which) : from((const bf16*)block + which * TILE / 2) {}
+        TwoInputs<float> two(int64_t half, int64_t pair) const { return TwoInputs<float>(from + half * TILE + pair * 32); }
+    };
 };
 
 // int8. Bfloat16 holds it exactly, times a power of two that makes it cheap: `unit` takes it out of the sum again. Words that
@@ -46,21 +50,27 @@ struct Brain {  // bfloat16
 // inputs of a millionth would have to matter. Without float16, and for float32, the int8 is the upper byte of a lane: 2^24.
 class Eight {
    public:
-    static constexpr int64_t BYTES = 2 * TILE, AHEAD = 2048, PART_AHEAD = 4096;
+    static constexpr bool SCALED = true;
+    static constexpr int64_t BYTES = 2 * TILE, AHEAD = 2048;
 
-    float unit(float) const { return 0x1p-24f; }
+    static float unit(float) { return 0x1p-24f; }
     float unit(bf16) const { return half_ ? 0x1p104f : 0x1p-24f; }
 
-    void widen(const char* from, float* to) const {
-        for (int64_t i = 0; i < BYTES; i += 64) {
-            const __m512i bytes = _mm512_load_si512(from + i);  // of four inputs
-            for (int input = 0; input < 4; input++, to += 16) {
-                const __m512i first = _mm512_set1_epi32(int(0x00808080u | unsigned(input / 2 * 8 + input % 2) << 24));
-                const __m512i order = _mm512_add_epi32(first, _mm512_set4_epi32(6 << 24, 4 << 24, 2 << 24, 0));
-                _mm512_store_ps(to, _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bytes, order)));
-            }
+    struct Sixteen {
+        const char* from;
+
+        Sixteen(const char* block, int64_t which) : from(block + which * TILE / 2) {}
+        TwoInputs<float> two(int64_t half, int64_t pair) const {
+            const __m512i bytes = _mm512_load_si512(from + half * TILE + pair / 2 * 64);  // of four inputs
+            return {one(bytes, unsigned(pair % 2 * 8)), one(bytes, unsigned(pair % 2 * 8 + 1))};
         }
-    }
+        static __m512 one(__m512i bytes, unsigned at) {
+            const __m512i first = _mm512_set1_epi32(int(0x00808080u | at << 24));
+            const __m512i order = _mm512_add_epi32(first, _mm512_set4_epi32(6 << 24, 4 << 24, 2 << 24, 0));
+            return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bytes, order));
+        }
+    };
+
     void widen(const char* from, bf16* to) const {
         for (int64_t i = 0; i < BYTES; i += 64) {
             const __m512i bytes = _mm512_load_si512(from + i), zero = _mm512_setzero_si512();
@@ -87,24 +97,26 @@ class Eight {
 // them and putting the rest of the exponent in. Float16 are 2^12 times what they mean, so that bfloat16 lose no more than of int8.
 class Four {
    public:
-    static constexpr int64_t BYTES = STEPS + TILE, AHEAD = 2048, PART_AHEAD = 4096;
+    static constexpr bool SCALED = true;
+    static constexpr int64_t BYTES = STEPS + TILE, AHEAD = 2048;
 
-    float unit(float) const { return 1; }
+    static float unit(float) { return 1; }
     float unit(bf16) const { return half_ ? 0x1p100f : 1; }
 
-    void widen(const char* from, float* to) const {
-        const char* words = from + STEPS;
-        for (int64_t sixteen = 0; sixteen < 4; sixteen++) {
-            const __m512 step = step_as_floats(from + sixteen * 16);
-            for (int line = 0; line < 2; line++, words += 64) {
-                const __m512i eight = _mm512_load_si512(words);  // of each output
-                for (int pair = 0; pair < 4; pair++, to += 32) {
-                    _mm512_store_ps(to, _mm512_mul_ps(level(eight, pair), step));
-                    _mm512_store_ps(to + 16, _mm512_mul_ps(level(eight, pair + 4), step));
-                }
-            }
+    struct Sixteen {
+        const char* words;
+        const __m512 step[2];
+
+        Sixteen(const char* block, int64_t which)
+            : words(block + STEPS + which * TILE / 4),
+              step{step_as_floats(block + which * 16), step_as_floats(block + (2 + which) * 16)} {}
+        TwoInputs<float> two(int64_t half, int64_t pair) const {
+            const __m512i eight = _mm512_load_si512(words + half * TILE / 2 + pair / 4 * 64);  // of each output
+            return {_mm512_mul_ps(level(eight, int(pair % 4)), step[half]),
+                    _mm512_mul_ps(level(eight, int(pair % 4) + 4), step[half])};
         }
-    }
+    };
+
     void widen(const char* from, bf16* to) const {
         const char* words = from + STEPS;
         for (int64_t sixteen = 0; sixteen < 4; sixteen++) {
@@ -151,47 +163,56 @@ class Four {
     const bool half_ = half_on();
 };
 
+constexpr int64_t CHUNK = 4;  // blocks of a group that meet all rows of a panel, before the next do
+
 // A group's blocks, as they are kept.
 template <typename Format>
 class Blocks {
    public:
+    static constexpr bool SCALED = Format::SCALED;
+
     // Asks for what will soon be read.
-    void ask(int64_t b) const { ask(tiles_ + b * Format::BYTES + Format::AHEAD, Format::BYTES); }
-    void ask_part(int64_t b, int64_t pair) const {  // for a pair of inputs: a sixteenth
-        constexpr int64_t PART = Format::BYTES / 16;
-        ask(tiles_ + b * Format::BYTES + Format::PART_AHEAD + pair * PART, PART);
+    void ask(int64_t b) const {
+        for (int64_t line = 0; line < Format::BYTES; line += 64)
+            _mm_prefetch(tiles_ + b * Format::BYTES + Format::AHEAD + line, _MM_HINT_T0);
     }
+    // Where lies what is asked for during a chunk that begins with a block; and a pair of inputs' share of it.
+    const char* ahead(int64_t b) const { return tiles_ + b * Format::BYTES + PART_AHEAD; }
+    static constexpr int64_t SHARE = Format::BYTES / 16;
 
    protected:
-    static void ask(const char* from, int64_t bytes) {
-        for (int64_t line = 0; line < bytes; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
-    }
     const char* tiles_ = nullptr;
 };
 
-// Weights that are multiplied as bfloat16 as they lie, or as float32 on their way from memory.
-template <typename To>
+// 16 inputs of a block, as elements that are multiplied as they lie.
+template <typename Element>
+struct Lying {
+    const Element* from;
+
+    Lying(const Element* block, int64_t which) : from(block + which * TILE / 2) {}
+    TwoInputs<Element> two(int64_t half, int64_t pair) const { return TwoInputs<Element>(from + half * TILE + pair * 32); }
+};
+
+// Weights that are multiplied as bfloat16 as they lie.
 class AsTheyLie : public Blocks<Brain> {
    public:
-    using Element = To;
-    static constexpr bool SCALED = false;
-    static constexpr int64_t CHUNK = 8;
+    using Element = bf16;
 
     AsTheyLie(const Packed&, bool) {}
     float unit() const { return 1; }
     void begin(const Packed& w, int64_t g) { tiles_ = w.group(g); }
     const bf16* block(int64_t b, bool) const { return (const bf16*)(tiles_ + b * Brain::BYTES); }
+    template <bool FRESH, bool>
+    Lying<bf16> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH), which}; }
 };
 
-// Weights that are widened by the first reading of a group, block after block, for tiles some blocks before they are wanted,
-// since those are not loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache next to
-// the processor, the last CHUNK of them for further rows; or all of a group are kept, to be read again from its first on.
-template <typename Format, typename To>
+// Weights that become bfloat16 by the first reading of a group, block after block, for tiles some blocks before they are
+// wanted, since those are not loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache
+// next to the processor, the last CHUNK of them for further rows; or all of a group are kept, to be read again from its first on.
+template <typename Format>
 class Widened : public Blocks<Format> {
    public:
-    using Element = To;
-    static constexpr bool SCALED = true;
-    static constexpr int64_t CHUNK = 4;
+    using Element = bf16;
 
     Widened(const Packed& w, bool kept)
         : blocks_(w.blocks), turn_(kept ? ~int64_t(0) : TURN - 1), wide_(memory((kept ? blocks_ : TURN) * 2 * TILE)) {}
@@ -199,29 +220,71 @@ class Widened : public Blocks<Format> {
         this->tiles_ = w.group(g);
         for (int64_t b = 0; b < std::min(EARLY, blocks_); b++) widen(b);
     }
-    float unit() const { return format_.unit(Element{}); }
+    float unit() const { return format_.unit(bf16{}); }
     // fresh: the first reading.
-    const Element* block(int64_t b, bool fresh) const {
+    const bf16* block(int64_t b, bool fresh) const {
         if (fresh && b + EARLY < blocks_) widen(b + EARLY);
         return place(b);
     }
+    template <bool FRESH, bool>
+    Lying<bf16> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH && !which), which}; }
 
    private:
-    static constexpr int64_t EARLY = sizeof(Element) == sizeof(bf16) ? 2 : 0, TURN = EARLY ? 2 * CHUNK : CHUNK;  // blocks
+    static constexpr int64_t EARLY = 2, TURN = 2 * CHUNK;  // blocks
 
-    Element* place(int64_t b) const { return wide_ + (b & turn_) * 2 * TILE; }
+    bf16* place(int64_t b) const { return wide_ + (b & turn_) * 2 * TILE; }
     void widen(int64_t b) const { format_.widen(this->tiles_ + b * Format::BYTES, place(b)); }
-    static Element* memory(int64_t size) {  // of this thread
-        thread_local std::vector<Element> kept;
+    static bf16* memory(int64_t size) {  // of this thread
+        thread_local std::vector<bf16> kept;
         return aligned(kept, size);
     }
 
     Format format_;
     const int64_t blocks_, turn_;
-    Element* const wide_;
+    bf16* const wide_;
 };
 
-template <typename Format, typename Element>
-using Source = std::conditional_t<std::is_same<Format, Brain>::value, AsTheyLie<Element>, Widened<Format, Element>>;
+// Weights that become float32 in registers, on their way from memory. Where more rows will want them (KEPT), they are put
+// down in the cache next to the processor, a chunk at a time.
+template <typename Format>
+class Floats : public Blocks<Format> {
+   public:
+    using Element = float;
+
+    Floats(const Packed&, bool) : wide_(memory()) {}
+    float unit() const { return Format::unit(0.0f); }
+    void begin(const Packed& w, int64_t g) { this->tiles_ = w.group(g); }
+    template <bool FRESH, bool KEPT>
+    auto sixteen(int64_t b, int64_t which) const {
+        float* place = wide_ + b % CHUNK * 2 * TILE;
+        if constexpr (FRESH)
+            return Arriving<KEPT>{{this->tiles_ + b * Format::BYTES, which}, place + which * TILE / 2};
+        else
+            return Lying<float>(place, which);
+    }
+
+   private:
+    template <bool KEPT>
+    struct Arriving {
+        typename Format::Sixteen from;
+        float* to;
+
+        TwoInputs<float> two(int64_t half, int64_t pair) const {
+            const TwoInputs<float> found = from.two(half, pair);
+            float* place = to + half * TILE + pair * 32;
+            if (KEPT) put(place, found.even), put(place + 16, found.odd);
+            return found;
+        }
+    };
+    static float* memory() {  // of this thread
+        thread_local std::vector<float> kept;
+        return aligned(kept, CHUNK * 2 * TILE);
+    }
+
+    float* const wide_;
+};
+
+template <typename Format>
+using Source = std::conditional_t<std::is_same<Format, Brain>::value, AsTheyLie, Widened<Format>>;
 
 }  // namespace
