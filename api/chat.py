@@ -119,7 +119,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
             opening=opening,
             shape=shape,
             special=door.family.special,
-            check=AnswerCheck.of(None if bound is None else bound.checked, loose),
+            check=AnswerCheck.of(door.caller.tenant, None if bound is None else bound.checked, loose),
         )
         for index in range(count)
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
@@ -16,26 +17,30 @@ from personae.grammar.schema.validate import Validation as Found
 from personae.grammar.spec import GrammarSpec
 
 SECONDS = 10.0  # that an answer waits for its check
-_AT_ONCE = 4
-_PLACES: RunVar[anyio.CapacityLimiter] = RunVar("places of checks")
+_AT_ONCE = 4  # checks of a tenant elsewhere; its others wait, and nobody else's
+_Places = WeakValueDictionary[str, anyio.CapacityLimiter]  # while they are used
+_PLACES: RunVar[_Places] = RunVar("places of checks, by tenant")
 _CHECKER = Checker()  # one process for all; begun when it is first needed
 
 
 class AnswerCheck:
-    """Follows one answer. Its text is checked against `content`, the arguments of calls against the schemas
-    of `functions`, by name."""
+    """Follows one answer of a tenant's. Its text is checked against `content`, the arguments of calls against
+    the schemas of `functions`, by name."""
 
-    def __init__(self, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, tenant: str, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]]
+    ) -> None:
+        self._tenant = tenant
         self._content = content
         self._functions = functions
         self._words = Words()
 
     @classmethod
     def of(
-        cls, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]] | None = None
+        cls, tenant: str, content: GrammarSpec | None, functions: Mapping[str, dict[str, Any]] | None = None
     ) -> "AnswerCheck | None":
         """The check; None if there is nothing to check."""
-        return cls(content, functions or {}) if content is not None or functions else None
+        return cls(tenant, content, functions or {}) if content is not None or functions else None
 
     def take(self, words: Words) -> None:
         """What the answer gained."""
@@ -48,7 +53,7 @@ class AnswerCheck:
             return None
         found = check_at_once(parts)
         if found is None:
-            found = await _checked_elsewhere(parts)
+            found = await _checked_elsewhere(self._tenant, parts)
         if found is None:
             return Validation(None, [])
         violations = [
@@ -74,10 +79,12 @@ class AnswerCheck:
         return parts, calls
 
 
-async def _checked_elsewhere(parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
+async def _checked_elsewhere(tenant: str, parts: list[tuple[GrammarSpec, str]]) -> list[Found] | None:
     """None if they could not be checked within the limits."""
-    places = _PLACES.get(None) or anyio.CapacityLimiter(_AT_ONCE)
-    _PLACES.set(places)
+    all_places = _PLACES.get(None)
+    if all_places is None:
+        _PLACES.set(all_places := _Places())
+    places = all_places.setdefault(tenant, anyio.CapacityLimiter(_AT_ONCE))
     with anyio.move_on_after(SECONDS):
         return await anyio.to_thread.run_sync(_CHECKER.check, parts, limiter=places, abandon_on_cancel=True)
     return None

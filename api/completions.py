@@ -105,7 +105,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
                 echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
-                check=None if bound is None else AnswerCheck.of(bound.checked),
+                check=None if bound is None else AnswerCheck.of(door.caller.tenant, bound.checked),
             )
             for index in range(count)
         ]

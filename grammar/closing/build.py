@@ -86,11 +86,11 @@ def build(
     outline = sketch.outline
     if outline.bytewise is None:
         inner = backend.compile(outline.inner)
-        return ClosingGrammar(planned(sketch, None, table), inner, None, table)
+        return ClosingGrammar(planned(outline, sketch.bounds(), None, table), inner, None, table)
     beside = _BESIDE.submit(backend.compile, outline.inner)
     try:
         other = bytewise.compile(outline.bytewise)
-        blueprint = planned(sketch, other, table)
+        blueprint = planned(outline, sketch.bounds(), other, table)
     finally:
         wait([beside])  # whoever asked has no more than its place's share of the cores
     return ClosingGrammar(blueprint, beside.result(), other, table)
@@ -109,13 +109,16 @@ def draft(
     Raises GrammarError when it cannot be compiled.
     """
     outline = sketch.outline
-    other = None
-    if outline.bytewise is None:
-        backend.compile(outline.inner)
-    else:
-        other = bytewise.compile(outline.bytewise)
-    tell(outline)
-    return planned(sketch, other, table)
+    # A pool would not outlive the fork of a process: of the sandbox's children.
+    with ThreadPoolExecutor(1, "bounds") as beside:
+        bounds = beside.submit(sketch.bounds)
+        other = None
+        if outline.bytewise is None:
+            backend.compile(outline.inner)
+        else:
+            other = bytewise.compile(outline.bytewise)
+        tell(outline)
+        return planned(outline, bounds.result(), other, table)
 
 
 def sketch_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Sketch:

@@ -7,7 +7,7 @@ import numpy as np
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
-from personae.grammar.closing.blueprint import Blueprint, Sketch
+from personae.grammar.closing.blueprint import Blueprint, Outline
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.plan import Course, Plan, course
 from personae.grammar.closing.planner import Hints, Planner
@@ -86,18 +86,19 @@ class ClosingGrammar:
         return Planner(self._hints, self.table.bytewise_size, varied=self._varied)
 
 
-def planned(sketch: Sketch, bytewise: CompiledGrammar | None, table: TokenTable) -> Blueprint:
+def planned(
+    outline: Outline, reach: Reach | None, bytewise: CompiledGrammar | None, table: TokenTable
+) -> Blueprint:
     """The blueprint, with the shortest answer if one is found. `bytewise` is what its bytewise spec compiles
-    to.
+    to, `reach` the bounds of its answers.
 
     Raises GrammarError if none is found of a schema: its answers could not be closed.
     """
-    reach = sketch.bounds()
     plan, varied = None, False
     if bytewise is not None:
         hints = _hints(reach, table)
         plan = _shortest(bytewise, Planner(hints, table.bytewise_size), table)
-        if plan is None and sketch.outline.inner.kind == "json_schema":
+        if plan is None and outline.inner.kind == "json_schema":
             plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
             varied = True
             if plan is None:
@@ -106,7 +107,7 @@ def planned(sketch: Sketch, bytewise: CompiledGrammar | None, table: TokenTable)
                     param=SCHEMA_PARAM,
                     code=TOO_COMPLEX,
                 )
-    return Blueprint(sketch.outline, reach, plan, varied)
+    return Blueprint(outline, reach, plan, varied)
 
 
 def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) -> Plan | None:

@@ -131,7 +131,24 @@ def bound(limits: Limits) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told
     signal.setitimer(signal.ITIMER_PROF, limits.processor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError):  # not every system can tell, or limit, the address space
-        with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + limits.memory, held + limits.memory))
+    if here := held():
+        _limit_memory(here + limits.memory)
+
+
+def unbound() -> None:
+    """Take these limits back, for the next request."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    _limit_memory(resource.getrlimit(resource.RLIMIT_AS)[1])
+
+
+def held() -> int:
+    """Bytes of this process's address space; 0 where the system does not tell."""
+    with suppress(OSError), open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+    return 0
+
+
+def _limit_memory(most: int) -> None:
+    with suppress(OSError, ValueError):  # not every system can limit the address space
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))

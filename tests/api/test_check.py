@@ -1,16 +1,23 @@
 """What is not strict is checked when it is finished, and the outcome is always said."""
 
 import json
+import threading
 from typing import Any
 
+import anyio
 import asgi
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE, TIME, call, tool
 
+from personae.api import check
 from personae.api.app import create_app
+from personae.api.check import AnswerCheck
+from personae.api.words import Span, Words
 from personae.evals.hostile import retried
+from personae.grammar.schema.validate import Validation
+from personae.grammar.spec import GrammarSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -113,3 +120,37 @@ async def test_a_check_that_would_take_hours_ends_and_is_said_to_have_found_noth
     named = {"name": "x", "schema": retried(40), "strict": False}
     [found] = await outcomes(app, response_format={"type": "json_schema", "json_schema": named})
     assert found == {"validation": {"valid": None, "violations": []}}
+
+
+async def test_a_tenants_slow_checks_wait_for_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    class Slow:
+        def check(self, parts: list[tuple[GrammarSpec, str]]) -> list[Validation]:
+            if parts[0][1] == '"slow"':
+                begun.release()
+                assert go_on.wait(30)
+            return [Validation(True)]
+
+    monkeypatch.setattr(check, "_CHECKER", Slow())
+    found: list[str] = []
+
+    async def answered(tenant: str, text: str) -> None:
+        one = AnswerCheck(tenant, GrammarSpec("json_schema", json.dumps(retried(40)), strict=False), {})
+        one.take(Words([Span(json.dumps(text))]))
+        outcome = await one.outcome()
+        assert outcome is not None
+        assert outcome.valid
+        found.append(f"{tenant}: {text}")
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(answered, "one", "slow")
+            for _ in range(4):
+                await anyio.to_thread.run_sync(begun.acquire)
+            tasks.start_soon(answered, "one", "quick")
+            await answered("other", "quick")
+            assert found == ["other: quick"]
+            go_on.set()
+    assert sorted(found) == ["one: quick", *["one: slow"] * 4, "other: quick"]

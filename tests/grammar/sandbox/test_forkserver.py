@@ -158,6 +158,21 @@ def test_children_stand_by_before_anybody_asks_and_others_take_their_places() ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_child_that_has_answered_answers_again_within_the_same_limits() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    assert sandbox.draft(GOOD).plan
+    seen = standing(sandbox)
+    for _ in range(12):
+        assert sandbox.draft(GOOD).plan
+        seen |= standing(sandbox)
+    assert len(seen) < 8
+    with pytest.raises(GrammarError, match="limits"):
+        sandbox.draft(BOMB)
+    assert sandbox.draft(GOOD).plan
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_warm_compiler_has_them_before_its_first_spec() -> None:
     compiler = GrammarCompiler(VOCABULARY)
     assert compiler._sandbox is not None
