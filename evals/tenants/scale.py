@@ -13,7 +13,6 @@ differs. How much of the ratio is in the engine's own steps: `floor.py`. With `-
 the next run.
 """
 
-import os
 import random
 import re
 import statistics
@@ -30,6 +29,7 @@ import torch
 import typer
 
 from personae.api.local import DEMO
+from personae.evals.processes import Others, memory_of, processor_of
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, push
 
@@ -88,33 +88,6 @@ class Traffic:
         return sum(map(len, answers)) / (time.monotonic() - begun), answers
 
 
-def memory_of(pid: int) -> int:
-    """Bytes that a process and its children hold."""
-    total = 0
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        except OSError:
-            continue
-        if pid in (int(fields["Pid"]), int(fields["PPid"])):
-            total += int(fields.get("VmRSS", "0 kB").split()[0]) * 1024
-    return total
-
-
-def processor_of(pid: int) -> float:
-    """Seconds that a process and its children have had a processor."""
-    total = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, _, rest = stat.read_text().partition(" ")
-        except OSError:
-            continue
-        fields = rest.rpartition(")")[2].split()
-        if pid in (int(number), int(fields[1])):
-            total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
 def where(before: dict[str, float], after: dict[str, float]) -> str:
     """Where the time of a round went, and what was loaded from where."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
@@ -164,11 +137,12 @@ async def play(
     served: Served, client: httpx.AsyncClient, traffic: Traffic, asked: Requests, concurrency: int
 ) -> tuple[float, list[Answer]]:
     """One round: tokens per second, and the answers; says where the time went."""
-    before, busy = await figures_of(client), processor_of(served.pid)
+    before, busy, others = await figures_of(client), processor_of(served.pid), Others(served.pid)
     speed, answers = await traffic.run(client, asked, concurrency)
+    share = others.share()
     busy = 1e3 * (processor_of(served.pid) - busy) / (len(asked) * traffic.tokens)
     say(
-        f"{speed:.1f} tokens/s, {busy:.2f} ms of processors each;",
+        f"{speed:.1f} tokens/s, {busy:.2f} ms of processors each, others had {share:.0%} of them;",
         where(before, await figures_of(client)),
     )
     return speed, answers

@@ -5,7 +5,8 @@
 Sixteen streams run all the while. In each round first nothing else happens; then an adapter of that size is
 uploaded, and as soon as it is there, asked. Prints p50, p99 and the largest gap between tokens of the streams
 in each span, and by how many steps (median gaps of the first span) the p99 of the others is longer than that
-of the first. It is meant to be no more than one.
+of the first. It is meant to be no more than one. A round in which other processes had the processors says
+nothing of the server; how much they had is printed.
 """
 
 import random
@@ -24,6 +25,7 @@ import torch
 import typer
 
 from personae.api.local import DEMO
+from personae.evals.processes import Others
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, upload_of
 
@@ -107,9 +109,11 @@ class Round:
         return (p99(sorted(self.upload + self.cold)) - p99(self.quiet)) / step
 
 
-async def play(client: httpx.AsyncClient, arrivals: list[list[float]], form: Path, seconds: float) -> Round:
+async def play(
+    served: Served, client: httpx.AsyncClient, arrivals: list[list[float]], form: Path, seconds: float
+) -> Round:
     """Nothing, an upload, a cold load; tells of each."""
-    quiet = time.perf_counter()
+    quiet, others = time.perf_counter(), Others(served.pid)
     await anyio.sleep(seconds)
     begun = time.perf_counter()
     await send(str(client.base_url), form)
@@ -123,7 +127,10 @@ async def play(client: httpx.AsyncClient, arrivals: list[list[float]], form: Pat
     say("nothing else", found.quiet)
     say(f"upload, {uploaded - begun:.1f} s", found.upload)
     say(f"cold load and answer, {answered - uploaded:.1f} s", found.cold)
-    print(f"p99 longer by {found.growth:.2f} steps", flush=True)
+    print(
+        f"p99 longer by {found.growth:.2f} steps; others had {others.share():.0%} of the processors",
+        flush=True,
+    )
     return found
 
 
@@ -144,7 +151,7 @@ async def measure(
         found = []
         for number in range(rounds):
             await anyio.to_thread.run_sync(write_form, maker, rank, number, served.url, form)
-            found.append(await play(client, arrivals, form, seconds))
+            found.append(await play(served, client, arrivals, form, seconds))
         tasks.cancel_scope.cancel()
     growth = statistics.median(one.growth for one in found)
     print(f"median of {rounds}: p99 longer by {growth:.2f} steps")
