@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +38,7 @@ FEW = 8
 TOLD = ("personae:adapter", "personae:fairness_gap")
 
 Answer = tuple[int, ...]
-Requests = list[tuple[int, list[int]]]
+Requests = list[tuple[int, list[int], int]]
 
 
 def popularity(adapters: int) -> list[float]:
@@ -48,7 +47,9 @@ def popularity(adapters: int) -> list[float]:
 
 
 class Traffic:
-    """Requests, (adapter's number, prompt); the numbers follow Zipf's law with exponent 1."""
+    """Requests, (adapter's number, prompt, tokens of the answer); the numbers follow Zipf's law with
+    exponent 1. Answers have from half to one and a half times `tokens`: if all were as long as each other,
+    those that began together would end together, and their successors' prompts be one large batch."""
 
     def __init__(self, adapters: int, requests: int, tokens: int, prompt: int) -> None:
         self.tokens = tokens
@@ -57,29 +58,37 @@ class Traffic:
         self.prompt = prompt
 
     def over(self, adapters: int, number: int) -> Requests:
-        """The requests of a round, of the first so many adapters. No prompt comes twice."""
-        rng = random.Random(f"{adapters} {number}")
+        """The requests of a round, of the first so many adapters. No prompt comes twice; answers are as long
+        whichever adapters are asked."""
+        rng, lengths = random.Random(f"{adapters} {number}"), random.Random(number)
         numbers = rng.choices(range(adapters), popularity(adapters), k=self.requests)
-        return [(n, rng.choices(range(10, 1000), k=self.prompt)) for n in numbers]
+        return [
+            (
+                n,
+                rng.choices(range(10, 1000), k=self.prompt),
+                lengths.randint(self.tokens // 2, self.tokens * 3 // 2),
+            )
+            for n in numbers
+        ]
 
-    async def ask(self, client: httpx.AsyncClient, number: int, prompt: list[int]) -> Answer:
+    async def ask(self, client: httpx.AsyncClient, number: int, prompt: list[int], tokens: int) -> Answer:
         """One request."""
-        body = {"model": f"a{number}", "prompt": prompt, "max_tokens": self.tokens, "temperature": 0}
+        body = {"model": f"a{number}", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         flags = {"ignore_eos": True, "return_token_ids": True}
         response = await client.post("/v1/completions", json={**body, **flags})
         response.raise_for_status()
         return tuple(response.json()["choices"][0]["token_ids"])
 
     async def run(
-        self, client: httpx.AsyncClient, requests: Sequence[tuple[int, list[int]]], concurrency: int
+        self, client: httpx.AsyncClient, requests: Requests, concurrency: int
     ) -> tuple[float, list[Answer]]:
         """Tokens per second of a closed loop, and the answers."""
         answers: list[Answer] = [()] * len(requests)
         queue = iter(enumerate(requests))
 
         async def work() -> None:
-            for index, (number, prompt) in queue:
-                answers[index] = await self.ask(client, number, prompt)
+            for index, (number, prompt, tokens) in queue:
+                answers[index] = await self.ask(client, number, prompt, tokens)
 
         begun = time.monotonic()
         async with anyio.create_task_group() as tasks:
@@ -140,7 +149,7 @@ async def play(
     before, busy, others = await figures_of(client), processor_of(served.pid), Others(served.pid)
     speed, answers = await traffic.run(client, asked, concurrency)
     share = others.share()
-    busy = 1e3 * (processor_of(served.pid) - busy) / (len(asked) * traffic.tokens)
+    busy = 1e3 * (processor_of(served.pid) - busy) / sum(map(len, answers))
     say(
         f"{speed:.1f} tokens/s, {busy:.2f} ms of processors each, others had {share:.0%} of them;",
         where(before, await figures_of(client)),
@@ -186,7 +195,7 @@ def main(
     adapters: Annotated[int, typer.Option(help="How many adapters.")] = 1000,
     requests: Annotated[int, typer.Option(help="Requests a round.")] = 128,
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 32,
-    tokens: Annotated[int, typer.Option(help="Of an answer.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Of an answer, on average.")] = 32,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 64,
     rounds: Annotated[int, typer.Option(help="Of either kind.")] = 9,
     targets: Annotated[str, typer.Option(help="Modules that adapters change.")] = "q,v",
