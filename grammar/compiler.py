@@ -33,13 +33,14 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
+    explained,
     loose,
     readable,
     refusal,
-    unread,
     weakened,
     without_ignored,
 )
+from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import Rewritings, structure_sketch
@@ -243,15 +244,23 @@ class GrammarCompiler:
                     reason = missing
         if spec.strict:
             if isinstance(reason, GrammarError):
-                reason = unread(document, cache(self._reads)) or reason
+                reason = explained(document, reason, cache(self._reads))
             raise refusal(document, reason)
         return self._compile_best_effort(spec, document, finish, rewritings)
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
-        """Schemas equal to `document`: as written, then in canonical form if it has one."""
-        yield from _as_written(document)
+        """Schemas equal to `document`: as written, then in canonical form if it has one.
+
+        Of what is not small, parts that occur again are definitions: the library reads each once.
+        """
         if self._sandbox is not None:
+            yield from _as_written(document)
             raise _Elsewhere
+        for written in _as_written(document):
+            shorter = shared_as_written(written)
+            if shorter is not written:
+                yield shorter
+            yield written
         with suppress(Exception):  # there is none, whatever the library says of it
             yield spell_formats(strip(canonicalise(document)))
 

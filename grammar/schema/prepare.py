@@ -40,6 +40,10 @@ _SINCE = {
     jsonschema_rs.Draft202012: {"prefixItems"},
 }
 _FAR = 2**63 - 1  # from here on the library has no integers
+_LEAST_AND_MOST = (
+    *((least, most) for least in ("minimum", "exclusiveMinimum") for most in ("maximum", "exclusiveMaximum")),
+    *((f"min{what}", f"max{what}") for what in ("Length", "Items", "Properties", "Contains")),
+)
 
 
 def without_ignored(document: Schema) -> Schema:
@@ -98,6 +102,29 @@ def _origin(document: Schema, finding: Unenforced) -> tuple[str, Path]:
             if keyword in one:
                 return keyword, (*path, keyword)
     return finding.keyword, ()
+
+
+def explained(
+    document: Schema, reason: GrammarError, reads: Callable[[str], bool]
+) -> Unenforced | GrammarError:
+    """A backend's refusal of a whole document, brought down to a keyword and its place where one is found:
+    a pattern that is not read, or bounds that nothing is between."""
+    return unread(document, reads) or _contradiction(document) or reason
+
+
+def _contradiction(document: Schema) -> GrammarError | None:
+    for one, path in subschemas(document):
+        for least, most in _LEAST_AND_MOST:
+            low, high = one.get(least, False), one.get(most, False)
+            if isinstance(low, bool) or isinstance(high, bool):
+                continue  # in draft 4 what is exclusive is true or false
+            if low > high or (low == high and (least.startswith("excl") or most.startswith("excl"))):
+                return GrammarError(
+                    f"Nothing is as {least!r} and {most!r} say at {pointer((*path, least))} and "
+                    f"{pointer((*path, most))}: {low} and {high}.",
+                    param=SCHEMA_PARAM,
+                )
+    return None
 
 
 def weakened(schema: Schema, backend: str) -> Schema:

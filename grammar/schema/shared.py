@@ -1,13 +1,15 @@
-"""Equal parts of a schema, once: what inlining its references has copied is put under references again."""
+"""Equal parts of a schema, once: what is repeated in it, or was copied by inlining its references, is put
+under references."""
 
-import json
+import re
 from collections import Counter
 from typing import Any
 
-from personae.grammar.schema.walk import Path, children, rebuild
+from personae.grammar.schema.walk import Path, children, rebuild, subschemas
 
-_LEAST = 160  # characters that are worth a reference
+_LEAST = 40  # characters that are worth a reference
 _HOME = "$defs"
+_TO_A_DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 # Where backends take schemas together with what is beside them, which is easier without a reference.
 _TOGETHER = frozenset({"allOf", "oneOf", "not", "if", "then", "else", "propertyNames", "contains"})
 
@@ -28,6 +30,15 @@ def shared(document: Any) -> Any:
     return written | {_HOME: written.get(_HOME, {}) | sharing.definitions}
 
 
+def shared_as_written(document: Any) -> Any:
+    """As `shared`; the document itself where its references may lead to parts that would have moved."""
+    for one, path in subschemas(document):
+        starts_anew = path and ("$id" in one or "id" in one)
+        if starts_anew or not _TO_A_DEFINITION.fullmatch(str(one.get("$ref", "#"))):
+            return document
+    return shared(document)
+
+
 class _Sharing:
     def __init__(self, taken: dict[str, Any]) -> None:
         self.definitions: dict[str, Any] = {}
@@ -45,7 +56,7 @@ class _Sharing:
         within = [(step, self.read(one)) for step, one in children(schema)]
         holding = {step[0] for step, _ in within}
         plain = {keyword: value for keyword, value in schema.items() if keyword not in holding}
-        said = json.dumps(plain)
+        said = repr(plain)
         key = (said, *within)
         number = self._numbers.setdefault(key, len(self._numbers))
         if number == len(self._sizes):

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import subschemas, target
+from personae.grammar.schema.walk import children, target
 
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _BY_TYPE = {"null": 4.0, "boolean": 4.0, "integer": 1.0, "number": 1.0}
@@ -21,13 +21,17 @@ def shortest_instance(schema: Schema) -> float:
     The least fixed point over the references within the schema; unknown keywords leave the bound lower.
     """
     targets: dict[str, Any] = {}
-    unseen = [schema]
+    seen: set[int] = set()
+    unseen: list[Any] = [schema]
     while unseen:  # a reference may lead to where no keyword leads
-        for one, _ in subschemas(unseen.pop()):
+        one = unseen.pop()
+        if isinstance(one, dict) and id(one) not in seen:
+            seen.add(id(one))
             reference = str(one.get("$ref", "#"))
             if reference not in targets:
                 targets[reference] = target(schema, reference)
                 unseen.append(targets[reference])
+            unseen += (child for _, child in children(one))
     lengths = dict.fromkeys(targets, math.inf)
     while True:
         improved = {reference: _length(one, lengths) for reference, one in targets.items()}

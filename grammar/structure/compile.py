@@ -18,8 +18,8 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
+    explained,
     refusal,
-    unread,
     weakened,
     without_ignored,
 )
@@ -101,7 +101,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
         reason = reason or missing
     if element.strict:
         if isinstance(reason, GrammarError):
-            reason = unread(document, lambda pattern: _reads(backend, pattern)) or reason
+            reason = explained(document, reason, lambda pattern: _reads(backend, pattern))
         raise refusal(document, reason)
     for schema in (weakened(spell_formats(strip(document)), _BACKEND), {"type": "object"}):
         try:

@@ -94,3 +94,32 @@ def test_where_a_part_cannot_be_read_the_rest_still_binds_what_is_not_strict(sch
 def test_what_cannot_be_read_is_refused_where_it_is_strict() -> None:
     with pytest.raises(GrammarError, match="'pattern' at #/properties/id/pattern cannot be enforced"):
         accepts(with_id({"type": "string", "pattern": "^(?=.*[0-9]).+$"}), {}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "places"),
+    [
+        ({"type": "integer", "minimum": 5, "maximum": 3}, ("minimum", "maximum")),
+        ({"type": "number", "exclusiveMinimum": 5, "maximum": 5}, ("exclusiveMinimum", "maximum")),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, ("minLength", "maxLength")),
+        ({"type": "array", "minItems": 5, "maxItems": 3}, ("minItems", "maxItems")),
+        ({"type": "object", "minProperties": 5, "maxProperties": 3}, ("minProperties", "maxProperties")),
+    ],
+)
+def test_bounds_that_nothing_is_between_are_named_where_they_stand(
+    schema: dict[str, Any], places: tuple[str, str]
+) -> None:
+    one, other = (f"#/properties/id/{place}" for place in places)
+    with pytest.raises(GrammarError, match=f"{places[0]!r} and {places[1]!r} say at {one} and {other}"):
+        accepts(with_id(schema), {}, strict=True)
+
+
+def test_equal_bounds_and_those_of_draft_4_are_no_contradiction() -> None:
+    assert accepts(
+        with_id({"type": "integer", "minimum": 5, "maximum": 5}), {"id": 5, "count": 3}, strict=True
+    )
+    of_draft_4 = {"type": "integer", "minimum": 3, "exclusiveMinimum": True, "maximum": 3}
+    document = with_id(of_draft_4) | {"$schema": "http://json-schema.org/draft-04/schema#"}
+    with pytest.raises(GrammarError) as refused:
+        accepts(document, {}, strict=True)
+    assert "Nothing is as" not in refused.value.message

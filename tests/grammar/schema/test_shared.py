@@ -1,12 +1,13 @@
 import json
 
 import jsonschema
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import VALUES, schemas
 
 from personae.grammar.schema import shared as sharing
-from personae.grammar.schema.shared import shared
+from personae.grammar.schema.shared import shared, shared_as_written
 
 LARGE = {
     "type": "object",
@@ -67,3 +68,21 @@ def test_a_schema_and_its_shared_form_accept_the_same(schema, other, instances):
         sharing._LEAST = least
     for instance in instances:
         assert accepts(written, instance) == accepts(document, instance)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$ref": "#/properties/a/properties/property number 3"},
+        {"$ref": "#/$defs/b/properties/property number 3"},
+        {"$ref": "https://example.org/other"},
+        {"$id": "https://example.org/part", "$ref": "#/$defs/b", "$defs": {"b": LARGE}},
+    ],
+)
+def test_what_is_referred_to_stays_where_it_is(part):
+    schema = {"properties": {"a": LARGE, "b": LARGE, "c": part}, "$defs": {"b": LARGE}}
+    assert shared_as_written(schema) is schema
+    plain = schema | {"properties": {"a": LARGE, "b": LARGE, "c": {"$ref": "#/$defs/b"}}}
+    written = shared_as_written(plain)
+    assert "$ref" in written["properties"]["a"]
+    assert accepts(written, {"c": {"x": 1}}) is accepts(plain, {"c": {"x": 1}}) is False
