@@ -40,6 +40,10 @@ struct Block {
         }
     }
 
+    // Asks for 32 dimensions of a row.
+    void ask(const bf16* from, int64_t row, int64_t d) const {
+        if (row < filled) _mm_prefetch((const char*)(from + at[row] + d), _MM_HINT_T0);
+    }
     // Asks for the first rows of a tile. With them the processor fetches the rest by itself; asking for all would fill
     // the few places for lines that are on their way, which the tile in hand needs too.
     void prefetch(const bf16* from, int64_t tile, int64_t dim) const {
@@ -117,15 +121,17 @@ void transpose_keys(const Pages& p, const Block& block, int64_t tile, Element* t
 }
 
 // Scores of N queries [N][dim] and a block's 64 transposed keys. (All four tiles, whatever is in the last: sums that do not
-// wait for each other.)
+// wait for each other.) Meanwhile the keys of `next` (null: none) are asked for, evenly: a sixth of attention's time.
 template <int N, typename Element>
-void score(const Element* queries, const Element* keys, int64_t dim, __m512 (*to)[4]) {
+void score(const Element* queries, const Element* keys, int64_t dim, __m512 (*to)[4], const Block* next,
+           const bf16* from) {
     __m512 sum[N][4];
     for (int i = 0; i < N; i++)
         for (int t = 0; t < 4; t++) sum[i][t] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < dim / 2; pair++)
         for (int t = 0; t < 4; t++) {
             const TwoInputs<Element> two(keys + t * LANES * dim + pair * 32);
+            if (next) next->ask(from, t * LANES + pair % 16, pair / 16 * 32);
             for (int i = 0; i < N; i++) sum[i][t] = two.times(queries + i * dim + 2 * pair, sum[i][t]);
         }
     for (int i = 0; i < N; i++)
@@ -186,11 +192,13 @@ inline void by_query(const float* from, __m512 (*to)[4], int64_t tile) {
     to[3][tile] = _mm512_shuffle_f32x4(ab2, cd2, 0xee);
 }
 
-// 32 dimensions of two keys' values, and what they are multiplied with: sums of half of the dimensions each.
+// 32 dimensions of two keys' values, and what they are multiplied with: sums of half of the dimensions each. EVENLY: whether
+// there is time to ask for each row of what comes next.
 template <typename Element> struct TwoValues;
 
 template <>
 struct TwoValues<float> {  // even dimensions, odd dimensions
+    static constexpr bool EVENLY = true;
     __m512 first[2], second[2];
 
     TwoValues(__m512i a, __m512i b) : first{evens(a), odds(a)}, second{evens(b), odds(b)} {}
@@ -206,6 +214,7 @@ struct TwoValues<float> {  // even dimensions, odd dimensions
 
 template <>
 struct TwoValues<bf16> {  // those whose number has no 4 in it, the others: as the processor interleaves two rows
+    static constexpr bool EVENLY = false;
     __m512i both[2];
 
     TwoValues(__m512i a, __m512i b) : both{_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)} {}
@@ -228,7 +237,10 @@ void mix(const Element (*weights)[BLOCK], int64_t count, const bf16* const* valu
         for (int i = 0; i < N; i++)
             for (int half = 0; half < 2; half++) sum[i][half] = _mm512_loadu_ps(mixed + i * dim + d + half * 16);
         for (int64_t key = 0; key < count; key += 2) {
-            if (next && !d && key % LANES == 0) next->prefetch(from, key / LANES, dim);
+            if (next && TwoValues<Element>::EVENLY)
+                next->ask(from, key, d), next->ask(from, key + 1, d);
+            else if (next && !d && key % LANES == 0)
+                next->prefetch(from, key / LANES, dim);
             const TwoValues<Element> two(_mm512_loadu_si512(values[key] + d), _mm512_loadu_si512(values[key + 1] + d));
             for (int i = 0; i < N; i++)
                 for (int half = 0; half < 2; half++) sum[i][half] = two.times(weights[i] + key, sum[i][half], half);
@@ -315,7 +327,7 @@ void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors,
             else if (keys[t] == own)
                 for (int64_t j = t * LANES; j < std::min(block.filled, (t + 1) * LANES); j++)
                     std::memcpy(own + j % LANES * dim, pages.keys + block.at[j], dim * sizeof(bf16));
-            next.prefetch(pages.keys, t, dim);
+            if (amx) next.prefetch(pages.keys, t, dim);
         }
         for (int64_t m = 0; m < vectors; m += BESIDE) {
             const int64_t n = std::min(BESIDE, vectors - m);
@@ -324,7 +336,8 @@ void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors,
             alignas(64) Element weights[BESIDE][BLOCK];
             if (amx) score_amx(keys, tiles, dim, s.pairs.data() + m * dim, products);
             for (int64_t t = 0; t < tiles && amx; t++) by_query(products + t * LANES * BESIDE, scores, t);
-            if (!amx) scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores);
+            if (!amx)
+                scoring[n - 1](queries + m * dim, s.keys_as(Element{}), dim, scores, m ? nullptr : &next, pages.keys);
             for (int64_t i = 0; i < n; i++) {
                 const int32_t query = int32_t(position + (m + i) / group);
                 __mmask16 seen[4];

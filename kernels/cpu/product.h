@@ -11,7 +11,7 @@ constexpr int64_t PANEL = 32;  // rows that share a reading of a group
 constexpr int64_t TALL = 8;    // rows that registers have sums for
 
 // The sums of R rows, in c0 and c1 (rows of 16), += x times the blocks `first` to `last` of a group. FRESH: by the first rows
-// that meet them. For each pair of inputs `share` bytes are asked for, from `ahead` on.
+// that meet them. For each pair of inputs `share` bytes are asked for, from `ahead` on, in the second cache.
 template <typename Source, int R, bool FRESH>
 void multiply_rows(const typename Source::Element* x, const Source& w, int64_t first, int64_t last, const char* ahead,
                    int64_t share, float* c0, float* c1) {
@@ -23,8 +23,9 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
 #pragma GCC unroll 8
             for (int64_t pair = 0; pair < 8; pair++, ahead += share) {
                 const auto w0 = weights.two(0, pair), w1 = weights.two(1, pair);
-                _mm_prefetch(ahead, _MM_HINT_T0);
-                if (share > 64) _mm_prefetch(ahead + 64, _MM_HINT_T0);
+                _mm_prefetch(ahead, _MM_HINT_T1);
+                if (share > 64) _mm_prefetch(ahead + 64, _MM_HINT_T1);
+                if (FRESH) w.ask(block, which * 8 + pair);
                 for (int r = 0; r < R; r++) {
                     sum[r][0] = w0.times(x + r * 32 + which * 16 + pair * 2, sum[r][0]);
                     sum[r][1] = w1.times(x + r * 32 + which * 16 + pair * 2, sum[r][1]);

@@ -25,11 +25,8 @@ inline __m512i brains(__m512i halves) {
     return _mm512_and_si512(_mm512_srai_epi16(halves, 3), _mm512_set1_epi16(short(0x8fff)));
 }
 
-// How weights are kept: a block's bytes, how many bytes ahead they are asked for, all of a block at once (for tiles) or a
-// part after the other (further brings less: measured), and how they become two tiles of bfloat16, or floats of two inputs
-// and half of the outputs (two), `unit` times too large.
-constexpr int64_t PART_AHEAD = 8192;
-
+// How weights are kept: a block's bytes, how many bytes ahead they are asked for, all of a block at once (for tiles), and how
+// they become two tiles of bfloat16, or floats of two inputs and half of the outputs (two), `unit` times too large.
 struct Brain {  // bfloat16
     static constexpr bool SCALED = false;
     static constexpr int64_t BYTES = 2 * TILE * sizeof(bf16), AHEAD = 1024;
@@ -176,9 +173,14 @@ class Blocks {
         for (int64_t line = 0; line < Format::BYTES; line += 64)
             _mm_prefetch(tiles_ + b * Format::BYTES + Format::AHEAD + line, _MM_HINT_T0);
     }
-    // Where lies what is asked for during a chunk that begins with a block; and a pair of inputs' share of it.
-    const char* ahead(int64_t b) const { return tiles_ + b * Format::BYTES + PART_AHEAD; }
-    static constexpr int64_t SHARE = Format::BYTES / 16;
+    // Vectors ask twice: all rows of a panel for what is FAR ahead, in the second cache, and the first of them for what is NEAR
+    // in the first, for a pair of inputs after the other. (Only once, and a row of int8 takes a sixth longer.)
+    static constexpr int64_t SHARE = Format::BYTES / 16, NEAR = 2048, FAR = 16384;
+    const char* ahead(int64_t b) const { return tiles_ + b * Format::BYTES + FAR; }
+    void ask(int64_t b, int64_t pair) const {
+        for (int64_t line = 0; line < SHARE; line += 64)
+            _mm_prefetch(tiles_ + b * Format::BYTES + pair * SHARE + NEAR + line, _MM_HINT_T0);
+    }
 
    protected:
     const char* tiles_ = nullptr;
