@@ -37,6 +37,7 @@ from personae.kernels.memory import Memory, granule_of, memory_of, warn_of_fixed
 from personae.kernels.quantized import Quantization
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
+from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.arenas import pool_bytes
 from personae.lora.bounds import AdapterBounds
@@ -49,7 +50,6 @@ from personae.lora.stored import KINDS
 from personae.lora.writing import made_ready
 
 PAGE_SIZE = 16  # tokens
-FP8_CAPABILITY = (8, 9)  # of a GPU, from which on it converts that by itself
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
 HOST_KV_BYTES = 2 * 2**30
 SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise

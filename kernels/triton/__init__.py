@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 OLDEST = (8, 0)  # compute capability: bfloat16 on tensor cores
+FP8_CAPABILITY = (8, 9)  # from which on a GPU converts FP8 by itself
 
 
 def operators() -> dict[str, Callable[..., Any]]:

@@ -7,29 +7,14 @@ from math import nan
 
 import torch
 
-from personae.engine.config import ModelConfig
-from personae.engine.graphs import Capture
-from personae.errors import DriverError
 from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.engine import LIMIT, Mix, Rig
 from personae.evals.bench.gpu.timing import event_time
-from personae.lora.copies import SideStream
 from personae.lora.segments import lora_batch
 
 ROWS = 16
 COPIES = 3  # of an adapter of rank 64: more than there is room for without what is lent
 MIB = 1 << 20
-
-
-def lending(
-    config: ModelConfig, capture: Capture, generator: torch.Generator
-) -> tuple[list[Check], list[dict[str, object]]]:
-    """The checks and the table; one check that failed where no memory can be lent."""
-    try:
-        rig = Rig(config, capture, generator, copies=SideStream(), lends=True)
-        return list(lending_checks(rig)), list(lending_table(rig))
-    except DriverError as error:
-        return [Check(f"lending, {error.message}", nan, 0)], []
 
 
 def lending_checks(rig: Rig) -> Iterator[Check]:

@@ -38,9 +38,6 @@ def _cell(value: object) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def check_entries(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """The checks as JSON values."""
-    return [
-        {"name": check.name, "error": check.error, "limit": check.limit, "passed": check.passed}
-        for check in checks
-    ]
+def check_entry(check: Check) -> dict[str, Any]:
+    """A check as JSON has it."""
+    return {"name": check.name, "error": check.error, "limit": check.limit, "passed": check.passed}

@@ -3,6 +3,7 @@ early."""
 
 import json
 import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,26 +93,62 @@ def on_paper(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, folder: Path, *opti
 def test_all_checks_run_and_pass_where_kernels_are_their_references(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
     monkeypatch.setattr(bench, "LIMITS", (torch.bfloat16,))
-    monkeypatch.setattr(tables, "CONTEXT", 32)
-    for name in ("engine_table", "arriving_table", "pointwise_table", "sampling_table"):
-        monkeypatch.setattr(bench, name, lambda *_: iter(()))
     with PaperGpu(1 << 30, granule=1 << 14) as gpu:
         status, report = on_paper(gpu, monkeypatch, tmp_path, "--seconds", "0")
-        assert gpu.machine.captures == 10  # two kernels alone, six steps of an engine, two of one that lends
+        assert gpu.machine.captures == 6  # two kernels alone, three steps of an engine, one of one that lends
     failed = [check["name"] for check in report["checks"] if not check["passed"]]
     assert (status, failed) == (0, [])
     assert len(report["checks"]) > 40
+    assert list(report["tables"].values()) == [[{"left out": "no time left"}]] * 8
+
+
+def test_a_part_that_fails_is_a_failed_check_and_the_others_go_on(monkeypatch, tmp_path: Path) -> None:
+    def first():
+        yield checks.Check("whole", 0.0, 1.0)
+        raise RuntimeError("an illegal\nmemory access")
+
+    parts = [("first", first), ("second", lambda: [checks.Check("other", 0.0, 1.0)])]
+
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
+    monkeypatch.setattr(bench, "check_parts", lambda *_: parts)
+    monkeypatch.setattr(bench, "table_parts", lambda *_: {"Steps": lambda: [{"us": 1.0}]})
+    with PaperGpu() as gpu:
+        status, report = on_paper(gpu, monkeypatch, tmp_path)
+    names = [check["name"] for check in report["checks"]]
+    assert names == ["whole", "first: RuntimeError: an illegal memory access", "other"]
+    assert [check["passed"] for check in report["checks"]] == [True, False, True]
+    assert report["tables"] == {"Steps": [{"us": 1.0}]}
+    assert status == 1
+
+
+def test_it_needs_no_packages_but_those_that_it_names() -> None:
+    """Others may be missing on a machine that has a GPU and no registry."""
+    code = (
+        "import sys, personae.evals.bench.gpu.__main__\nprint(*{name.split('.')[0] for name in sys.modules})"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {
+        "anyio",
+        "greenlet",
+        "jsonschema_rs",
+        "llguidance",
+        "starlette",
+        "tokenizers",
+        "uvicorn",
+        "xgrammar",
+    }
+    assert others.isdisjoint(found.stdout.split())
+    assert {"msgspec", "torch"} <= set(found.stdout.split())
 
 
 def test_all_tables_are_made(monkeypatch, tmp_path: Path) -> None:
-    for name in ("all_checks", "graph_checks", "step_graph_checks", "engine_checks", "arriving_checks"):
-        monkeypatch.setattr(bench, name, lambda *_: iter(()))
-    monkeypatch.setattr(lending, "lending_checks", lambda *_: iter(()))
+    monkeypatch.setattr(bench, "check_parts", lambda *_: ())
     monkeypatch.setattr(tables, "mixes", lambda batch, seed: shapes.mixes(batch, seed)[-1:])
     monkeypatch.setattr(timing.replay_time, "__defaults__", (1,))
     monkeypatch.setattr(timing.event_time, "__defaults__", (1,))
     with PaperGpu(139 << 30, blank=True, granule=1 << 14) as gpu:
         _, report = on_paper(gpu, monkeypatch, tmp_path)
+    assert report["checks"] == []
     for title, rows in report["tables"].items():
         assert len(rows) > 1, title
         assert not any("left out" in row for row in rows), title
