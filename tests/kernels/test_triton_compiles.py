@@ -1,7 +1,8 @@
 """Every Triton kernel, compiled ahead of time for Ampere and Hopper at the shapes of Llama 3.1 8B.
 
-What can be known without a GPU: it compiles, no register is spilled, products run on tensor cores (HMMA;
-HGMMA where the tile is large enough for Hopper's), and loads are 16 bytes wide.
+What can be known without a GPU: it compiles, fits into a multiprocessor's shared memory, no register is
+spilled, products run on tensor cores (HMMA; HGMMA where the tile is large enough for Hopper's), and loads are
+16 bytes wide.
 """
 
 import os

@@ -7,7 +7,9 @@ from typing import Any
 import anyio
 
 from personae.actors.kit.actor import Actor
-from personae.actors.kit.mailbox import Reply
+from personae.actors.kit.child import Incident
+from personae.actors.kit.mailbox import Ref, Reply
+from personae.actors.kit.supervisor import Supervisor
 from personae.actors.kit.thread import ThreadActor
 
 Deed = Callable[[Any], object]  # told the actor; may return something to await
@@ -65,3 +67,17 @@ def hang(actor: object) -> Awaitable[None]:
 def whoami(reply: Reply[object]) -> Deed:
     """An ask for the actor itself, to tell one life from the next."""
     return lambda actor: reply.tell(actor)
+
+
+def note(diary: list[object], entry: object) -> Deed:
+    """A deed that is noted."""
+    return lambda actor: diary.append(entry)
+
+
+def quiet(incident: Incident) -> None:
+    """A report hook for planned crashes."""
+
+
+def family(top: Supervisor, diary: list[str], names: str = "abc") -> list[Ref[Deed]]:
+    """Doers of one supervisor, which share a diary."""
+    return [top.spawn(name, lambda name=name: Doer(name, diary)) for name in names]

@@ -28,6 +28,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+MOST_SHARED = {80: 163 << 10, 90: 227 << 10}  # bytes, by capability; a launch with more is refused
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    assert binary.metadata.shared <= MOST_SHARED[capability], launch.kernel.__name__
     path = folder / "kernel.cubin"
     path.write_bytes(binary.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

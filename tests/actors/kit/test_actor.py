@@ -1,10 +1,7 @@
-import gc
-import weakref
-
 import anyio
 import msgspec
 import pytest
-from kit_actors import Boom, Deed, Doer, crash, hang, whoami
+from kit_actors import Boom, Deed, Doer, crash, hang, note, whoami
 from virtual_clock import virtual_clock
 
 from personae.actors.kit.actor import Actor
@@ -25,10 +22,6 @@ class Greet(msgspec.Struct, frozen=True, tag=True):
 class Greeter(Actor[Greet]):
     async def receive(self, message: Greet) -> None:
         message.reply_to.tell(f"hello {message.name}")
-
-
-def note(diary: list[object], entry: object) -> Deed:
-    return lambda actor: diary.append(entry)
 
 
 async def test_an_actor_answers_an_ask() -> None:
@@ -266,116 +259,6 @@ async def test_an_ask_that_waits_in_the_mailbox_is_answered_by_the_next_life() -
         assert await doer.ask(whoami) is not first
 
 
-async def test_tell_ask_and_send_to_a_stopped_actor_raise_actor_stopped() -> None:
-    async with Supervisor("top") as top:
-        doer = top.spawn("doer", Doer)
-    with pytest.raises(ActorStopped):
-        doer.tell(crash)
-    with pytest.raises(ActorStopped):
-        await doer.send(crash)
-    with pytest.raises(ActorStopped):
-        await doer.ask(whoami)
-
-
-async def test_an_ask_in_the_mailbox_of_an_actor_that_stops_for_good_fails() -> None:
-    async with Supervisor("top", report=lambda incident: None) as top, anyio.create_task_group() as tasks:
-        doer = top.spawn("doer", Doer, restart="transient")
-        doer.tell(lambda actor: anyio.sleep(10))
-        doer.tell(lambda actor: actor.stop())
-
-        async def ask() -> None:
-            with pytest.raises(ActorStopped):
-                await doer.ask(whoami)
-
-        tasks.start_soon(ask)
-
-
-async def test_a_stop_does_not_wait_behind_a_full_mailbox() -> None:
-    seen: list[object] = []
-    incidents: list[Incident] = []
-    async with Supervisor("top", report=incidents.append) as top:
-        doer = top.spawn("doer", Doer, capacity=100)
-        doer.tell(lambda actor: anyio.sleep(1))
-        for number in range(99):
-            doer.tell(note(seen, number))
-        await anyio.sleep(0.5)
-    assert seen == []
-    assert [(i.path, i.what) for i in incidents] == [("top/doer", "dropped 99 messages")]
-
-
-async def test_a_stop_lets_the_message_in_hand_finish() -> None:
-    finished: list[object] = []
-
-    async def slow(actor: Doer) -> None:
-        await anyio.sleep(3)
-        finished.append(actor)
-
-    async with Supervisor("top") as top:
-        top.spawn("doer", Doer, stop_timeout=5).tell(slow)
-        await anyio.sleep(1)
-    assert len(finished) == 1
-
-
-async def test_an_actor_that_does_not_stop_in_time_is_cancelled_and_reported() -> None:
-    incidents: list[Incident] = []
-    diary: list[str] = []
-    async with Supervisor("top", report=incidents.append) as top:
-        top.spawn("doer", lambda: Doer("a", diary), stop_timeout=5).tell(hang)
-        await anyio.sleep(1)
-        ending = anyio.current_time()
-    assert anyio.current_time() - ending == pytest.approx(5)
-    assert diary == ["+a", "-a"]
-    assert [i.what for i in incidents] == ["did not stop within 5 s"]
-
-
-async def test_a_stopped_hook_that_hangs_is_cut_off_and_reported() -> None:
-    class Clinging(Doer):
-        async def stopped(self) -> None:
-            await anyio.sleep_forever()
-
-    incidents: list[Incident] = []
-    async with Supervisor("top", report=incidents.append) as top:
-        top.spawn("doer", Clinging, stop_timeout=5)
-        ending = anyio.current_time()
-    assert anyio.current_time() - ending < 11
-    assert "stopped() took over 5 s" in [i.what for i in incidents]
-
-
-async def test_a_crash_in_stopped_is_reported_and_does_not_hide_the_crash_before_it() -> None:
-    class Failing(Doer):
-        async def stopped(self) -> None:
-            raise KeyError("in stopped")
-
-    incidents: list[Incident] = []
-    async with Supervisor("top", report=incidents.append) as top:
-        top.spawn("doer", Failing).tell(crash)
-        await anyio.sleep(1)
-        assert [(i.what, type(i.error)) for i in incidents] == [
-            ("stopped() raised", KeyError),
-            ("crashed", Boom),
-        ]
-
-
-async def test_stopped_runs_after_a_crash_and_not_after_a_failed_start() -> None:
-    diary: list[str] = []
-    starts = 0
-
-    class Late(Doer):
-        async def started(self) -> None:
-            nonlocal starts
-            starts += 1
-            if starts == 2:
-                raise Boom
-            await super().started()
-
-    async with Supervisor("top", report=lambda incident: None) as top:
-        doer = top.spawn("doer", lambda: Late("a", diary))
-        doer.tell(crash)
-        await doer.ask(whoami)
-        assert diary == ["+a", "-a", "+a"]
-        assert starts == 3
-
-
 async def test_drain_takes_all_that_waits_so_that_an_actor_can_act_once() -> None:
     class Adder(Actor[int]):
         def __init__(self, sums: list[int]) -> None:
@@ -494,23 +377,6 @@ async def test_a_tell_from_another_thread_is_refused() -> None:
         doer = top.spawn("doer", Doer)
         with pytest.raises(RuntimeError, match="another thread"):
             await anyio.to_thread.run_sync(doer.tell, crash)
-
-
-async def test_no_actor_outlives_its_tree_in_memory() -> None:
-    made: list[weakref.ref[Doer]] = []
-
-    def factory() -> Doer:
-        doer = Doer()
-        made.append(weakref.ref(doer))
-        return doer
-
-    async with Supervisor("top", report=lambda incident: None) as top:
-        ref = top.spawn("doer", factory)
-        ref.tell(crash)
-        ref.tell(lambda actor: None)
-        await anyio.sleep(1)
-    gc.collect()
-    assert [doer() for doer in made] == [None, None]
 
 
 @pytest.mark.parametrize("kind", [Actor, ThreadActor])
