@@ -1,7 +1,6 @@
 """When requests are sent: in a closed loop, or at times that do not depend on the answers."""
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -112,8 +111,3 @@ async def _open(url: str, make: Make, times: Iterator[Arrival], on_answer: OnAns
             request = make(number, arrival.prompt_tokens, arrival.output_tokens)
             await asyncio.sleep(begun + arrival.at - time.perf_counter())
             tasks.create_task(send(request))
-
-
-def write_trace(path: Path, arrivals: Iterator[Arrival]) -> None:
-    """A file for `Trace`."""
-    path.write_text("".join(json.dumps(msgspec.to_builtins(each)) + "\n" for each in arrivals))
