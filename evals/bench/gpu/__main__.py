@@ -7,7 +7,8 @@ part that fails is a failed check, and the others go on. gpu.json and gpu.md are
 that they hold what was found whatever ends the run. Ends with 1 if a check failed, with 2 where there is no
 GPU.
 
-Of Personae's dependencies this needs torch, triton, numpy and msgspec alone.
+Of Personae's dependencies this needs torch, triton, numpy and msgspec alone; where it is not installed, a
+checkout's `.pkg` on PYTHONPATH will do.
 """
 
 import argparse
@@ -60,12 +61,9 @@ def check_parts(
 ) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
     """Every operator in every dtype, graphs, the engine's steps; by name."""
     for dtype in LIMITS:
-        for name, checks in {
-            "sgmv": sgmv_checks,
-            "attention": attention_checks,
-            "between the products": pointwise_checks,
-        }.items():
-            yield f"{name}, {dtype}", partial(checks, operators, dtype, generator)
+        yield f"sgmv, {dtype}", partial(sgmv_checks, operators, dtype, generator)
+        yield f"attention, {dtype}", partial(attention_checks, operators, dtype, generator)
+        yield f"between the products, {dtype}", partial(pointwise_checks, operators, dtype, generator)
     if torch.cuda.get_device_capability() >= FP8_CAPABILITY:
         kept = partial(attention_checks, operators, torch.bfloat16, generator, kept=FP8)
         yield "attention, keys and values in fp8", kept
