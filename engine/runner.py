@@ -5,7 +5,7 @@ each adapter's tokens are neighbours and one work list serves every layer. Per-s
 indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,12 +115,15 @@ class Runner:
             raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
         return slot
 
-    def forward(self, packed: PackedStep) -> Forward:
-        """Run the model over packed rows."""
+    def forward(self, packed: PackedStep, meanwhile: Callable[[], None] | None = None) -> Forward:
+        """Run the model over packed rows. `meanwhile` is for a CPU: this thread does it when others have
+        begun to compute."""
         tokens = self._tokens(packed)
         hidden = self._replayed(packed, tokens)
         if hidden is None:
-            hidden = self.model.forward(tokens, packed.positions, self.kv, packed.attention, packed.lora)
+            hidden = self.model.forward(
+                tokens, packed.positions, self.kv, packed.attention, packed.lora, meanwhile
+            )
         slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)

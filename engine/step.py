@@ -9,12 +9,13 @@ pass: the masks of N+1 depend on the tokens of N. So on a device that runs by it
 Where grammars are asked about the tokens of N before they are taken, that is done as late as it can be: when
 N+1 is prepared, and before its forward pass is launched.
 
-On a CPU, where a forward pass blocks its thread, step N is finished before N+1 begins; there the grammars
-advance and the masks are filled on another thread while the forward pass runs.
+On a CPU, where a forward pass takes the threads that there are cores for, step N is finished before N+1
+begins. There this thread advances the grammars and fills the masks when the others have begun the forward
+pass, and then joins them: a thread more would have to take a core from one of them in the middle of its work,
+for which all would wait.
 """
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
 from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.masks import BitmaskPool, MaskFiller
+from personae.grammar.masks import BitmaskPool, fill_masks
 from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.spec import GrammarSpec
 from personae.kernels.upload import upload
@@ -75,8 +76,7 @@ class StepEngine:
         self.runner = runner
         self.sampler = sampler
         self.runs_ahead = runner.device.type != "cpu"
-        self._masks = MaskFiller()
-        self._filling: Future[Masks] | None = None  # of the step whose forward pass runs
+        self._masks: Masks | None = None  # of the step whose forward pass has run
         self._sampled: Sampled | None = None  # the last step's, maybe not settled yet
         self._untaken: dict[int, int] = {}  # by slot: tokens that were read, for its grammar to take
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
@@ -116,11 +116,14 @@ class StepEngine:
         if packed is None:
             return None
         self._settle()
-        if not self.runs_ahead:
-            slots = packed.sampled_slots
-            if any(slot in self._matchers for slot in slots):
-                self._filling = self._masks.beside(lambda: self._fill(slots))
-        return self.runner.forward(packed)
+        slots = packed.sampled_slots
+        if self.runs_ahead or not any(slot in self._matchers for slot in slots):
+            return self.runner.forward(packed)
+
+        def fill() -> None:
+            self._masks = self._fill(slots)
+
+        return self.runner.forward(packed, fill)
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
@@ -128,10 +131,9 @@ class StepEngine:
             return Launched(plan, None, [], [], None, {}, None)
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
         matchers = [self._matchers.get(slot) for slot in slots]
-        sampled = masks = None
-        if self._filling is not None:
-            masks, self._filling = self._filling.result(), None
-        elif any(matchers):
+        sampled = None
+        masks, self._masks = self._masks, None
+        if masks is None and any(matchers):
             masks = self._fill(slots)
         if rows:
             sampled = self.sampler.sample(
@@ -167,7 +169,7 @@ class StepEngine:
             if not matcher.accept(token):
                 failures[row] = f"the grammar does not allow the sampled token {token}"
         bitmask = self._bitmasks.acquire()
-        self._masks.fill(bitmask, matchers)
+        fill_masks(bitmask, matchers)
         return Masks(bitmask, failures)
 
     def ready(self, launched: Launched) -> bool:

@@ -4,16 +4,12 @@ Here a bitmask (bitmask.py) is a CPU tensor, for the device to read. Rows withou
 that one operation applies the whole batch.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
 from personae.grammar.backend import Binding
 from personae.grammar.bitmask import words_of
-
-Result = TypeVar("Result")
 
 
 def allocate_bitmask(rows: int, vocab_size: int) -> torch.Tensor:
@@ -32,7 +28,7 @@ class BitmaskPool:
         self._free: list[torch.Tensor] = []
 
     def acquire(self) -> torch.Tensor:
-        """A bitmask [max_rows, words] of any content; `MaskFiller.fill` writes every row it is given."""
+        """A bitmask [max_rows, words] of any content; `fill_masks` writes every row it is given."""
         return self._free.pop() if self._free else allocate_bitmask(self._max_rows, self._vocab_size)
 
     def release(self, bitmask: torch.Tensor) -> None:
@@ -40,28 +36,14 @@ class BitmaskPool:
         self._free.append(bitmask)
 
 
-class MaskFiller:
-    """Fills the masks of a batch, on the caller's thread or beside it. `close` ends the thread."""
+def fill_masks(bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
+    """Write the tokens that `matchers[row]` allows next to `bitmask[row]`; all ones where there is none.
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "personae-masks")
-
-    def fill(self, bitmask: torch.Tensor, matchers: Sequence[Binding | None]) -> None:
-        """Write the tokens that `matchers[row]` allows next to `bitmask[row]`; all ones where there is none.
-
-        A matcher may appear once only: it is not thread-safe.
-        """
-        rows = bitmask.numpy()
-        for row, matcher in enumerate(matchers):
-            if matcher is None:
-                rows[row] = -1
-            else:
-                matcher.fill(rows, row)
-
-    def beside(self, work: Callable[[], Result]) -> "Future[Result]":
-        """Do something with the matchers on the thread, in turn; nobody else has them until it is done."""
-        return self._thread.submit(work)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
+    A matcher may appear once only: it is not thread-safe.
+    """
+    rows = bitmask.numpy()
+    for row, matcher in enumerate(matchers):
+        if matcher is None:
+            rows[row] = -1
+        else:
+            matcher.fill(rows, row)

@@ -3,7 +3,7 @@
 The backend takes the weights over: it lays them out as it likes, and what it was given may be let go.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,10 +99,12 @@ class FusedDecoder(Protocol):
         cache: Tensor,
         batch: AttentionBatch,
         lora: LoraStep | None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """tokens, positions: [T] int64; cache: [layers, 2, pages, kv_heads, page_size, D] -> [T, H] float32.
 
-        Appends the tokens' keys and values; a row of the result has the same bits in any company.
+        Appends the tokens' keys and values; a row of the result has the same bits in any company. `meanwhile`
+        is done by this thread while others have begun to compute; what it raises is raised in the end.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ It works on packed tokens: T tokens of many sequences in a row, without padding.
 said by `ModelConfig`: biases, norms, windows, rope, activation, scales, tying.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -161,16 +161,20 @@ class Decoder:
         kv: KVCache,
         batch: AttentionBatch,
         lora: LoraLayers | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """Runs the layers over T packed tokens, appending their keys and values to the cache.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow; in
-        the model's dtype, or float32 where all layers run in one call.
+        the model's dtype, or float32 where all layers run in one call. `meanwhile` is done by this thread;
+        beside other threads, where all layers run in one call.
         """
         if self._fused is not None and not references_only():
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
-                return self._fused.forward(tokens, positions, kv.data, batch, adapters)
+                return self._fused.forward(tokens, positions, kv.data, batch, adapters, meanwhile)
+        if meanwhile is not None:
+            meanwhile()
         step = Step(positions, batch, lora)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:

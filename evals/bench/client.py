@@ -33,7 +33,8 @@ class Request:
 @dataclass(slots=True)
 class Answer:
     """What came of it. Times in seconds: `sent` on `time.perf_counter`'s clock, `first` and `seconds` since
-    then; `gaps` between events that carry something."""
+    then; `gaps` between events that carry something, `counts` the tokens so far at each of these, where every
+    event tells (`continuous_usage_stats`)."""
 
     request: Request
     sent: float
@@ -43,6 +44,7 @@ class Answer:
     first: float | None = None
     seconds: float = 0.0
     gaps: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     error: str | None = None
     left: bool = False
 
@@ -66,7 +68,8 @@ async def ask(url: str, request: Request) -> Answer:
 
 async def _read(url: str, request: Request, answer: Answer) -> None:
     where = urlsplit(url)
-    body = {**request.body, "stream": True, "stream_options": {"include_usage": True}}
+    options = {**request.body.get("stream_options", {}), "include_usage": True}
+    body = {**request.body, "stream": True, "stream_options": options}
     reader, writer = await _connect(url)
     try:
         writer.write(_head("POST", where.path + request.path, where.netloc, request.key, json.dumps(body)))
@@ -93,6 +96,7 @@ async def _read(url: str, request: Request, answer: Answer) -> None:
                 answer.first = now - answer.sent
             else:
                 answer.gaps.append(now - last)
+            answer.counts.append(answer.tokens)
             last, events = now, events + 1
             if events == request.leave_after:
                 answer.left = True

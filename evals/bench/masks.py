@@ -19,7 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,53 +39,70 @@ from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
+FAR = 1900  # tokens, a budget whose end is not reached
+PARTS = ("step", "prepare", "forward", "masks", "sample", "asking", "finish")
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 60}
-FIELDS = [{"type": "string"}, {"type": "integer"}, {"enum": ["open", "paid"]}, {"type": "boolean"}]
-FORM = {
-    "type": "object",
-    "properties": {f"field_{number}": FIELDS[number % 4] for number in range(40)},
-    "required": [f"field_{number}" for number in range(40)],
-    "additionalProperties": False,
-}
+SHORT = [
+    {"type": "integer"},
+    {"enum": ["open", "paid"]},
+    {"type": "string", "maxLength": 12},
+    {"type": "boolean"},
+]
 
 
-def play(
+def form(fields: int, kinds: list[dict[str, Any]]) -> dict[str, Any]:
+    """A schema of so many fields, all of them required, of these kinds in turn."""
+    names = [f"field_{number}" for number in range(fields)]
+    return {
+        "type": "object",
+        "properties": {name: kinds[number % len(kinds)] for number, name in enumerate(names)},
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+FORM = form(100, SHORT)
+CLOSING = form(16, [*SHORT, {"type": "string"}])
+
+
+def decode(
     script: Script,
     grammars: dict[GrammarSpec, BoundGrammar],
     rows: int,
-    steps: int,
-    clock: Callable[[], float],
-    budget: int | None = None,
-) -> Parts:
-    """Decode steps of `rows` rows, bound by the grammars in turn if there are any: so many, or a budget's."""
+    parts: Parts,
+    budget: int | None,
+) -> Iterator[None]:
+    """Decode `rows` rows, bound by the grammars in turn if there are any, to the budget's end; stops after
+    each step that decodes all of them."""
     engine: Any = script.build_step_engine()
-    scheduler, parts = script.build_scheduler(), Parts(clock)
+    scheduler = script.build_scheduler()
     unread: Launched | None = None
     specs = list(grammars)
-    for number, log in enumerate(logs(script, rows, False, 16, budget or 1900)):
+    for number, log in enumerate(logs(script, rows, False, 16, budget or FAR)):
         scheduler.add(replace(log, grammar=specs[number % len(specs)] if specs else None))
-    with _timed(engine, parts):
-        while budget or len(parts.samples["step"]) < WARM_UP + steps:
-            plan = scheduler.plan()
-            if plan is None and unread is None:
-                break
-            decoding = plan is None or (len(plan.rows) == rows and all(row.count == 1 for row in plan.rows))
-            with parts.part("step" if decoding else "prompt"):
-                if plan is not None:
-                    with parts.part("prepare"):
-                        packed = engine.prepare(plan, grammars)
-                    with parts.part("forward"):
-                        forward = engine.forward(packed)
-                if unread is not None:
+    _watch(engine, parts)
+    while True:
+        plan = scheduler.plan()
+        if plan is None and unread is None:
+            return
+        decoding = plan is None or (len(plan.rows) == rows and all(row.count == 1 for row in plan.rows))
+        with parts.part("step" if decoding else "prompt"):
+            if plan is not None:
+                with parts.part("prepare"):
+                    packed = engine.prepare(plan, grammars)
+                with parts.part("forward"):
+                    forward = engine.forward(packed)
+            if unread is not None:
+                _read(engine, scheduler, parts, unread)
+                unread = None
+            if plan is not None:
+                with parts.part("sample"):
+                    unread = engine.sample(plan, forward)
+                if not engine.runs_ahead:
                     _read(engine, scheduler, parts, unread)
                     unread = None
-                if plan is not None:
-                    with parts.part("sample"):
-                        unread = engine.sample(plan, forward)
-                    if not engine.runs_ahead:
-                        _read(engine, scheduler, parts, unread)
-                        unread = None
-    return parts
+        if decoding:
+            yield
 
 
 def _read(engine: StepEngine, scheduler: Scheduler, parts: Parts, unread: Launched) -> None:
@@ -95,20 +112,12 @@ def _read(engine: StepEngine, scheduler: Scheduler, parts: Parts, unread: Launch
     scheduler.commit(result)
 
 
-@contextmanager
-def _timed(engine: StepEngine, parts: Parts) -> Iterator[None]:
-    """What is done about masks by itself."""
+def _watch(engine: Any, parts: Parts) -> None:
+    """Time what is done about masks by itself."""
     own = Parts(time.thread_time)  # beside the forward pass the process's time would be both's
     own.samples = parts.samples
-    whose: list[tuple[Any, str, Callable[..., Any]]] = [
-        (engine, "_fill", _watched(engine._fill, "masks", own)),
-        (engine.sampler, "_ask", _watched(engine.sampler._ask, "asking", parts)),
-    ]
-    for owner, name, watched in whose:
-        setattr(owner, name, watched)
-    yield
-    for owner, name, _ in whose:
-        delattr(owner, name)
+    engine._fill = _watched(engine._fill, "masks", own)
+    engine.sampler._ask = _watched(engine.sampler._ask, "asking", parts)
 
 
 def _watched(function: Callable[..., Any], part: str, parts: Parts) -> Callable[..., Any]:
@@ -133,38 +142,47 @@ def main(
         torch.set_num_threads(1)
     script = assemble(EngineOptions(model, max_seqs=rows, max_model_len=2048, kv_memory=2**30)).script
     compiler = script.build_compiler()
-    sources = [json.dumps(one) for one in (TEXTS, FORM)] if schema is None else [schema.read_text()]
+    schemas = [TEXTS, FORM] if budget is None else [CLOSING]
+    sources = [json.dumps(one) for one in schemas] if schema is None else [schema.read_text()]
     specs = [GrammarSpec("json_schema", source) for source in sources]
     bound = {spec: compiler.compile(spec) for spec in specs}
     if budget is not None and (shortest := max(grammar.shortest for grammar in bound.values())) > budget:
         raise typer.BadParameter(f"the shortest answer has {shortest} tokens", param_hint="--budget")
     clock = time.process_time if busy else time.perf_counter
-    found: dict[str, list[dict[str, float]]] = {"free": [], "bound": []}
+    played: dict[str, list[Parts]] = {"free": [], "bound": []}
     console = Console()
-    for number in track(range(2 * rounds), transient=True, console=console, disable=not console.is_terminal):
-        name = ("free", "bound")[number % 2]
-        parts = play(script, bound if name == "bound" else {}, rows, steps, clock, budget)
-        if budget:
-            count = len(parts.samples["step"])
-            found[name].append({part: 1e6 * sum(seen) / count for part, seen in parts.samples.items()})
-        else:
-            found[name].append(
-                {part: 1e6 * statistics.median(seen[-steps:]) for part, seen in parts.samples.items()}
-            )
-    table = Table("us, median of rounds", "free", "bound", "difference of a step")
-    medians = {
-        name: {part: statistics.median(one.get(part, 0.0) for one in of) for part in found["bound"][0]}
-        for name, of in found.items()
-    }
-    for part in ("step", "prepare", "forward", "masks", "sample", "asking", "finish"):
-        free, tied = (medians[name].get(part, 0.0) for name in ("free", "bound"))
-        table.add_row(
-            part, f"{free:.0f}", f"{tied:.0f}", f"{100 * (tied - free) / medians['free']['step']:+.1f} %"
-        )
+    for number in track(range(rounds), transient=True, console=console, disable=not console.is_terminal):
+        pair = {name: Parts(clock) for name in (("free", "bound") if number % 2 else ("bound", "free"))}
+        sides = [
+            decode(script, bound if name == "bound" else {}, rows, parts, budget)
+            for name, parts in pair.items()
+        ]
+        together = zip(*sides, strict=True)
+        for _ in together if budget else islice(together, WARM_UP + steps):
+            pass
+        for name, parts in pair.items():
+            played[name].append(parts)
+    figures = {name: {part: _typical(of, part, budget) for part in PARTS} for name, of in played.items()}
+    table = Table("us, mean step", "free", "bound", "difference of a step")
+    for part in PARTS:
+        free, tied = figures["free"][part], figures["bound"][part]
+        share = 100 * (tied - free) / figures["free"]["step"]
+        table.add_row(part, f"{free:.0f}", f"{tied:.0f}", f"{share:+.1f} %")
     console.print(table)
-    ratios = [100 * (b["step"] / f["step"] - 1) for f, b in zip(found["free"], found["bound"], strict=True)]
-    each = ", ".join(f"{ratio:+.1f} %" for ratio in ratios)
-    console.print(f"rounds: {each}; median {statistics.median(ratios):+.1f} %")
+    ratios = [
+        100 * (_typical([tied], "step", budget) / _typical([free], "step", budget) - 1)
+        for free, tied in zip(played["free"], played["bound"], strict=True)
+    ]
+    console.print(f"rounds by themselves: {', '.join(f'{ratio:+.1f} %' for ratio in ratios)}")
+
+
+def _typical(rounds: list[Parts], part: str, budget: int | None) -> float:
+    """The mean over the steps of the median over the rounds, microseconds a step."""
+    steps = len(rounds[0].samples["step"])
+    if budget is None:
+        steps -= WARM_UP
+    seen = [parts.samples[part][-steps:] for parts in rounds]
+    return 1e6 * sum(map(statistics.median, zip(*seen, strict=True))) / steps
 
 
 if __name__ == "__main__":

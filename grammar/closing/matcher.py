@@ -302,7 +302,7 @@ class ClosingMatcher:
 
     def _ends(self, token: int) -> bool:
         """Whether it is a stop token, or follows one."""
-        return self.terminated or self._grammar.table.holds(self._grammar.table.stops, token)
+        return token in self._grammar.table.vocabulary.stop_ids or self.terminated
 
     @property
     def _bound(self) -> int:

@@ -62,10 +62,7 @@ class Outlook:
             words &= filler.others
         if self._number:
             words &= table.not_numeric
-        for length in range(1, min(plan.length, len(self._begins) + 1)):
-            rest = plan.left_after(length)
-            if rest is None or rest < plan.count:
-                continue
+        for length in plan.no_nearer(min(plan.length, len(self._begins) + 1)):
             begun = self._begins[:length]
             token = table.token(begun)
             if token is not None:

@@ -60,6 +60,11 @@ class Course:
         same = _shared(piece, self._whole)
         return same, self._steps[len(self._whole) - same :]
 
+    def no_nearer(self, most: int) -> list[int]:
+        """After how many elements, fewer than `most`, as many tokens are left as now."""
+        steps = self._steps[self._at + 1 : self._at + most]
+        return [length for length, step in enumerate(steps, 1) if step and step[0] >= self.count]
+
     def left_after(self, length: int) -> int | None:
         """How many tokens that are."""
         at = self._at + length

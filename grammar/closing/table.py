@@ -68,6 +68,7 @@ class TokenTable:
         # A state that allows all of these is within free text.
         self.characters = self._named(bytes(_PRINTABLE))
         self._where = np.flatnonzero(self.characters)
+        self._letter = self._ids.get(b"x", 0)
         self._has_characters = all(bytes((byte,)) in self._ids for byte in _PRINTABLE)
         self._plain: dict[bytes, Words] = {}
         self.texts = Texts(self)
@@ -207,8 +208,10 @@ class TokenTable:
 
     def is_free(self, words: Words) -> bool:
         """Whether a row of a bitmask is that of a state within free text."""
+        if not self._has_characters or not self.holds(words, self._letter):
+            return False
         at = self._where
-        return self._has_characters and not (self.characters[at] & ~words[at]).any()
+        return not (self.characters[at] & ~words[at]).any()
 
     @staticmethod
     def holds(words: Words, token: int) -> bool:

@@ -49,7 +49,7 @@ class Decoder {
             if (plan_) add(layer, DOWN_EXPAND, plan_->expand[DOWN].size());
         }
         add(m_.layers, LAST, row_blocks());
-        run();
+        run(batch.meanwhile);
     }
 
     // hidden [count][hidden] -> logits [count][vocab].
@@ -96,10 +96,10 @@ class Decoder {
             add(layer, kind, products + shrinks, products);
         }
     }
-    void run() {
+    void run(void (*first)() = nullptr) {
         team_.run(sizes_, [](void* self, int phase, int64_t item, int thread) {
             ((Decoder*)self)->work(((Decoder*)self)->phases_[phase], item, thread);
-        }, this);
+        }, this, first);
         sizes_.clear();
     }
     int64_t row_blocks() const { return (b_->count + BLOCK_ROWS - 1) / BLOCK_ROWS; }

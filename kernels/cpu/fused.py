@@ -2,7 +2,9 @@
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from personae.kernels.quantized import Int4Weight, Int8Weight, QuantizedWeight
 
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
+_MEANWHILE = ctypes.CFUNCTYPE(None)
 
 
 def _pointers(*names: str) -> list[tuple[str, type]]:
@@ -64,6 +67,7 @@ class _Batch(ctypes.Structure):
         *_sizes("count", "rows", "max_pages", "page_size", "page_stride", "layer_stride", "value_offset"),
         *_pointers("cache", "hidden"),
         ("lora", POINTER(_Lora)),
+        ("meanwhile", _MEANWHILE),
     )
 
 
@@ -229,8 +233,11 @@ class CpuDecoder:
         cache: Tensor,
         batch: AttentionBatch,
         lora: LoraStep | None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `FusedDecoder.forward`."""
+        failures: list[BaseException] = []
+        first = _MEANWHILE() if meanwhile is None else _MEANWHILE(partial(_keeping, failures, meanwhile))
         hidden = torch.empty(tokens.shape[0], self._hidden)
         call = _Batch(
             tokens.data_ptr(),
@@ -249,8 +256,11 @@ class CpuDecoder:
             cache.data_ptr(),
             hidden.data_ptr(),
             None if lora is None else ctypes.pointer(_lora(lora)),
+            first,
         )
         self._calls.forward(self._handle, byref(call))
+        if failures:
+            raise failures[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -260,6 +270,14 @@ class CpuDecoder:
             self._logits = torch.empty(rows, self._vocab)
         self._calls.logits(self._handle, hidden.data_ptr(), rows, self._logits.data_ptr())
         return self._logits[:rows]
+
+
+def _keeping(failures: list[BaseException], work: Callable[[], None]) -> None:
+    """Does it; what it raises cannot pass through C."""
+    try:
+        work()
+    except BaseException as failure:  # raised when C has returned
+        failures.append(failure)
 
 
 def _lora(lora: LoraStep) -> _Lora:

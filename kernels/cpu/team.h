@@ -41,8 +41,9 @@ class Team {
 
     int size() const { return int(threads_) + 1; }
 
-    // Runs work(context, p, i, thread) for each phase p and each i below sizes[p]; returns when all are done.
-    void run(const std::vector<int64_t>& sizes, Work work, void* context) {
+    // Runs work(context, p, i, thread) for each phase p and each i below sizes[p]; returns when all are done. The
+    // caller's thread calls `first`, if there is one, when the others have begun, and then joins them.
+    void run(const std::vector<int64_t>& sizes, Work work, void* context, void (*first)() = nullptr) {
         std::lock_guard<std::mutex> lock(running_);
         const uint32_t turn = turn_.load() + 1;
         Run& run = runs_[turn & 1];
@@ -50,6 +51,7 @@ class Team {
         run.begin(sizes, size(), work, context);
         turn_.store(turn);
         if (sleeping_.load()) syscall(SYS_futex, &turn_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        if (first) first();
         run.take_part(0);
     }
 

@@ -1,6 +1,5 @@
-"""When a step's masks are made: while its forward pass runs, on another thread."""
+"""When a step's masks are made: during its forward pass, or after the step before."""
 
-import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,9 +20,8 @@ class Counting:
 
     refused: int | None = None
     taken: list[int] = field(default_factory=list)
-    threads: list[str] = field(default_factory=list)
     during: list[bool] = field(default_factory=list)
-    computing: threading.Event = field(default_factory=threading.Event)
+    computing: bool = False
     nbytes = 0
     shortest = 1
     terminated = False
@@ -32,8 +30,7 @@ class Counting:
         return self
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        self.threads.append(threading.current_thread().name)
-        self.during.append(self.computing.wait(10))
+        self.during.append(self.computing)
         allow_only(bitmask[row], [10 + len(self.taken)])
 
     def accept(self, token: int) -> bool:
@@ -49,26 +46,21 @@ def troupe() -> Troupe:
 
 
 def watched(troupe: Troupe, grammar: Counting) -> None:
-    """Says when a forward pass runs; it does not end before a mask was asked for."""
+    """Tells the grammar when a forward pass runs."""
     forward = troupe.engine.runner.forward
 
-    def watching(packed):
-        asked = len(grammar.threads)
-        grammar.computing.set()
+    def watching(*arguments):
+        grammar.computing = True
         try:
-            for _ in range(1000):
-                if len(grammar.threads) > asked or not packed.sampled_slots:
-                    break
-                threading.Event().wait(0.01)
-            return forward(packed)
+            return forward(*arguments)
         finally:
-            grammar.computing.clear()
+            grammar.computing = False
 
     troupe.engine.runner.forward = watching
 
 
 @pytest.mark.parametrize("lookahead", [1, 2])
-def test_masks_are_filled_while_the_forward_pass_runs_from_every_token_before(troupe, lookahead) -> None:
+def test_masks_are_filled_during_the_forward_pass_from_every_token_before(troupe, lookahead) -> None:
     troupe.lookahead = lookahead
     grammar = Counting()
     troupe.grammars[SPEC] = grammar
@@ -77,21 +69,20 @@ def test_masks_are_filled_while_the_forward_pass_runs_from_every_token_before(tr
     assert brought.tokens == [10, 11, 12, 13, 14, 15]
     assert grammar.taken == [10, 11, 12, 13, 14], "the last is nobody's business"
     assert all(grammar.during)
-    assert threading.current_thread().name not in grammar.threads
 
 
 def test_on_a_device_that_runs_by_itself_they_wait_for_the_step_before(troupe) -> None:
     troupe.engine.runs_ahead = True
     grammar = Counting()
-    grammar.computing.set()
     troupe.grammars[SPEC] = grammar
+    watched(troupe, grammar)
     assert troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=4)])["a"].tokens == [10, 11, 12, 13]
-    assert set(grammar.threads) == {threading.current_thread().name}
+    assert grammar.during
+    assert not any(grammar.during)
 
 
 def test_a_token_that_the_grammar_does_not_take_ends_its_row_and_no_other(troupe) -> None:
     grammar = Counting(refused=12)
-    grammar.computing.set()
     troupe.grammars[SPEC] = grammar
     free = troupe.log("free", PROMPT, max_tokens=8)
     alone = troupe.play([free])["free"].tokens
@@ -103,8 +94,6 @@ def test_a_token_that_the_grammar_does_not_take_ends_its_row_and_no_other(troupe
 
 def test_a_slot_that_changes_hands_brings_no_token_of_the_one_before(troupe) -> None:
     first, second = Counting(), Counting()
-    for grammar in (first, second):
-        grammar.computing.set()
     other = GrammarSpec("regex", "another")
     troupe.grammars |= {SPEC: first, other: second}
     assert troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=3)])["a"].tokens == [10, 11, 12]

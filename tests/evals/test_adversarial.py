@@ -9,6 +9,7 @@ from rich.console import Console
 
 from personae.actors.assembly import EngineOptions
 from personae.api.local import DEMO
+from personae.engine import step
 from personae.engine.params import SamplingParams
 from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
@@ -17,7 +18,6 @@ from personae.evals.adversarial.engine import TASTES, Adversary
 from personae.evals.harness.records import Record, read_run
 from personae.evals.harness.sitting import EvalOptions
 from personae.evals.suites.maskbench import DATA
-from personae.grammar.masks import MaskFiller
 from personae.grammar.vocabulary import Vocabulary
 
 QUIET = Console(quiet=True)
@@ -64,7 +64,7 @@ def test_a_sample_of_maskbench_is_answered_as_promised(tmp_path: Path) -> None:
 
 
 def test_a_server_that_loses_its_masks_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MaskFiller, "fill", lambda self, bitmask, matchers: bitmask.fill_(-1))
+    monkeypatch.setattr(step, "fill_masks", lambda bitmask, matchers: bitmask.fill_(-1))
     records = played(tmp_path, every=10, limit=1000)  # near its end an answer is looked after anyway
     lines, wrong = tally(records, "strict")
     assert wrong > 0

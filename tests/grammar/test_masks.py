@@ -6,15 +6,14 @@ from byte_bpe import byte_level_vocabulary
 from grammar_walks import allowed_tokens
 
 from personae.grammar.bitmask import allow_only
-from personae.grammar.masks import BitmaskPool, MaskFiller, allocate_bitmask
+from personae.grammar.masks import BitmaskPool, allocate_bitmask, fill_masks
 from personae.grammar.registry import make_backend
 from personae.grammar.spec import GrammarSpec
 
 VOCABULARY = byte_level_vocabulary()
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_batch_mixes_bound_and_free_rows(beside):
+def test_a_batch_mixes_bound_and_free_rows():
     rng = random.Random(3)
     compiled = make_backend("xgrammar", VOCABULARY).compile(GrammarSpec("json_object"))
     matchers = [compiled.matcher() if row % 3 else None for row in range(40)]
@@ -23,13 +22,8 @@ def test_a_batch_mixes_bound_and_free_rows(beside):
         for _ in range(rng.randrange(6) if matcher else 0):
             matcher.accept(rng.choice(allowed_tokens(matcher, VOCABULARY)))
         expected.append(allowed_tokens(matcher, VOCABULARY) if matcher else list(range(352)))
-    filler = MaskFiller()
     bitmask = torch.zeros((48, 11), dtype=torch.int32)
-    if beside:
-        filler.beside(lambda: filler.fill(bitmask, matchers)).result()
-    else:
-        filler.fill(bitmask, matchers)
-    filler.close()
+    fill_masks(bitmask, matchers)
     bits = ((bitmask.unsqueeze(2) >> torch.arange(32)) & 1).flatten(1)
     assert [row.nonzero().flatten().tolist() for row in bits[:40]] == expected
     assert not bitmask[40:].any()

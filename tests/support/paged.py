@@ -1,7 +1,7 @@
 """Drives a decoder over a paged cache whose pages lie anywhere and hold NaN until they are written."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,10 @@ class PagedSequences:
         return dict(zip(chunks, logits, strict=True))
 
     def forward(
-        self, chunks: dict[str, Sequence[int]], lora: LoraLayers | None = None
+        self,
+        chunks: dict[str, Sequence[int]],
+        lora: LoraLayers | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Tensor, AttentionBatch]:
         """Runs one forward pass; returns the hidden rows of all packed tokens, and the batch."""
         starts = {name: self.lengths.get(name, 0) for name in chunks}
@@ -61,7 +64,7 @@ class PagedSequences:
         )
         tokens = torch.tensor([token for chunk in chunks.values() for token in chunk], device=device)
         positions = torch.cat([torch.arange(starts[name], self.lengths[name]) for name in chunks]).to(device)
-        return self.decoder.forward(tokens, positions, self.kv, batch, lora), batch
+        return self.decoder.forward(tokens, positions, self.kv, batch, lora, meanwhile), batch
 
     def greedy(self, name: str, prompt: Sequence[int], count: int) -> list[int]:
         """Appends a prompt and continues it greedily, token by token."""

@@ -1,0 +1,59 @@
+"""What the thread that asks for a forward pass does while the others have begun it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from paged import PagedSequences
+from tiny_models import model_folder
+
+from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
+from personae.kernels.cpu import operators
+from personae.kernels.registry import reference_only
+
+PROMPT = list(range(3, 43))
+
+
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield load_model(model_folder("llama", torch_dtype="bfloat16", head_dim=32), device=torch.device("cpu"))
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
+def test_others_compute_meanwhile_and_the_result_is_the_same(decoder: Decoder) -> None:
+    sequences = PagedSequences(decoder)
+    begun = []
+
+    def meanwhile() -> None:
+        until = time.monotonic() + 60
+        while not begun and time.monotonic() < until:
+            begun.extend([True] * (not sequences.kv.data.isnan().all()))
+
+    hidden, _ = sequences.forward({"a": PROMPT}, meanwhile=meanwhile)
+    assert begun, "no other thread has written a key"
+    assert torch.equal(hidden, PagedSequences(decoder).forward({"a": PROMPT})[0])
+
+
+@pytest.mark.parametrize("layer_by_layer", [False, True])
+def test_it_is_done_once_and_what_it_raises_is_raised(decoder: Decoder, layer_by_layer: bool) -> None:
+    done = []
+
+    def fails() -> None:
+        raise LookupError("a grammar has a fault")
+
+    def forward(meanwhile: object) -> None:
+        PagedSequences(decoder).forward({"a": PROMPT}, meanwhile=meanwhile)
+
+    with reference_only() if layer_by_layer else nullcontext():
+        forward(lambda: done.append(True))
+        assert done == [True]
+        with pytest.raises(LookupError, match="a grammar has a fault"):
+            forward(fails)
+        forward(lambda: done.append(True))
+    assert done == [True, True]
