@@ -1,18 +1,19 @@
-"""What binding costs: decode steps with every row bound by a grammar, against the same rows free.
+"""What binding costs: decode steps with every row bound by a grammar, beside steps of the same rows free.
 
-    python -m personae.evals.bench.masks --model models/smol135 --rows 32 --rounds 6
+    python -m personae.evals.bench.masks --model models/smol135 --rows 32 --rounds 3
 
-The engine alone, in rounds that are bound and free in turn, so that a machine that is busy now and then is
-busy with both. Half of the bound rows write one text after the other, half fill in a form, all of them far
-from the end of their budgets. Of every round the median step; then the medians of the rounds, and where the
-difference goes: advancing grammars and filling masks ("masks"), and sampling, with what is asked about
-tokens near an answer's end ("asking"). `--busy` takes processor time on one thread instead of wall time:
-what the work costs, whoever else is there.
+The engine alone, bound and free in one process: they take a step each in turn, so that what the
+machine does to one it does to the other. Half of the bound rows write one text after the other, half fill in
+a form of short values, all of them far from the end of their budgets. Of each step the median of the rounds,
+of these the mean; and where the difference goes: advancing grammars and filling masks ("masks", within
+"forward" on a CPU), and sampling, with what is asked about tokens near an answer's end ("asking", within
+"finish"). `--busy` takes processor time on one thread instead of wall time: what the work costs, whoever else
+is there. Over HTTP: `evals/bench/bound.py`.
 
-    python -m personae.evals.bench.masks --model models/smol135 --schema schema.json --budget 256
+    python -m personae.evals.bench.masks --model models/smol135 --budget 128
 
-With a budget all rows run to its end, and the mean step counts instead of the median, since the last tokens
-of a budget cost the most. Free rows and bound ones write as many tokens.
+With a budget all rows run to its end, where the tokens cost the most: a form with a text that may go on, or
+what `--schema` says. Free rows and bound ones write as many tokens.
 """
 
 import json

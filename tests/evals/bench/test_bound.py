@@ -50,7 +50,7 @@ def test_an_answer_that_ends_before_its_budget_is_an_error() -> None:
         anyio.run(wave, url, sent)
 
 
-@pytest.mark.parametrize("options", [["--steps", "4"], ["--budget", "128"]])
+@pytest.mark.parametrize("options", [["--steps", "4"], ["--budget", "160"]])
 def test_the_engine_by_itself_says_where_the_difference_goes(options: list[str]) -> None:
     command = typer.Typer()
     command.command()(masks.main)
