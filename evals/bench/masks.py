@@ -43,7 +43,7 @@ from personae.grammar.spec import GrammarSpec
 FAR = 1900  # tokens, a budget whose end is not reached
 PARTS = ("step", "prepare", "forward", "masks", "sample", "asking", "finish")
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 60}
-SHORT = [
+SHORT: list[dict[str, Any]] = [
     {"type": "integer"},
     {"enum": ["open", "paid"]},
     {"type": "string", "maxLength": 12},
@@ -183,7 +183,8 @@ def _typical(rounds: list[Parts], part: str, budget: int | None) -> float:
     if budget is None:
         steps -= WARM_UP
     seen = [parts.samples[part][-steps:] for parts in rounds]
-    return 1e6 * sum(map(statistics.median, zip(*seen, strict=True))) / steps
+    medians = [float(statistics.median(times)) for times in zip(*seen, strict=True)]
+    return 1e6 * sum(medians) / steps
 
 
 if __name__ == "__main__":
