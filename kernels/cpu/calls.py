@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class CpuOperators:
         for gate in (self._silu, self._gelu):
             gate.argtypes = [ctypes.c_int, *[c_void_p] * 2, *[c_int64] * 3]
         self._choose = library.personae_choose
-        self._choose.argtypes = [*[c_void_p] * 2, *[c_int64] * 4, *[c_void_p] * 3]
+        self._choose.argtypes = [*[c_void_p] * 2, *[c_int64] * 4, *[c_void_p] * 3, c_int]
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names."""
@@ -275,5 +275,6 @@ class CpuOperators:
             ctypes.byref(call),
             tokens.data_ptr(),
             best.data_ptr(),
+            torch.get_num_threads(),
         )
         return tokens, best

@@ -57,7 +57,7 @@ void personae_gelu_and_mul(int type, const void* x, void* y, int64_t tokens, int
 }
 
 void personae_choose(const float* logits, const void* bitmask, int64_t rows, int64_t vocab, int64_t stride,
-                     int64_t word_stride, const Choice* choice, int64_t* tokens, float* best) {
-    choose(logits, (const int32_t*)bitmask, rows, vocab, stride, word_stride, *choice, tokens, best);
+                     int64_t word_stride, const Choice* choice, int64_t* tokens, float* best, int threads) {
+    choose(logits, (const int32_t*)bitmask, rows, vocab, stride, word_stride, *choice, tokens, best, threads);
 }
 }

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "pointwise.h"
+#if defined(__x86_64__) && defined(__linux__)
+#include "team.h"
+#endif
 
 struct Choice {  // kernels/sampling.py says what is in it; all of them [rows]
     const float* temperature;
@@ -239,14 +242,25 @@ inline int64_t draw(const MaskedRow& row, float best, const Choice& choice, int6
     return weights.first_beyond(choice.uniform[r] * weights.total());
 }
 
+// each(row) for all rows, shared out among threads. OpenMP's go on spinning for milliseconds, with which the next
+// step's forward pass has begun: where there is a team it does this, too.
+template <typename Each>
+void each_row(int64_t rows, int threads, Each each) {
+#if defined(__x86_64__) && defined(__linux__)
+    Team::of(threads).run({rows}, [](void* context, int, int64_t row, int) { (*(Each*)context)(row); }, &each);
+#else
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t row = 0; row < rows; row++) each(row);
+#endif
+}
+
 void choose(const float* logits, const int32_t* bitmask, int64_t rows, int64_t vocab, int64_t stride,
-            int64_t word_stride, const Choice& choice, int64_t* tokens, float* best) {
-#pragma omp parallel for schedule(dynamic, 1) if (rows * vocab > SERIAL)
-    for (int64_t r = 0; r < rows; r++) {
+            int64_t word_stride, const Choice& choice, int64_t* tokens, float* best, int threads) {
+    each_row(rows, rows > 1 && rows * vocab > SERIAL ? threads : 1, [&](int64_t r) {
         const MaskedRow row(logits + r * stride, bitmask ? bitmask + r * word_stride : nullptr, vocab);
         best[r] = greatest(row, tokens[r]);
         if (choice.temperature[r] > 0 && std::isfinite(best[r])) tokens[r] = draw(row, best[r], choice, r);
-    }
+    });
 }
 
 }  // namespace

@@ -23,8 +23,7 @@
 #include <thread>
 #include <vector>
 
-namespace {
-
+// Not in a namespace without a name: the library has one team, whichever file asks for it.
 class Team {
    public:
     typedef void (*Work)(void* context, int phase, int64_t item, int thread);
@@ -156,5 +155,3 @@ class Team {
     std::mutex running_;
     const size_t threads_;
 };
-
-}  // namespace
