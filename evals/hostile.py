@@ -84,7 +84,14 @@ def alternatives(objects: int, properties: int) -> dict[str, Any]:
     }
 
 
+def complements(objects: int, properties: int) -> dict[str, Any]:
+    """Objects, each of which has one of its own properties otherwise: as many alternatives as choices."""
+    barred = ({f"property_{n}_{m}": {"type": "string"} for m in range(properties)} for n in range(objects))
+    return {"type": "object", "allOf": [{"not": {"properties": one}} for one in barred]}
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
+    "complements that multiply": complements(8, 8),
     "references that double": laughs(40),
     "instances that double": doubling(24),
     "alternatives that are tried again": retried(24),
@@ -184,7 +191,7 @@ async def measure(url: str, calm: float) -> None:
         bystander = Bystander(client, model)
         tasks.start_soon(bystander.read)
         for _ in range(2):  # the first compile starts the process in which they are made
-            await send(client, model, SCHEMAS["references that double"])
+            await send(client, model, SCHEMAS["conditions that multiply"])
         calms, during = [], []
         for name, schema in SCHEMAS.items():
             bystander.taken()

@@ -20,13 +20,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.closing.blueprint import Blueprint, Outline
-from personae.grammar.sandbox.server import Limits, Server, bound, held, received, say, unbound
+from personae.grammar.sandbox.server import Limits, Server, bound, received, resident, say, unbound
 from personae.grammar.sandbox.tour import TOUR, tour
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
@@ -130,10 +131,13 @@ def main() -> None:
             if descriptor == control.fileno():
                 os._exit(0)  # nothing is left to be put in order
             line = lines[descriptor]
-            said = line.recv(1)
+            said = b""
+            with suppress(ConnectionError):  # it has died before it read what it was told
+                said = line.recv(1)
             if said == _AGAIN and len(standing) < _KEPT:
-                line.send(_AGAIN)
                 standing.add(descriptor)
+                with suppress(ConnectionError):
+                    line.send(_AGAIN)
                 continue
             if said not in (_AGAIN, b""):
                 standing.remove(descriptor)
@@ -163,7 +167,7 @@ def _stand(
         line.close()
         if not select.select([control], [], [], 0)[0]:
             tour(compiler, _FIRST[_NEARLY_ALL][:1])  # what it writes to, it has to copy: not while one waits
-        most = held() + _GROWN
+        most = resident() + _GROWN
         again = True
         while again:
             kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -177,7 +181,9 @@ def _stand(
                 _answer(compiler, connection)
             unbound()
             gc.collect()
-            again = kind in known and held() <= most and theirs.send(_AGAIN) > 0 and theirs.recv(1) == _AGAIN
+            again = (
+                kind in known and resident() <= most and theirs.send(_AGAIN) > 0 and theirs.recv(1) == _AGAIN
+            )
     finally:
         os._exit(0)
 

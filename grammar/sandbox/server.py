@@ -131,8 +131,8 @@ def bound(limits: Limits) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told
     signal.setitimer(signal.ITIMER_PROF, limits.processor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if here := held():
-        _limit_memory(here + limits.memory)
+    if addressed := _pages(0):
+        _limit_memory(addressed * resource.getpagesize() + limits.memory)
 
 
 def unbound() -> None:
@@ -142,10 +142,14 @@ def unbound() -> None:
     _limit_memory(resource.getrlimit(resource.RLIMIT_AS)[1])
 
 
-def held() -> int:
-    """Bytes of this process's address space; 0 where the system does not tell."""
+def resident() -> int:
+    """Bytes of this process that are in memory; 0 where the system does not tell."""
+    return _pages(1) * resource.getpagesize()
+
+
+def _pages(column: int) -> int:
     with suppress(OSError), open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+        return int(file.read().split()[column])
     return 0
 
 

@@ -12,7 +12,7 @@ from personae.api.options import ServeOptions
 from personae.evals.hostile import SCHEMAS, Bystander, send
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
-BOMBS = ("conditions that multiply", "references that double")  # by each of their parts
+BOMBS = ("conditions that multiply",)
 QUICK = ("deep", "too deep", "a huge maxLength", "a pattern that backtracks", "recursive", "itself")
 TIMED_OUT = "503 overloaded"  # on a machine that is too busy to give a bomb what it may have
 

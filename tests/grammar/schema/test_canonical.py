@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import VALUES, schemas
 
+from personae.evals.hostile import laughs
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.gate import strip, unenforced
 from personae.grammar.schema.walk import subschemas
@@ -134,3 +135,10 @@ def test_what_stands_beside_a_reference_and_in_it_both_hold():
     draft7 = {**schema, "$schema": "http://json-schema.org/draft-07/schema#", "definitions": schema["$defs"]}
     draft7["$ref"] = "#/definitions/one"
     assert canonicalise(draft7)["maxProperties"] == 1
+
+
+def test_references_that_multiply_when_they_are_inlined_have_no_canonical_form():
+    assert canonicalise(laughs(4))
+    assert canonicalise({"items": {"$ref": "#"}, "minItems": 1})
+    with pytest.raises(ValueError, match="too large"):
+        canonicalise(laughs(40))
