@@ -44,7 +44,7 @@ void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_
             const __mmask16 there = __mmask16((1u << std::min<int64_t>(LANES, w.k - d)) - 1);
             call.x.put(row, d, _mm256_maskz_loadu_epi16(there, (const bf16*)x + row * x_stride + d));
         }
-    Team::of(threads).run({items_of(w)}, [](void* context, int, int64_t item, int) {
+    Team::of(threads).run({items_of(w, rows)}, [](void* context, int, int64_t item, int) {
         const Call& c = *(const Call*)context;
         alignas(64) float sums[PANEL * GROUP];
         Nothing more;

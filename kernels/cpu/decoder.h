@@ -58,7 +58,7 @@ class Decoder {
         head_from_ = hidden, head_to_ = logits, head_count_ = count;
         phases_.clear();
         add(0, HEAD_NORM, (count + BLOCK_ROWS - 1) / BLOCK_ROWS);
-        add(0, HEAD_PRODUCT, items_of(*m_.output));
+        add(0, HEAD_PRODUCT, items_of(*m_.output, count));
         run();
     }
 
@@ -88,7 +88,7 @@ class Decoder {
         sizes_.push_back(size);
     }
     void product(int64_t layer, Kind kind, Input input, const Packed& w) {
-        const int64_t products = items_of(w), shrinks = plan_ ? int64_t(plan_->shrink[input].size()) : 0;
+        const int64_t products = items_of(w, b_->count), shrinks = plan_ ? int64_t(plan_->shrink[input].size()) : 0;
         if (plan_ && plan_->at_hand) {  // the products want what was shrunk
             add(layer, kind, shrinks);
             add(layer, kind, products, products);

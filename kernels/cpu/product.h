@@ -148,15 +148,17 @@ void multiply(Rest&... rest) {
 }
 
 // Items of work: some 96 KiB of weights each, a few microseconds' reading, and as many as two or four threads share evenly.
-inline int64_t items_of(const Packed& w) {
-    const int64_t each = std::max<int64_t>(1, (96 << 10) / w.tile_bytes()), items = (w.groups + each - 1) / each;
+// Of many rows, which are more than the second cache holds, half a MiB: so they are read from beyond it less often.
+inline int64_t items_of(const Packed& w, int64_t rows) {
+    const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10, each = std::max<int64_t>(1, bytes / w.tile_bytes());
+    const int64_t items = (w.groups + each - 1) / each;
     return std::min(w.groups, (items + 3) / 4 * 4);
 }
 
 template <typename More, typename Place, typename Take>
 void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
                    Place place, Take take) {
-    const int64_t items = items_of(w), first = w.groups * item / items, last = w.groups * (item + 1) / items;
+    const int64_t items = items_of(w, rows), first = w.groups * item / items, last = w.groups * (item + 1) / items;
     switch (w.kept) {
         case BFLOAT16: return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
         case INT8: return multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
