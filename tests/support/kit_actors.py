@@ -1,6 +1,6 @@
 """Small actors for tests of the kit: they do what their messages say, and note what happens to them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from inspect import isawaitable
 from typing import Any
 
@@ -36,6 +36,23 @@ class Doer(Actor[Deed]):
 
     async def stopped(self) -> None:
         self.diary.append(f"-{self.name}")
+
+
+class Unwell(Doer):
+    """Cannot start at those of its tries, counted from 1 over its restarts, that are in `ill`."""
+
+    def __init__(
+        self, tries: list[int], ill: Container[int], name: str = "", diary: list[str] | None = None
+    ) -> None:
+        super().__init__(name, diary)
+        self.tries = tries
+        self.ill = ill
+
+    async def started(self) -> None:
+        self.tries.append(len(self.tries) + 1)
+        if self.tries[-1] in self.ill:
+            raise Boom
+        await super().started()
 
 
 class ThreadDoer(ThreadActor[Deed]):

@@ -5,7 +5,7 @@ import weakref
 
 import anyio
 import pytest
-from kit_actors import Boom, Doer, crash, hang, note, whoami
+from kit_actors import Boom, Doer, Unwell, crash, hang, note, whoami
 from virtual_clock import virtual_clock
 
 from personae.actors.kit.child import Incident
@@ -107,22 +107,13 @@ async def test_a_crash_in_stopped_is_reported_and_does_not_hide_the_crash_before
 
 async def test_stopped_runs_after_a_crash_and_not_after_a_failed_start() -> None:
     diary: list[str] = []
-    starts = 0
-
-    class Late(Doer):
-        async def started(self) -> None:
-            nonlocal starts
-            starts += 1
-            if starts == 2:
-                raise Boom
-            await super().started()
-
+    tries: list[int] = []
     async with Supervisor("top", report=lambda incident: None) as top:
-        doer = top.spawn("doer", lambda: Late("a", diary))
+        doer = top.spawn("doer", lambda: Unwell(tries, {2}, "a", diary))
         doer.tell(crash)
         await doer.ask(whoami)
         assert diary == ["+a", "-a", "+a"]
-        assert starts == 3
+        assert tries == [1, 2, 3]
 
 
 async def test_no_actor_outlives_its_tree_in_memory() -> None:

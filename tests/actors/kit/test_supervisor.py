@@ -2,7 +2,7 @@ from typing import Literal
 
 import anyio
 import pytest
-from kit_actors import Boom, Deed, Doer, crash, family, quiet, whoami
+from kit_actors import Boom, Deed, Doer, Unwell, crash, family, quiet, whoami
 from virtual_clock import virtual_clock
 
 from personae.actors.kit.child import Incident
@@ -195,42 +195,26 @@ async def test_a_factory_that_raises_is_a_failed_start() -> None:
 
 
 async def test_a_restart_that_cannot_start_counts_until_the_intensity_is_exhausted() -> None:
-    starts = 0
-
-    class Once(Doer):
-        async def started(self) -> None:
-            nonlocal starts
-            starts += 1
-            if starts > 1:
-                raise Boom
-
+    tries: list[int] = []
     top = Supervisor("top", max_restarts=3, report=quiet)
-    top.spawn("doer", Once).tell(crash)
+    top.spawn("doer", lambda: Unwell(tries, range(2, 9))).tell(crash)
     with pytest.raises(RestartsExhausted):
         await run_for_ever(top)
-    assert starts == 4
+    assert tries == [1, 2, 3, 4]
 
 
 async def test_a_sibling_that_cannot_be_restarted_is_tried_again_with_those_after_it() -> None:
     diary: list[str] = []
-    starts = 0
-
-    class Moody(Doer):
-        async def started(self) -> None:
-            nonlocal starts
-            starts += 1
-            if starts == 2:
-                raise Boom
-            await super().started()
-
+    tries: list[int] = []
     top = Supervisor("top", strategy="rest_for_one", report=quiet)
     first = top.spawn("a", lambda: Doer("a", diary))
-    top.spawn("b", lambda: Moody("b", diary))
+    top.spawn("b", lambda: Unwell(tries, {2}, "b", diary))
     top.spawn("c", lambda: Doer("c", diary))
     async with top:
         first.tell(crash)
         await anyio.sleep(1)
         assert diary == ["+a", "+b", "+c", "-a", "-c", "-b", "+a", "+b", "+c"]
+        assert tries == [1, 2, 3]
 
 
 async def test_a_tree_ends_though_a_child_hangs_in_started() -> None:
