@@ -167,11 +167,13 @@ def _read(file: int, half: StoredHalf, parts: list[memoryview], rest: Rest) -> b
 def _batches(parts: list[memoryview]) -> Iterator[list[memoryview]]:
     """The parts, as many at a time as make a slice."""
     some: list[memoryview] = []
+    size = 0
     for part in parts:
         some.append(part)
-        if len(some) == _PARTS or sum(part.nbytes for part in some) >= _SLICE:
+        size += part.nbytes
+        if len(some) == _PARTS or size >= _SLICE:
             yield some
-            some = []
+            some, size = [], 0
     if some:
         yield some
 

@@ -39,6 +39,7 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
 // ahead is asked for evenly: all of it beside the first rows alone, memory would be what they wait for.
 template <typename Source>
 void multiply_panel(const Rows& x, int64_t row, int64_t rows, const Source& w, const Quarters& c) {
+    // One table: GCC 12 miscompiles a choice between two constexpr ones.
     static constexpr decltype(&multiply_rows<Source, 1, true>) by_rows[2][TALL] = {
         {multiply_rows<Source, 1, true>, multiply_rows<Source, 2, true>, multiply_rows<Source, 3, true>,
          multiply_rows<Source, 4, true>, multiply_rows<Source, 5, true>, multiply_rows<Source, 6, true>,
