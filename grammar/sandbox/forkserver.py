@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
 _STANDING = 2  # children that wait for a spec, at least
 _KEPT = 4  # of those that have had one, at most
-_GROWN = 2**26  # bytes, more than which a child that is kept has not gained
 _AGAIN = b"."
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
 _NEARLY_ALL, _GBNF = b"n", b"g"
@@ -167,7 +166,7 @@ def _stand(
         line.close()
         if not select.select([control], [], [], 0)[0]:
             tour(compiler, _FIRST[_NEARLY_ALL][:1])  # what it writes to, it has to copy: not while one waits
-        most = resident() + _GROWN
+        most = resident() + limits.growth
         again = True
         while again:
             kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)

@@ -18,11 +18,13 @@ _HEAD = 4  # bytes of the length before each frame
 
 class Limits(msgspec.Struct, frozen=True):
     """Of one request: seconds of processor time, and bytes beside what the server has. Who asks waits up to
-    `patience` seconds: the server may have to begin, and the machine be busy."""
+    `patience` seconds: the server may have to begin, and the machine be busy. A process that has gained more
+    than `growth` bytes is not asked again."""
 
     processor: float = 5.0
     memory: int = 2**29
     patience: float = 25.0
+    growth: int = 2**26
 
 
 class Server:

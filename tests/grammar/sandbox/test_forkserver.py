@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from personae.errors import GrammarError, Overloaded
 from personae.evals.hostile import alternatives, complements, laughs, wide
@@ -168,6 +169,20 @@ def test_a_child_that_has_answered_answers_again_within_the_same_limits() -> Non
     assert len(seen) < 8
     with pytest.raises(GrammarError, match="limits"):
         sandbox.draft(BOMB)
+    assert sandbox.draft(GOOD).plan
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
+    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, growth=-(2**40)))  # whatever it has is too much
+    sandbox.start()
+    first = standing(sandbox)
+    assert sandbox.draft(GOOD).plan
+    deadline = time.monotonic() + 60
+    while first <= standing(sandbox):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert sandbox.draft(GOOD).plan
     sandbox.close()
 
