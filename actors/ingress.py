@@ -78,12 +78,12 @@ class Ingress(Actor[Message]):
             case Shut(error=error):
                 self._shut = error
                 self._streamer.tell(message)
-            case BackStarted(life=life):
+            case BackStarted(life=life, load=load):
                 # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this life,
                 # and wait until all those are back.
                 self._life = life
                 self._held = {}
-                self._streamer.tell(Replay(life))
+                self._streamer.tell(Replay(life, load))
             case Resubmit(logs=logs, life=self._life, last=last):
                 self._enqueue([log for log in logs if log.id not in self._withdrawn])
                 if gone := tuple(log.id for log in logs if log.id in self._withdrawn):

@@ -90,6 +90,7 @@ class BackStarted(Message, frozen=True):
     """*Wire.* From the scheduler, first of all: a new life of Back has begun, and it knows no sequence."""
 
     life: int
+    load: Load
 
 
 class Shut(Message, frozen=True):
@@ -200,6 +201,7 @@ class Replay(Message, frozen=True):
     """From the ingress, when Back has started anew: answer with `Resubmit`."""
 
     life: int
+    load: Load
 
 
 class Holdings(Message, frozen=True):

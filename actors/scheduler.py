@@ -82,7 +82,7 @@ class SchedulerActor(Actor[Message]):
     async def started(self) -> None:
         """Forget what was meant for an earlier life, and say that this one knows nothing."""
         self.drain()
-        self._ingress.tell(BackStarted(self._life))
+        self._ingress.tell(BackStarted(self._life, self._load()))
 
     async def receive(self, message: Message) -> None:
         """Take in all that waits, then act once."""

@@ -138,9 +138,9 @@ class Streamer(Actor[Message]):
                         self._live[id].inbox = None
             case Refused():
                 self._refuse(message)
-            case Replay(life=life):
+            case Replay(life=life, load=load):
                 self._life = life
-                self._latest.begin_life()
+                self._latest.begin_life(load)
                 self._replay()
             case Shut(error=error):
                 for live in self._live.values():
@@ -243,11 +243,11 @@ class Latest:
         self._before = Load()
         self._held_before = Holdings()
 
-    def begin_life(self) -> None:
+    def begin_life(self, load: Load) -> None:
         """A new life of Back counts from nought."""
         self.restarts += 1
         self._before = self.load
-        self.load = replace(self.load, running=0, waiting=0, pages_used=0, pages_lent=0, in_flight=0)
+        self.update(load)
         self._held_before = self.holdings = replace(self.holdings, device=0, host=0, host_bytes=0, line=0)
 
     def hold(self, holdings: Holdings) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -79,6 +80,21 @@ def _description() -> bytes:
     return msgspec.json.encode(document(OPERATIONS))
 
 
+def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
+    """Around all else, so that pages can read refusals, and their preflights need no key."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    ]
+
+
 def make_door(
     client: EngineClient,
     settings: ApiSettings,
@@ -116,8 +132,15 @@ def create_app(
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[
+            *_cross_origin(settings.allowed_origins),
             Middleware(Gate, settings=settings, metrics=door.metrics),
-            Middleware(Access, store=tenants, meter=door.meter, insecure=settings.insecure),
+            Middleware(
+                Access,
+                store=tenants,
+                meter=door.meter,
+                insecure=settings.insecure,
+                origins=settings.allowed_origins,
+            ),
         ],
         exception_handlers={PersonaeError: personae_error, HTTPException: http_error},
     )

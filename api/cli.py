@@ -180,6 +180,13 @@ def serve(
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Ask nobody for a key, on whatever address.")
     ] = False,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="A web site whose pages may ask, as https://app.example; * is any. Can be repeated.",
+        ),
+    ] = None,
     tool_format: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="How the model writes tool calls; else found from its template."),
@@ -230,7 +237,9 @@ def serve(
         cuda_graphs=cuda_graphs,
         quantize=quantize,
     )
-    access = AccessOptions(data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key)
+    access = AccessOptions(
+        data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())
+    )
     from personae.api.serve import run
 
     try:

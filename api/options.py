@@ -86,13 +86,15 @@ class AccessOptions(msgspec.Struct, frozen=True):
 
     `data_dir` has the tenants, their keys and their adapters; None keeps nothing. `adapter_roots` are the
     folders below which admins may load adapters by path. `insecure_no_auth` asks nobody for a key. `api_key`
-    is an admin's, beside those of `data_dir`, and is kept nowhere.
+    is an admin's, beside those of `data_dir`, and is kept nowhere. Pages of `allowed_origins` may ask from a
+    browser.
     """
 
     data_dir: Path | None = None
     adapter_roots: tuple[Path, ...] = ()
     insecure_no_auth: bool = False
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

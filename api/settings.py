@@ -22,8 +22,9 @@ class ApiSettings(msgspec.Struct, frozen=True):
     for batches `max_file_bytes`. A batch has at most `max_batch_lines` requests, a tenant at most
     `max_open_batches` batches that are not done, and all batches together `batch_concurrency` sequences in
     the engine. `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks
-    for no keys even if there are any. `max_adapters`, if known, is how many adapters the engine can hold in
-    memory at once; `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
+    for no keys even if there are any. `allowed_origins` are the web sites whose pages may ask from a browser,
+    "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics`
+    shows it. `max_rank`, if known, is the largest rank that it can hold.
     `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
     all; None finds it from the chat template.
     """
@@ -52,6 +53,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     upload_seconds: float = 600.0
     adapter_roots: tuple[Path, ...] = ()
     insecure: bool = False
+    allowed_origins: tuple[str, ...] = ()
     max_adapters: int | None = None
     max_rank: int | None = None
     tool_format: str | None = None
@@ -70,6 +72,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
         request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,
+        allowed_origins=access.allowed_origins,
         tool_format=options.tool_format,
         reasoning_format=options.reasoning_format,
     )

@@ -43,16 +43,24 @@ class Caller:
 class Access:
     """Pure ASGI middleware: puts a `Caller` into the request's state, or refuses.
 
-    Without a `store`, or with `insecure` set, no keys are asked for.
+    Without a `store`, or with `insecure` set, no keys are asked for. `origins` are the web sites whose
+    pages may ask even then; "*" is any.
     """
 
     def __init__(
-        self, app: ASGIApp, *, store: TenantStore | None, meter: Meter, insecure: bool = False
+        self,
+        app: ASGIApp,
+        *,
+        store: TenantStore | None,
+        meter: Meter,
+        insecure: bool = False,
+        origins: tuple[str, ...] = (),
     ) -> None:
         self._app = app
         self._store = None if insecure else store
         self._insecure = insecure
         self._meter = meter
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request of a known caller, within its limits."""
@@ -71,9 +79,12 @@ class Access:
 
     def _identify(self, headers: Headers) -> Identity:
         if self._store is None or not self._store.has_keys():
-            if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not self._allows(headers):
                 # Without keys a web page that the operator happens to look at could ask, too.
-                raise Forbidden("Requests from other web sites are refused as long as there are no API keys.")
+                raise Forbidden(
+                    "Requests from other web sites are refused as long as there are no API keys: make keys, "
+                    "or name the site with --allowed-origin."
+                )
             if not self._insecure and not _names_no_site(headers.get("host", "")):
                 # Such a page could also have its own name lead here (DNS rebinding).
                 raise Forbidden(
@@ -86,6 +97,9 @@ class Access:
         if identity is None:
             raise Unauthorized("A valid API key is needed, sent as `Authorization: Bearer KEY`.")
         return identity
+
+    def _allows(self, headers: Headers) -> bool:
+        return "*" in self._origins or headers.get("origin") in self._origins
 
 
 def _names_no_site(host: str) -> bool:

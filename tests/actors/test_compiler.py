@@ -144,7 +144,8 @@ async def test_a_grammar_asked_for_and_withdrawn_again_and_again_is_compiled_onc
         scheduler.tell(Submit((SequenceLog("last", (1,), 1, log.params, grammar=SPEC),), 1))
         scheduler.tell(Compiled(SPEC, error=RequestFailed("no")))
         await streamer.wait_for(2)
-        assert ingress == [BackStarted(1)]
+        [begun] = ingress
+        assert isinstance(begun, BackStarted)
     assert compiler == [Compile(SPEC, "default")]
     refused = [message for message in streamer if isinstance(message, Refused)]
     assert [message.ids for message in refused] == [("last",)]

@@ -80,7 +80,7 @@ class Back:
         self.letters.clear()
         self.pinned = {None}
         self.running.clear()
-        self.ingress.tell(BackStarted(self.life))
+        self.ingress.tell(BackStarted(self.life, Load()))
 
     def receive(self, message: Message) -> None:
         match message:
@@ -371,7 +371,7 @@ async def test_the_queues_of_adapters_that_nobody_asks_for_any_more_do_not_stay(
     back.front = front = Front(top, ready=lambda: True, max_live=10, window=4)
     front.meet(back, back)
     async with top:
-        front.ingress.tell(BackStarted(1))
+        front.ingress.tell(BackStarted(1, Load()))
         for number in [*range(3 * IDLE_QUEUES), 0, 0, 3 * IDLE_QUEUES - 1]:
             log = SequenceLog("one", (7,), 1, SamplingParams(max_tokens=1, seed=0), adapter=f"{number}")
             inbox = Inbox()

@@ -106,6 +106,16 @@ async def test_many_streams_of_many_adapters_bring_what_each_brings_alone(assemb
         assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
 
 
+async def test_how_large_the_cache_is_is_known_before_anybody_asks(assembly) -> None:
+    async with open_stage(assembly.script) as client:
+        with anyio.fail_after(10):
+            while not client.stats().pages_total:
+                await anyio.lowlevel.checkpoint()
+        stats = client.stats()
+        assert stats.steps == 0
+        assert f"KV cache {stats.page_size * stats.pages_total} tokens" in assembly.about
+
+
 async def test_leaving_a_stream_frees_its_slots_and_pages(assembly) -> None:
     script = assembly.script
     async with open_stage(script) as client:

@@ -161,7 +161,8 @@ def test_every_option_is_passed_on(
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
-        "--no-cuda-graphs --kv-cache-dtype fp8 --quantize int8 --api-key k"
+        "--no-cuda-graphs --kv-cache-dtype fp8 --quantize int8 --api-key k "
+        "--allowed-origin https://a.example --allowed-origin https://b.example"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -185,7 +186,8 @@ def test_every_option_is_passed_on(
         kv_cache_dtype="fp8",
         quantize="int8",
     )
-    assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True, "k"))]
+    origins = ("https://a.example", "https://b.example")
+    assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True, "k", origins))]
 
 
 def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, ...]]) -> None:

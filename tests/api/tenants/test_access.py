@@ -131,6 +131,40 @@ async def test_web_pages_cannot_use_a_server_without_keys(house: House, site: st
         assert (await client.get("/v1/models")).status_code == 200
 
 
+@pytest.mark.parametrize("keys", [False, True])
+async def test_pages_of_an_allowed_origin_can_ask_and_read_what_they_are_told(
+    tmp_path: Path, keys: bool
+) -> None:
+    page = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}
+    preflight = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+    }
+    with open_house(tmp_path, settings=ApiSettings(allowed_origins=("https://app.example",))) as house:
+        key = house.key("ann") if keys else None
+        async with house.client() as client:
+            before = await client.options("/v1/chat/completions", headers=page | preflight)
+            assert before.status_code == 200
+            assert before.headers["access-control-allow-origin"] == "https://app.example"
+            assert "authorization" in before.headers["access-control-allow-headers"]
+            refused = await client.post("/v1/nope", headers=page)
+            assert refused.status_code == (401 if keys else 404)
+            assert refused.headers["access-control-allow-origin"] == "https://app.example"
+            assert "x-request-id" in refused.headers["access-control-expose-headers"]
+        async with house.client(key) as client:
+            assert (await client.get("/v1/models", headers=page)).status_code == 200
+            other = await client.get("/v1/models", headers=page | {"origin": "https://evil.example"})
+            assert other.status_code == (200 if keys else 403)
+            assert "access-control-allow-origin" not in other.headers
+
+
+async def test_without_allowed_origins_no_page_is_told_anything(house: House) -> None:
+    async with house.client(house.key("ann")) as client:
+        answer = await client.get("/v1/models", headers={"origin": "https://app.example"})
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
 async def test_a_name_that_leads_here_opens_nothing_without_keys(house: House, tmp_path: Path) -> None:
     async with house.client() as client:
         for host in (
