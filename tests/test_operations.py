@@ -28,7 +28,10 @@ def scraped() -> dict[str, list[Any]]:
         ):
             asked = {"model": model, "max_tokens": 4, "ignore_eos": True, **body}
             assert httpx.post(f"{server.url}/v1/{path}", json=asked, timeout=60).status_code == 200
-        text = httpx.get(f"{server.url}/metrics").text
+        for _ in range(100):  # what the last answer left in a mailbox may take a moment on a busy machine
+            text = httpx.get(f"{server.url}/metrics").text
+            if not re.search(r"mailbox_depth\{.*\} [1-9]", text):
+                break
     samples: dict[str, list[Any]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
