@@ -23,8 +23,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
     `max_open_batches` batches that are not done, and all batches together `batch_concurrency` sequences in
     the engine. `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks
     for no keys even if there are any. `allowed_origins` are the web sites whose pages may ask from a browser,
-    "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics`
-    shows it. `max_rank`, if known, is the largest rank that it can hold.
+    "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once;
+    `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
     `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
     all; None finds it from the chat template.
     """
