@@ -1,10 +1,11 @@
 """Knows which adapters must be on the device, and brings them there: from disk, from the host.
 
-The executor's pool decides what fits and evicts; this actor keeps the line of those that wait. The first few
-in line are read, each in a task of its own, and offered to the pool; one that finds no room keeps its place
-and tries again when another leaves. If it has to wait long, the adapter that was placed first is told to
-yield, so that those that are always busy cannot starve the others; and if its answers are long, they have to
-wait, too.
+The executor's pool decides what fits and evicts; this actor keeps the line of those that wait. Those at the
+front are read, each in a task of its own, and offered to the pool: a few that take memory until they have a
+place, and many whose files are read into it. One that finds no room keeps its place in line and tries again
+when another leaves; when many have gone past it, it tries alone. If it has to wait long, the adapter that was
+placed first is told to yield, so that those that are always busy cannot starve the others; and if its answers
+are long, they have to wait, too.
 
 A queue pins its adapter once, however many requests it holds. What it lets go of stays held on the device
 until somebody wants the room: who comes back to it, as most do, is answered at once and does not wait behind
@@ -40,11 +41,13 @@ from personae.actors.script import Library
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter
 
-_AT_ONCE = 4  # adapters that are read and offered to the pool at the same time; bounds their memory
+_AT_ONCE = 4  # adapters that are being read, have been and take memory, or wait for room
+_ON_THEIR_WAY = 32  # adapters at the front that are looked at, those among them that take no memory
+_PAST = 16  # adapters that may be placed before the first in line, when that has found no room
 _PATIENCE = 0.5  # seconds that an adapter waits for room before another must yield
 _DRAIN = 2.0  # seconds that what runs then has to finish
 
-Waiting = Literal["unread", "trying", "no room"]
+Waiting = Literal["unread", "read", "in its file", "no room"]
 
 
 class AdapterStore(Actor[Message]):
@@ -76,6 +79,7 @@ class AdapterStore(Actor[Message]):
         self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
         self._loaded = 0  # the pool's count of loads, when it was told last
         self._released = 0  # how often there has been new room
+        self._past = 0  # adapters that were placed before the first in line, which had found no room
         self._impatient = False
 
     async def started(self) -> None:
@@ -145,28 +149,36 @@ class AdapterStore(Actor[Message]):
 
     def _advance(self) -> None:
         """Read, or offer to the pool, those at the front that are not on their way already."""
-        for digest in list(islice(self._line, _AT_ONCE)):
-            if self._line[digest] != "unread":
-                continue
-            self._line[digest] = "trying"
-            adapter = self._library.get(digest)
-            if adapter is None:
-                self._asked[digest] = (self._asked[digest][0], "disk")
-                self.start_soon(self._read, digest)
-            else:
-                self._offer(adapter)
+        left = _AT_ONCE
+        for digest in list(islice(self._line, 1 if self._past >= _PAST else _ON_THEIR_WAY)):
+            if self._line[digest] == "unread":
+                self._begin(digest)
+            left -= self._line[digest] != "in its file"
+            if not left:
+                break
+
+    def _begin(self, digest: str) -> None:
+        self._line[digest] = "read"
+        adapter = self._library.get(digest)
+        if adapter is None:
+            self._asked[digest] = (self._asked[digest][0], "disk")
+            self.start_soon(self._read, digest)
+        else:
+            self._offer(adapter)
 
     async def _read(self, digest: str) -> None:
         try:
             adapter = await self.in_thread(self._library.read, digest, limiter=self._readers)
         except AdapterError as error:
             self._settle(digest, False, error.message)
-            self._advance()
         else:
             self._library.put(adapter)
             self._offer(adapter)
+        self._advance()
 
     def _offer(self, adapter: Adapter) -> None:
+        if adapter.stored is not None:
+            self._line[adapter.digest] = "in its file"
         self._tried[adapter.digest] = self._released
         self._executor.tell(Place(adapter))
 
@@ -187,7 +199,12 @@ class AdapterStore(Actor[Message]):
     def _settle(self, digest: str, placed: bool, error: str | None) -> None:
         """Note what became of an adapter in line."""
         tried = self._tried.pop(digest, None)
+        first = next(iter(self._line))
         if placed or error is not None:
+            if digest == first:
+                self._past = 0
+            elif self._line[first] == "no room":
+                self._past += placed
             del self._line[digest]
             self._asked.pop(digest, None)
             if placed:

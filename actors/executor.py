@@ -41,7 +41,7 @@ from personae.errors import ActorStopped, AdapterError, Overloaded
 from personae.lora.adapter import Adapter
 
 CHORE_SHARE = 0.2
-GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead
+GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead; and for chores
 GLANCE_SECONDS = 0.00005
 
 
@@ -49,10 +49,10 @@ class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
 
     What is not a step is done in pieces between two of them, for as long as `CHORE_SHARE` of the step before
-    took and at least one, so it holds up other requests by no more; when there is nothing else to do, all at
-    once. Such chores are placing an adapter, and handing memory to and fro: an adapter for which another
-    would have to leave asks for memory of the KV cache first. What a thread reads into its place beside the
-    steps is placed when that thread says so.
+    took, so it holds up other requests by hardly more; when there is nothing else to do, all at once. Such
+    chores are placing an adapter, and handing memory to and fro: an adapter for which another would have to
+    leave asks for memory of the KV cache first. What a thread reads into its place beside the steps is placed
+    when that thread says so.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.
@@ -72,6 +72,7 @@ class Executor(ThreadActor[Message]):
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._untold: Sampled | None = None
         self._done = self._gap = self._seconds = 0.0
+        self._chored = 0.0  # seconds since the last step
         self._forward = self._sample = self._wait = self._place = 0.0
 
     def started(self) -> None:
@@ -107,16 +108,22 @@ class Executor(ThreadActor[Message]):
                 self._repay()
         if self._unread is not None and not self._next_is_here():
             self._read()
-        if self._chores or not self.pending:
+        if not self.pending:
             self._tell()
-        begun = self.time()
-        while self._chores:
-            chore = self._chores[0]
+        self._work()
+
+    def _work(self) -> None:
+        """As much of the chores as is due. What a step brought is told when they have taken a while: sooner,
+        a short one waits for the interpreter behind all that telling sets going."""
+        while self._chores and (not self.pending or self._chored < CHORE_SHARE * self._seconds):
+            begun, chore = self.time(), self._chores[0]
             if next(chore, self) is self:
                 self._chores.remove(chore)  # another may be before it by now
-            elif self.pending and self.time() - begun >= CHORE_SHARE * self._seconds:
-                break
-        self._place += self.time() - begun
+            took = self.time() - begun
+            self._chored += took
+            self._place += took
+            if self._chored >= GRACE_SECONDS:
+                self._tell()
 
     def _next_is_here(self) -> bool:
         """Whether there is something to do before the launched step is read. The next plan is made from the
@@ -184,6 +191,7 @@ class Executor(ThreadActor[Message]):
         self._unread = self._engine.sample(execute.plan, forward)
         self._sample += self.time() - launched
         self._seconds = self.time() - begun
+        self._chored = 0.0
         if self._engine.runs_ahead:
             self._tell()
         else:

@@ -77,6 +77,10 @@ class Roster:
         """Once for each step that is planned."""
         self.crowding = self._shares.crowding() if self._sharing else set()
 
+    def crowds(self, sequence: LiveSequence) -> bool:
+        """Whether its tenant is among those that crowd."""
+        return sequence.key.tenant in self.crowding
+
     def admit(self, *, background: bool, crowded: bool = True) -> LiveSequence | None:
         """Seat whose turn it is; None when nobody waits or there is no seat.
 

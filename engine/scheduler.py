@@ -112,6 +112,7 @@ class Scheduler:
         self._allowance = Allowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
+        self._held_back = False  # in the last step, prompts of tenants that crowd
 
     def add(self, log: SequenceLog) -> None:
         """Take a sequence in. One that cannot be served at all ends with the next commit.
@@ -149,18 +150,16 @@ class Scheduler:
         others, beside = roster.foreground, len(table) - table.background
         budget = Budget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
         decoding = self._plan_decodes(rows, budget)
+        begun = table.prefilling.copy()
         if roster.crowding:
-            budget.crowded = self._crowded(len(decoding))
-        for sequence in table.prefilling.copy():
-            if budget.of(sequence, crowds=sequence.key.tenant in roster.crowding):
-                self._plan_chunk(sequence, budget, (), rows, chunks)
-        while budget.tokens:
-            admitted = roster.admit(background=budget.background > 0, crowded=budget.crowded > 0)
-            if admitted is None:
-                break
-            assert admitted.slot is not None
-            admissions.append(Admission(admitted.slot, admitted.log))
-            self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
+            kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
+            left = budget.tokens = budget.tokens - kept
+            budget.crowded = 0
+            self._plan_prompts([s for s in begun if not roster.crowds(s)], budget, rows, chunks, admissions)
+            budget.crowded = self._crowded(len(decoding), left - budget.tokens)
+            budget.tokens += kept
+            begun = [s for s in begun if roster.crowds(s)]
+        self._plan_prompts(begun, budget, rows, chunks, admissions)
         if not rows and (self._flights or not (table.releases or roster.news)):
             return None
         step = self._next_step
@@ -262,11 +261,33 @@ class Scheduler:
         budget.spend(background, background=True)
         return planned
 
-    def _crowded(self, decoding: int) -> int:
-        """The tokens of prompts that tenants that crowd may have in a step with so many decode rows."""
+    def _plan_prompts(
+        self,
+        begun: list[LiveSequence],
+        budget: Budget,
+        rows: list[Row],
+        chunks: _Chunks,
+        admissions: list[Admission],
+    ) -> None:
+        """Chunks of prompts that have begun, then of those that begin, as far as the budget goes."""
+        for sequence in begun:
+            if budget.of(sequence, crowds=self._roster.crowds(sequence)):
+                self._plan_chunk(sequence, budget, (), rows, chunks)
+        while budget.tokens:
+            admitted = self._roster.admit(background=budget.background > 0, crowded=budget.crowded > 0)
+            if admitted is None:
+                break
+            assert admitted.slot is not None
+            admissions.append(Admission(admitted.slot, admitted.log))
+            self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
+
+    def _crowded(self, decoding: int, others: int) -> int:
+        """The tokens of prompts that tenants that crowd may have in a step with so many decode rows, and so
+        many tokens of prompts of others. None, for the sake of the others, but not in two steps running."""
         longest = CROWDED * self._times.of(self.layout.max_seqs, 0)
-        room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens)
-        return max(int(room), self.layout.page_size)
+        room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
+        self._held_back = others > 0 and not self._held_back
+        return max(int(room), 0 if self._held_back else self.layout.page_size)
 
     def _make_room(self, sequence: LiveSequence) -> bool:
         """See to it that a running sequence can have a page, at the cost of those admitted after it."""
@@ -293,7 +314,7 @@ class Scheduler:
     ) -> None:
         """As much of its log as the budget allows; the last chunk samples."""
         assert sequence.slot is not None
-        crowds = sequence.key.tenant in self._roster.crowding
+        crowds = self._roster.crowds(sequence)
         # Whoever has just been admitted has a row, and pages with it.
         most = max(budget.of(sequence, crowds=crowds), 1 if pages else 0)
         count = min(most, sequence.known - sequence.planned)

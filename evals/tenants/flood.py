@@ -1,17 +1,20 @@
-"""One tenant sends 200 requests at once: how long another waits for its first tokens, beside FCFS.
+"""One tenant has 200 requests there, always: how long another waits for its first tokens, beside FCFS.
 
     python -m personae.evals.tenants.flood --model models/smol135
 
 The engine in this process, without HTTP. The quiet tenant asks one thing after the other, first alone, then
-while the other's flood is there; by virtual token counters, and first come, first served. Prints p50 and p99
-of its time to the first token, how long steps took, and the bound that p99 is meant to keep: twice its
-unloaded value plus one step, by the mean of the steps and by their p99 (many prompts of the flood at once).
+beside the other's flood; by virtual token counters, and first come, first served, where one request has to do
+for each, as it waits for all of the flood. Prints p50, p99 and the most of its times to the first token, how
+long steps took, tokens a second, and the bound that p99 is meant to keep: twice its unloaded value plus one
+step, by the mean of the steps and by their p99 (many prompts of the flood at once).
 """
 
+import math
 import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +27,9 @@ from personae.actors.stage import open_stage
 from personae.api.local import DEMO
 from personae.engine.fairness import FairnessPolicy, VirtualTokenCounters
 from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepResult
 from personae.engine.scheduler import Scheduler
-from personae.engine.sequence import SequenceLog
+from personae.engine.sequence import Delta, SequenceLog
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 FLOOD = 200
@@ -53,72 +57,86 @@ async def first_token(client: LocalClient, sequence: SequenceLog) -> float:
     return first
 
 
-async def quiet(client: LocalClient, name: str, count: int, prompt: int) -> list[float]:
+async def quiet(client: LocalClient, name: str, requests: int, prompt: int) -> list[float]:
     """The quiet tenant's times."""
-    return [await first_token(client, log(f"{name}-{i}", "quiet", prompt, 8)) for i in range(count)]
+    return [await first_token(client, log(f"{name}-{i}", "quiet", prompt, 8)) for i in range(requests)]
 
 
-async def watch(client: LocalClient, steps: list[float]) -> None:
-    """Note how long each step takes; for ever."""
-    last = client.stats()
-    while True:
-        await anyio.sleep(0.001)
-        now = client.stats()
-        if now.steps > last.steps:
-            steps.append((now.step_seconds - last.step_seconds) / (now.steps - last.steps))
-            last = now
+class Timed(Scheduler):
+    """Notes what steps take, and how many tokens they bring."""
+
+    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, *, sharing: bool) -> None:
+        super().__init__(layout, policy, sharing=sharing)
+        self.seconds: list[float] = []
+        self.tokens = 0
+
+    def commit(self, result: StepResult, seconds: float = 0.0) -> tuple[Delta, ...]:
+        """As a scheduler does."""
+        deltas = super().commit(result, seconds)
+        self.seconds.append(seconds)
+        self.tokens += sum(len(delta.tokens) for delta in deltas)
+        return deltas
+
+
+async def flood(client: LocalClient, policy: str, number: int, prompt: int, tokens: int) -> None:
+    """One of the flood's requests after the other, for ever."""
+    for turn in count():
+        await first_token(client, log(f"{policy}-flood-{number}-{turn}", "loud", prompt, tokens))
 
 
 def percentile(times: list[float], share: float) -> float:
-    """The value that so many per cent are not above."""
-    return sorted(times)[min(int(len(times) * share / 100), len(times) - 1)]
+    """The least of them that so many per cent are not above."""
+    return sorted(times)[max(math.ceil(len(times) * share / 100) - 1, 0)]
 
 
-async def play(model: Path, policy: str, count: int, prompt: int, tokens: int, max_seqs: int) -> None:
+async def play(model: Path, policy: str, requests: int, prompt: int, tokens: int, max_seqs: int) -> None:
     """One engine with that policy: alone, and under the flood."""
     options = EngineOptions(model, device="cpu", max_seqs=max_seqs, max_model_len=1024)
     script = assemble(options).script
-    layout = script.layout
-    script = replace(
-        script,
-        build_scheduler=lambda: Scheduler(layout, POLICIES[policy](), sharing=policy == "vtc"),
-        window=FLOOD + count,
-    )
+    scheduler = Timed(script.layout, POLICIES[policy](), sharing=policy == "vtc")
+    script = replace(script, build_scheduler=lambda: scheduler, window=FLOOD + 1)
     async with open_stage(script) as client:
         await quiet(client, f"{policy}-warm", 3, prompt)
-        alone = await quiet(client, f"{policy}-alone", count, prompt)
+        alone = await quiet(client, f"{policy}-alone", requests, prompt)
         async with anyio.create_task_group() as tasks:
-            for i in range(FLOOD):
-                tasks.start_soon(first_token, client, log(f"{policy}-flood-{i}", "loud", prompt, tokens))
-            steps: list[float] = []
-            tasks.start_soon(watch, client, steps)
-            await anyio.sleep(0.5)
-            flooded = await quiet(client, f"{policy}-flooded", count, prompt)
+            for number in range(FLOOD):
+                tasks.start_soon(flood, client, policy, number, prompt, tokens)
+            await anyio.sleep(1)
+            steps, before, begun = len(scheduler.seconds), scheduler.tokens, anyio.current_time()
+            flooded = await quiet(client, f"{policy}-flooded", requests, prompt)
+            speed = (scheduler.tokens - before) / (anyio.current_time() - begun)
             tasks.cancel_scope.cancel()
         while client.stats().running:  # noqa: ASYNC110  a step is under way
             await anyio.sleep(0.05)
-    mean, longest = statistics.mean(steps), percentile(steps, 99)
+    mean, longest = statistics.mean(scheduler.seconds[steps:]), percentile(scheduler.seconds[steps:], 99)
     twice = 2 * percentile(alone, 99)
     print(
-        f"{policy}: alone p50 {statistics.median(alone) * 1e3:.0f} ms, "
-        f"p99 {percentile(alone, 99) * 1e3:.0f}; "
-        f"flooded p50 {statistics.median(flooded) * 1e3:.0f}, p99 {percentile(flooded, 99) * 1e3:.0f}; "
-        f"steps {mean * 1e3:.0f}, p99 {longest * 1e3:.0f}; "
+        f"{policy}: alone {told(alone)}; flooded {told(flooded)}; "
+        f"steps {mean * 1e3:.0f}, p99 {longest * 1e3:.0f}; {speed:.0f} tokens/s; "
         f"bounds {(twice + mean) * 1e3:.0f} and {(twice + longest) * 1e3:.0f}",
         flush=True,
     )
 
 
+def told(times: list[float]) -> str:
+    """In words."""
+    return (
+        f"p50 {statistics.median(times) * 1e3:.0f} ms, p99 {percentile(times, 99) * 1e3:.0f}, "
+        f"most {max(times) * 1e3:.0f}"
+    )
+
+
 def main(
     model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",
-    count: Annotated[int, typer.Option(help="Requests of the quiet tenant.")] = 30,
+    requests: Annotated[int, typer.Option(help="Of the quiet tenant, by virtual token counters.")] = 100,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 64,
     tokens: Annotated[int, typer.Option(help="Of a flooding request's answer.")] = 64,
     max_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.")] = 16,
+    only: Annotated[str, typer.Option(help="One of the policies.")] = "",
 ) -> None:
     """Measure."""
-    for policy in POLICIES:
-        anyio.run(play, model, policy, count, prompt, tokens, max_seqs)
+    for policy in [only] if only else POLICIES:
+        anyio.run(play, model, policy, requests if policy == "vtc" else 1, prompt, tokens, max_seqs)
 
 
 if __name__ == "__main__":

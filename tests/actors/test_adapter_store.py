@@ -1,8 +1,11 @@
 """The line before the device, with a make-believe executor and queues that only note."""
 
+import random
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -26,7 +29,7 @@ from personae.actors.messages import (
     Wanted,
     Yield,
 )
-from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.adapter import Adapter, LoraPair, LoraShapes, Stored, make_adapter
 from personae.lora.library import AdapterLibrary
 
 pytestmark = virtual_clock
@@ -73,6 +76,15 @@ class Bench:
 
     def queue_of(self, digest: str | None) -> Letters:
         return self.queues.setdefault(digest, Letters())
+
+    async def offered(self, count: int) -> list[str]:
+        """The digests of so many that the executor is asked to place, which threads have read."""
+        for _ in range(1000):
+            if sum(isinstance(each, Place) for each in self.executor) >= count:
+                break
+            await anyio.to_thread.run_sync(lambda: None)
+        await settled()
+        return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
 
     async def tell(self, *messages: Message) -> list[str]:
         """Say it; the digests that the executor is then asked to place."""
@@ -278,19 +290,138 @@ async def test_what_is_held_and_how_long_it_took_is_told_when_it_has_changed() -
         assert b.streamer.take() == [], "nothing has changed"
 
 
+class Disk(Shelf):
+    """Nothing is on the host; `stored` are found in files of the pool's own form. Counts what is read and in
+    memory: `most` at a time."""
+
+    def __init__(self, stored: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self._filed = stored
+        self.in_memory: set[str] = set()
+        self.most = 0
+
+    def get(self, digest: str) -> None:
+        return None
+
+    def read(self, digest: str) -> Adapter:
+        found = ADAPTERS[DIGESTS.index(digest)]
+        if digest in self._filed:
+            return replace(found, stored=Stored(Path("none"), {}))
+        self.in_memory.add(digest)
+        self.most = max(self.most, len(self.in_memory))
+        return found
+
+
 async def test_an_adapter_that_is_read_from_disk_counts_as_such() -> None:
-    class Disk(Shelf):
-        def get(self, digest: str) -> None:
-            return None
-
-        def read(self, digest: str) -> Adapter:
-            return ADAPTERS[DIGESTS.index(digest)]
-
     async with bench(Disk()) as b:
-        await b.tell(Pin(DIGESTS[0], LIFE))
-        for _ in range(1000):
-            if b.executor:
-                break
-            await anyio.to_thread.run_sync(lambda: None)  # a thread reads it
+        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert await b.offered(1) == [DIGESTS[0]]
         await b.tell(Placed(DIGESTS[0], True, None, 1, 1, 0))
         assert b.streamer.take()[-1].loads == {"disk": 1}
+
+
+async def test_all_that_are_read_from_their_files_into_their_place_are_offered_though_none_is_settled() -> (
+    None
+):
+    async with bench(Disk(frozenset(DIGESTS))) as b:
+        for digest in DIGESTS:
+            b.store.tell(Pin(digest, LIFE))
+        assert sorted(await b.offered(len(DIGESTS))) == sorted(DIGESTS)
+
+
+async def test_those_that_take_memory_until_they_are_placed_are_few_at_a_time_whoever_is_between_them() -> (
+    None
+):
+    disk = Disk(frozenset(DIGESTS[::2]))
+    async with bench(disk) as b:
+        for digest in DIGESTS:
+            b.store.tell(Pin(digest, LIFE))
+        left = len(DIGESTS)
+        while left:
+            offered = await b.offered(1)
+            left -= len(offered)
+            for digest in offered:
+                disk.in_memory.discard(digest)
+            await b.tell(*(Placed(digest, True) for digest in offered))
+        assert 0 < disk.most <= 4
+
+
+class Filed(Shelf):
+    """All are found at once, in files of the pool's own form."""
+
+    def get(self, digest: str) -> Adapter:
+        return replace(ADAPTERS[DIGESTS.index(digest)], stored=Stored(Path("none"), {}))
+
+
+async def test_who_found_no_room_tries_alone_when_many_have_gone_past_it() -> None:
+    async with bench(Filed()) as b:
+        first, *others = DIGESTS
+        await b.tell(Pin(first, LIFE), Placed(first, False))
+        past = 0
+        for digest in others * 10:
+            if await b.tell(Pin(digest, LIFE)) == []:
+                break
+            past += 1
+            await b.tell(Placed(digest, True))
+            assert await b.tell(Unpin(digest, LIFE)) == [first], "there is new room"
+            await b.tell(Placed(first, False))
+        assert past == 16
+        assert await b.tell(Placed(first, True)) == [digest]
+
+
+class Pool:
+    """Has room for seven; tries what it is asked to place once in a step. `sizes` by digest."""
+
+    def __init__(self, b: Bench, sizes: dict[str, int]) -> None:
+        self._bench = b
+        self._sizes = sizes
+        self._held: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(0.1)
+            for message in self._bench.executor.take():
+                if isinstance(message, Release):
+                    self._held.difference_update(message.adapters)
+                elif isinstance(message, Place):
+                    digest = message.adapter.digest
+                    placed = sum(map(self._sizes.__getitem__, self._held | {digest})) <= 7
+                    self._held |= {digest} if placed else set()
+                    self._bench.store.tell(Placed(digest, placed))
+
+
+async def ask_for_ever(b: Bench, digest: str, seconds: random.Random, waits: list[float]) -> None:
+    """A queue whose requests take up to a second, and which yields when it is told to; notes its waits."""
+    letters = b.queue_of(digest)
+    while True:
+        begun = anyio.current_time()
+        b.store.tell(Pin(digest, LIFE))
+        await until(letters, 1000.0)
+        waits.append(anyio.current_time() - begun)
+        await until(letters, seconds.random())
+        b.store.tell(Unpin(digest, LIFE))
+
+
+async def until(letters: Letters, seconds: float) -> None:
+    """Something has come, or so long."""
+    ended = anyio.current_time() + seconds
+    while anyio.current_time() < ended and not letters.take():  # noqa: ASYNC110  as its reader does
+        await anyio.sleep(0.1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("library", [Shelf, Filed])
+async def test_nobody_waits_for_ever_however_large_it_is_and_however_many_small_ones_come(
+    seed: int, library: type[Shelf]
+) -> None:
+    rng = random.Random(seed)
+    sizes = {digest: rng.randint(1, 2) for digest in DIGESTS} | {rng.choice(DIGESTS): 7}
+    waits: dict[str, list[float]] = {digest: [] for digest in DIGESTS}
+    async with bench(library()) as b, anyio.create_task_group() as tasks:
+        tasks.start_soon(Pool(b, sizes).run)
+        for digest in DIGESTS:
+            tasks.start_soon(ask_for_ever, b, digest, rng, waits[digest])
+        await anyio.sleep(60)
+        tasks.cancel_scope.cancel()
+    assert min(map(len, waits.values())) >= 4
+    assert max(map(max, waits.values())) < 15

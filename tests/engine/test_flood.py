@@ -2,8 +2,8 @@
 
 import random
 import statistics
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -108,6 +108,33 @@ def flooded(*, late: bool = True) -> tuple[list[float], list[float], House]:
 def test_in_a_flood_nobody_else_waits_more_than_twice_as_long_and_a_step() -> None:
     alone, beside, here = flooded()
     assert beside[-1] <= 2 * alone[-1] + statistics.mean(here.steps)
+
+
+def test_the_step_of_another_tenants_prompt_has_none_of_who_crowds_and_the_next_has_some_again() -> None:
+    layout = replace(LAYOUT, max_batch_tokens=128)
+    scheduler = Scheduler(layout, VirtualTokenCounters(), sharing=True)
+    prompts: list[Counter[str]] = []
+
+    def step() -> None:
+        plan = scheduler.plan()
+        assert plan is not None
+        tenants.update((admission.slot, admission.log.tenant) for admission in plan.admissions)
+        chunks = [row for row in plan.rows if row.count > 1]
+        prompts.append(Counter(tenants[row.slot] for row in chunks for _ in range(row.count)))
+        scheduler.commit(StepResult(plan.step, tuple(7 if row.samples else None for row in plan.rows)), 0.03)
+
+    tenants: dict[int, str] = {}
+    for i in range(40):
+        scheduler.add(log(f"flood-{i}", "loud", 900, 8))
+    scheduler.add(log("before", "quiet", 16, 1))
+    for _ in range(4):
+        step()
+    scheduler.add(log("beside", "quiet", 1000, 8))
+    for _ in range(6):
+        step()
+    beside = prompts[4:]
+    assert [bool(each["quiet"]) for each in beside[:4]] == [True] * 4
+    assert [bool(each["loud"]) for each in beside[:4]] == [False, True] * 2
 
 
 def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None:
