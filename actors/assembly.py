@@ -20,6 +20,7 @@ from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import CudaCapture, DecodeGraphs
+from personae.engine.jump import Spelling
 from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.loader import EMBEDDING, OUTPUT, load_model
 from personae.engine.models.decoder import Decoder
@@ -143,6 +144,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     vocabulary = Vocabulary.from_tokenizer_json(
         (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
     )
+    spelling = Spelling(tokenizer, vocabulary.tokens)
 
     def build_step_engine() -> StepEngine:
         if on_gpu and layout.lendable:
@@ -171,7 +173,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
         if on_gpu:
             warm_up(runner)
-        return StepEngine(runner, sampler)
+        return StepEngine(runner, sampler, spelling)
 
     def build_compiler() -> GrammarCompiler:
         compiler = GrammarCompiler(vocabulary)

@@ -52,8 +52,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
 
     `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
-    the time of steps went; `tokens` were computed in all, prompts included; `backlog_seconds` is how long it
-    takes to compute what waits; `pages_lent` is how many KV pages' memory adapters have.
+    the time of steps went; `tokens` were computed in all, prompts included; `jumped` were forced;
+    `backlog_seconds` is how long it takes to compute what waits; `pages_lent` is how many KV pages' memory
+    adapters have.
     """
 
     ready: bool = True
@@ -73,6 +74,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     adapters: AdapterStats = AdapterStats()
     page_size: int = 0
     tokens: int = 0
+    jumped: int = 0
     backlog_seconds: float = 0.0
     spent: dict[str, float] = {}
     actors: tuple[Gauge, ...] = ()

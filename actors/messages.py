@@ -41,8 +41,8 @@ class Spent(msgspec.Struct, frozen=True):
 
 class Load(msgspec.Struct, frozen=True):
     """How busy Back is; travels with every step. Counters only grow; times are seconds. `in_flight` steps are
-    in the executor's hands. `fairness_gap` is in weighted tokens, between the most and the least served of
-    those that wait."""
+    in the executor's hands. `jumped` tokens were forced. `fairness_gap` is in weighted tokens, between the
+    most and the least served of those that wait."""
 
     running: int = 0
     waiting: int = 0
@@ -57,6 +57,7 @@ class Load(msgspec.Struct, frozen=True):
     steps: int = 0
     in_flight: int = 0
     tokens: int = 0
+    jumped: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
     spent: Spent = Spent()

@@ -4,8 +4,8 @@ When Back dies of itself, one of the sequences that it was computing may be the 
 executor notes whom it has aboard before each step (`actors/blackbox.py`). They are suspects, and are tried:
 one after the other goes back, the next when the one before is cleared, and nobody else does meanwhile. The
 one on trial when Back dies again is guilty: it was aboard in two deaths, and the others are cleared. A
-sequence is cleared when it has brought two tokens: a replayed log goes on exactly where it died, and a device
-may be a step ahead of what was read. So the others lose the time of two steps for each of them.
+sequence is cleared when two steps have brought it tokens: a replayed log goes on exactly where it died, and
+a device may be a step ahead of what was read. So the others lose the time of two steps for each of them.
 
 A death from outside (a signal that was not ours) says less: everybody goes back at once. Only those that were
 aboard in two of them in a row, without being cleared between, are suspects, and only a fourth one is proof.
@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping
 
 class Record:
     """What speaks for and against one sequence. `deaths` are those of Back, in a row, with it aboard and not
-    cleared before; `brought` are tokens in this life."""
+    cleared before; `brought` are tokens in this life, those of one step counted as one."""
 
     __slots__ = ("brought", "deaths", "suspect")
 
@@ -27,7 +27,7 @@ class Record:
         self.suspect = False
 
 
-CLEARED = 2  # tokens
+CLEARED = 2  # steps that brought tokens
 GUILTY = 2  # deaths
 OUTSIDE = 4  # deaths, the last of them from outside
 

@@ -242,6 +242,7 @@ class SchedulerActor(Actor[Message]):
             steps=self._steps,
             in_flight=self._in_flight,
             tokens=self._tokens,
+            jumped=scheduler.jumped,
             step_seconds=self._seconds,
             gap_seconds=self._gap,
             spent=replace(self._spent, plan=self._planning),

@@ -165,7 +165,7 @@ class Streamer(Actor[Message]):
                 started.append(delta.id)
             if delta.tokens:
                 live.emitted += delta.tokens
-                live.record.brought += len(delta.tokens)
+                live.record.brought += 1
             if live.inbox is not None:
                 live.inbox.put(live.unseen(delta))
             if delta.finish is not None:
@@ -288,4 +288,13 @@ def _sum(one: Spent, other: Spent) -> Spent:
     return Spent(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
 
 
-_COUNTERS = ("prefix_queries", "prefix_hits", "preemptions", "steps", "tokens", "step_seconds", "gap_seconds")
+_COUNTERS = (
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "steps",
+    "tokens",
+    "jumped",
+    "step_seconds",
+    "gap_seconds",
+)

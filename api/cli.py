@@ -208,6 +208,13 @@ def serve(
             help="On a GPU, launch a decode step as one graph, or kernel by kernel.",
         ),
     ] = True,
+    jump_forward: Annotated[
+        bool,
+        typer.Option(
+            "--jump-forward/--no-jump-forward",
+            help="Append text that a grammar forces without asking the model; a request may say otherwise.",
+        ),
+    ] = True,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(
@@ -236,6 +243,7 @@ def serve(
         background_tokens=background_tokens,
         cuda_graphs=cuda_graphs,
         quantize=quantize,
+        jump_forward=jump_forward,
     )
     access = AccessOptions(
         data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())

@@ -45,6 +45,7 @@ class EngineCollector(Collector):
             ("personae:back_restarts", "Times that the engine died and was started again.", stats.restarts),
             ("personae:steps", "Steps run.", stats.steps),
             ("personae:step_tokens", "Tokens computed in steps, prompts included.", stats.tokens),
+            ("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.", stats.jumped),
             ("personae:step_seconds", "Time in steps.", stats.step_seconds),
             (
                 "personae:host_gap_seconds",

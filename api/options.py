@@ -39,7 +39,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
     sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a
     GPU decode steps are captured as graphs. `kv_cache_dtype`: "fp8" keeps keys and values in half the memory.
-    `quantize` is how the base's weights are kept, None for as `dtype` says.
+    `quantize` is how the base's weights are kept, None for as `dtype` says. `jump_forward`: text that a
+    grammar forces is appended without asking the model, unless a request says otherwise.
     """
 
     model: Path | None = None
@@ -67,6 +68,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     background_tokens: int | None = None
     cuda_graphs: bool = True
     quantize: QuantizeChoice | None = None
+    jump_forward: bool = True
 
 
 async def _never() -> None:

@@ -145,6 +145,7 @@ class Sampling(Body, kw_only=True):
     priority: int | None = None
     # Our own. `timeout`: seconds from the request's arrival.
     adapters: list[WeightedAdapter] | None = None
+    jump_forward: bool | None = None
     timeout: float | None = None
 
 

@@ -26,7 +26,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once;
     `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
     `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
-    all; None finds it from the chat template.
+    all; None finds it from the chat template. `jump_forward` is for requests that do not say.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -58,6 +58,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_rank: int | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
+    jump_forward: bool = True
 
 
 def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
@@ -69,6 +70,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
         batch_concurrency=options.batch_concurrency,
         max_rank=None if opened.bounds is None else opened.bounds.max_rank,
         seed=options.seed,
+        jump_forward=options.jump_forward,
         request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,

@@ -16,7 +16,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `stop_token_ids` end the sequence like EOS does, EOS ids not included; `ignore_eos` drops EOS alone.
     `allowed_tokens` is a row of a bitmask (grammar/bitmask.py), empty for all of them; no sequence of
     `bad_words_token_ids` is emitted. A sequence with either has no grammar, and something is left to be said
-    at every place.
+    at every place. `jump_forward`: text that a grammar forces is appended in the tokenizer's own tokens
+    (`jump.py`).
     """
 
     max_tokens: int
@@ -36,3 +37,4 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    jump_forward: bool = False

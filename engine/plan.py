@@ -21,10 +21,11 @@ class Admission(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: positions `start` to `start + count - 1` are computed.
 
-    The token at position p is `log.tokens[p]` where the admission's log has it, else the token that this slot
-    sampled for position p in an earlier step (then `count` is 1). `samples` says that the last position's
-    logits choose a token; False for all chunks of a prompt but the last. `pages` are the page ids appended to
-    this slot's page table before the step, in order; a table starts empty at admission.
+    The token at position p is `log.tokens[p]` where the admission's log has it, else the one that this slot
+    brought for position p in an earlier step (if that is not committed yet, `count` is 1). `samples` says
+    that the last position's logits choose a token, if none is known; False for all chunks but the last.
+    `pages` are the page ids appended to this slot's page table before the step, in order; a table starts
+    empty at admission.
     """
 
     slot: int
@@ -49,7 +50,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True):
     """What a step brought, in the order of the plan's rows.
 
-    `tokens` has one entry per row: the sampled id, or None where the row did not sample. `logprobs` and
+    `tokens` has one entry per row: the sampled id, or None where the row did not sample. `forced` has, by
+    row index, what a row brought instead of one token: that and those that follow by themselves (`jump.py`),
+    or none, where the next was known. `logprobs` and
     `prompt_logprobs` have entries (by row index) only for rows that asked: the prompt tokens that follow
     the row's positions, and before them None for the first token where the row starts at 0. `failures` maps
     a row index to the reason why its sequence cannot go on (its logits were not finite, its grammar refused
@@ -61,6 +64,7 @@ class StepResult(msgspec.Struct, frozen=True):
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = {}
     failures: dict[int, str] = {}
+    forced: dict[int, tuple[int, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)

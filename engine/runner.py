@@ -29,8 +29,9 @@ class PackedStep:
 
     tokens, positions: [T] int64; of the tokens those at `newest` [N] int64 are still to be read, the last
     ones of `newest_slots` [N] int64: the step before need not have chosen them until the forward pass begins.
-    `sampled` [S] int64 are the packed positions whose logits choose a token, and `sampled_rows` and
-    `sampled_slots` the plan's row indices and slots they belong to.
+    `sampled` [S] int64 are the packed positions whose logits choose a token, `sampled_rows` and
+    `sampled_slots` the plan's row indices and slots they belong to, and `sampled_ends` the positions of the
+    tokens that they choose.
     """
 
     tokens: torch.Tensor
@@ -42,6 +43,7 @@ class PackedStep:
     sampled: torch.Tensor
     sampled_rows: list[int]
     sampled_slots: list[int]
+    sampled_ends: list[int]
     offsets: list[int]
     order: list[int]
 
@@ -114,6 +116,16 @@ class Runner:
         if slot is None:
             raise RuntimeError(f"adapter {digest} is not on the device: its request would be the base's")
         return slot
+
+    def extend(self, slot: int, position: int, tokens: Sequence[int]) -> None:
+        """The slot's tokens from `position` on are known, as far as these go."""
+        known = np.resize(self._known[slot], position + len(tokens))
+        known[position:] = tokens
+        self._known[slot], self._known_length[slot] = known, len(known)
+
+    def knows(self, slot: int, position: int) -> bool:
+        """Whether the token at a position behind the slot's log, or one after it, is known."""
+        return bool(position < self._known_length[slot])
 
     def forward(self, packed: PackedStep, meanwhile: Callable[[], None] | None = None) -> Forward:
         """Run the model over packed rows. `meanwhile` is for a CPU: this thread does it when others have
@@ -203,6 +215,7 @@ class Runner:
             sampled=sampled,
             sampled_rows=[order[i] for i in samples],
             sampled_slots=[ordered[i].slot for i in samples],
+            sampled_ends=lengths[samples].tolist(),
             offsets=offsets.tolist(),
             order=order,
         )

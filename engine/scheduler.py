@@ -149,7 +149,7 @@ class Scheduler:
             roster.share_out(self._flights[-1].step if self._flights else None)
         others, beside = roster.foreground, len(table) - table.background
         budget = Budget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
-        decoding = self._plan_decodes(rows, budget)
+        decoding = self._plan_decodes(rows, chunks, budget)
         begun = table.prefilling.copy()
         if roster.crowding:
             kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
@@ -221,7 +221,7 @@ class Scheduler:
         news, settle = self._roster.news, self._settlement
         deltas = list(news.values())
         news.clear()
-        if result.failures or result.logprobs:
+        if result.failures or result.logprobs or result.forced:
             for index, sequence in enumerate(decoding):
                 settle.row(sequence, index, None, result, deltas)
         else:
@@ -234,32 +234,46 @@ class Scheduler:
 
     # Planning
 
-    def _plan_decodes(self, rows: list[Row], budget: Budget) -> list[LiveSequence]:
-        """A row for each decoding sequence, by rank; background ones as far as the budget goes."""
+    def _plan_decodes(self, rows: list[Row], chunks: _Chunks, budget: Budget) -> list[LiveSequence]:
+        """A row for each decoding sequence, by rank; background ones as far as the budget goes. One that has
+        forced tokens has a chunk of them, of what the others leave when each has a token."""
         planned: list[LiveSequence] = []
-        background = 0
-        for (
-            sequence
-        ) in self._running.decoding:  # only ever shortened at or behind the place where the loop stands
+        spare = budget.tokens - len(self._running)
+        # The list is only ever shortened at or behind the place where the loop stands.
+        for sequence in self._running.decoding:
             position = sequence.planned
             if position >= sequence.last:
                 continue  # the token that ends it is in flight
+            ahead = len(sequence.tokens) - position
+            count = 1 if ahead < 2 else 1 + min(ahead - 1, spare)
             if sequence.background:
-                if background == budget.background:
+                if not budget.background:
                     break
-                background += 1
+                count = min(count, budget.background)
             pages: tuple[int, ...] = ()
-            if position >= sequence.capacity:
-                if not self._make_room(sequence):
+            if position + count > sequence.capacity:
+                pages, count = self._grow(sequence, count)
+                if not count:
                     continue
-                pages = self._running.grow(sequence)
             assert sequence.slot is not None
-            rows.append(Row(sequence.slot, position, 1, True, pages))
-            planned.append(sequence)
-            sequence.planned = position + 1
-        budget.spend(len(rows) - background, background=False)
-        budget.spend(background, background=True)
+            row = Row(sequence.slot, position, count, count >= ahead, pages)
+            if ahead < 2:
+                rows.append(row)
+                planned.append(sequence)
+            else:
+                chunks.append((sequence, row))
+                spare -= count - 1
+            budget.spend(count, background=sequence.background)
+            sequence.planned = position + count
+        rows += (row for _, row in chunks)
         return planned
+
+    def _grow(self, sequence: LiveSequence, count: int) -> tuple[tuple[int, ...], int]:
+        """Pages for `count` more positions, and how many have room. None has if it had to go."""
+        pages: list[int] = []
+        while sequence.planned + count > sequence.capacity and self._make_room(sequence):
+            pages += self._running.grow(sequence)
+        return tuple(pages), min(count, sequence.capacity - sequence.planned)
 
     def _plan_prompts(
         self,
@@ -368,6 +382,11 @@ class Scheduler:
     def preemptions(self) -> int:
         """How often a running sequence had to drop its pages."""
         return self._roster.preemptions
+
+    @property
+    def jumped(self) -> int:
+        """Tokens that a grammar forced and nobody chose."""
+        return self._settlement.jumped
 
     def adapters(self) -> tuple[set[str], set[str]]:
         """Digests of the adapters of running sequences, and of waiting ones."""

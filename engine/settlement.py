@@ -13,11 +13,13 @@ class Settlement:
     def __init__(self, policy: FairnessPolicy, roster: Roster) -> None:
         self._policy = policy
         self._roster = roster
+        self.jumped = 0  # tokens that nobody chose
 
     def plain(
         self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
     ) -> None:
-        """What `row` does, for decode rows without failures and logprobs: the usual case, and hot."""
+        """What `row` does, for decode rows without failures, logprobs and forced tokens: the usual case, and
+        hot."""
         charge, running, ended = self._policy.charge, Place.RUNNING, Place.ENDED
         publish = self._roster.running.publish
         for sequence, token in zip(decoding, tokens, strict=False):
@@ -34,7 +36,7 @@ class Settlement:
             known.append(token)
             charge(sequence.key, 0, 1)
             if token in sequence.stops or len(known) >= sequence.limit:
-                deltas.append(self._tell(sequence, token))
+                deltas.append(self._tell(sequence, (token,)))
             else:
                 deltas.append(Delta(sequence.id, (token,)))
 
@@ -65,11 +67,15 @@ class Settlement:
             token = result.tokens[index]
             if token is None:
                 raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
-            sequence.tokens.append(token)
-            self._policy.charge(sequence.key, 0, 1)
+            tokens = result.forced.get(index, (token,))
+            if not tokens:
+                return  # they are known, and told
+            sequence.tokens += tokens
+            self.jumped += len(tokens) - 1
+            self._policy.charge(sequence.key, 0, len(tokens))
             logprobs = result.logprobs.get(index)
             deltas.append(
-                self._tell(sequence, token, () if logprobs is None else (logprobs,), prompt_logprobs)
+                self._tell(sequence, tokens, () if logprobs is None else (logprobs,), prompt_logprobs)
             )
         elif prompt_logprobs:
             deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
@@ -77,13 +83,13 @@ class Settlement:
     def _tell(
         self,
         sequence: LiveSequence,
-        token: int,
+        tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
     ) -> Delta:
-        """The delta of a token just committed; ends the sequence if it was the last."""
+        """The delta of tokens just committed; ends the sequence if they were its last."""
         finish, cached = sequence.ending(), sequence.cached_once()
         if finish is not None:
             self._roster.end(sequence)
-        stop = token if finish == "stop" else None
-        return Delta(sequence.id, (token,), logprobs, prompt_logprobs, finish, stop, None, cached)
+        stop = tokens[-1] if finish == "stop" else None
+        return Delta(sequence.id, tokens, logprobs, prompt_logprobs, finish, stop, None, cached)

@@ -12,7 +12,8 @@ N+1 is prepared, and before its forward pass is launched.
 On a CPU, where a forward pass takes the threads that there are cores for, step N is finished before N+1
 begins. There this thread advances the grammars and fills the masks when the others have begun the forward
 pass, and then joins them: a thread more would have to take a core from one of them in the middle of its work,
-for which all would wait.
+for which all would wait. Only those that may force what comes next (`jump.py`) take a token when it is read,
+so that the next plan has all that is known.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ import torch
 
 from personae.engine.arrival import Arrival
 from personae.engine.exclusion import Exclusion, excludes
+from personae.engine.jump import Jump, Spelling, jumps
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
@@ -40,18 +42,21 @@ from personae.lora.stored import Pieces
 
 LOAN = 32  # KV pages that are lent at a time
 PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
+_REFUSED = "the grammar does not allow the sampled token {}"
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, and `matchers`
-    theirs at launch. `masks` is kept until the device has read it. `arrival`: of the prompts'
-    log-probabilities."""
+    """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
+    `jumps` theirs at launch, and `known` says whose next token is known. `masks` is kept until the device has
+    read it. `arrival`: of the prompts' log-probabilities."""
 
     plan: StepPlan
     sampled: Sampled | None
     rows: list[int]
     matchers: list[Binding | None]
+    jumps: list[Jump | None]
+    known: list[bool]
     masks: "Masks | None"
     prompt_logprobs: dict[int, PromptLogprobs]
     arrival: Arrival | None
@@ -70,11 +75,13 @@ class StepEngine:
     """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
+    `spelling` is how forced text is written; without it none is.
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, spelling: Spelling | None = None) -> None:
         self.runner = runner
         self.sampler = sampler
+        self._spelling = spelling
         self.runs_ahead = runner.device.type != "cpu"
         self._masks: Masks | None = None  # of the step whose forward pass has run
         self._sampled: Sampled | None = None  # the last step's, maybe not settled yet
@@ -82,6 +89,7 @@ class StepEngine:
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Binding] = {}
+        self._jumps: dict[int, Jump] = {}
         self._lent: list[int] = []  # KV pages whose memory adapters have
 
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> PackedStep | None:
@@ -94,52 +102,59 @@ class StepEngine:
         for slot in plan.releases:
             self.sampler.release(slot)
             self._logs.pop(slot, None)
-            self._matchers.pop(slot, None)
-            self._untaken.pop(slot, None)
+            self._unbind(slot)
+        self.runner.apply(plan)
         for admission in plan.admissions:
             log = admission.log
             self._logs[admission.slot] = log
             self.sampler.admit(admission.slot, log)
-            self._matchers.pop(admission.slot, None)
-            self._untaken.pop(admission.slot, None)
+            self._unbind(admission.slot)
             if log.grammar is not None:
-                self._matchers[admission.slot] = replayed(
-                    grammars[log.grammar], log, self.runner.layout.max_model_len
-                )
+                self._bind(admission.slot, log, grammars[log.grammar])
             elif excludes(log.params):
                 self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
-        self.runner.apply(plan)
         return self.runner.pack(plan.rows) if plan.rows else None
+
+    def _unbind(self, slot: int) -> None:
+        for of_slots in (self._matchers, self._jumps, self._untaken):
+            of_slots.pop(slot, None)
+
+    def _bind(self, slot: int, log: SequenceLog, grammar: BoundGrammar) -> None:
+        longest = self.runner.layout.max_model_len
+        self._matchers[slot] = matcher = replayed(grammar, log, longest)
+        if self._spelling is not None and jumps(log):
+            limit = log.prompt_length + log.budget(longest)
+            self._jumps[slot] = jump = Jump(matcher, log, limit, self._spelling)
+            self.runner.extend(slot, len(log.tokens), jump.untold)
 
     def forward(self, packed: PackedStep | None) -> Forward | None:
         """Start the forward pass of what has been prepared."""
         if packed is None:
             return None
         self._settle()
-        slots = packed.sampled_slots
-        if self.runs_ahead or not any(slot in self._matchers for slot in slots):
+        if self.runs_ahead or not any(slot in self._matchers for slot in packed.sampled_slots):
             return self.runner.forward(packed)
 
         def fill() -> None:
-            self._masks = self._fill(slots)
+            self._masks = self._fill(packed)
 
         return self.runner.forward(packed, fill)
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
-            return Launched(plan, None, [], [], None, {}, None)
+            return Launched(plan, None, [], [], [], [], None, {}, None)
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
-        matchers = [self._matchers.get(slot) for slot in slots]
+        matchers = self._choosing(forward.packed)
         sampled = None
         masks, self._masks = self._masks, None
         if masks is None and any(matchers):
-            masks = self._fill(slots)
+            masks = self._fill(forward.packed)
         if rows:
             sampled = self.sampler.sample(
                 forward.logits,
                 slots,
-                [plan.rows[i].start + plan.rows[i].count for i in rows],
+                forward.packed.sampled_ends,
                 None if masks is None else masks.bitmask[: len(rows)],
                 {
                     row: matcher
@@ -150,7 +165,14 @@ class StepEngine:
             self._sampled = sampled
         prompts = self._prompt_logprobs(plan, forward)
         arrival = Arrival(self.runner.device) if prompts else None
-        return Launched(plan, sampled, rows, matchers, masks, prompts, arrival)
+        jumping = [self._jumps.get(slot) for slot in slots]
+        known = [*map(self.runner.knows, slots, forward.packed.sampled_ends)]
+        return Launched(plan, sampled, rows, matchers, jumping, known, masks, prompts, arrival)
+
+    def _choosing(self, packed: PackedStep) -> list[Binding | None]:
+        """What binds the rows that choose a token; nothing where it is known."""
+        places = zip(packed.sampled_slots, packed.sampled_ends, strict=True)
+        return [None if self.runner.knows(*place) else self._matchers.get(place[0]) for place in places]
 
     def _settle(self) -> None:
         """Make the tokens of the last step final."""
@@ -158,16 +180,16 @@ class StepEngine:
             self._sampled.settle()
             self._sampled = None
 
-    def _fill(self, slots: list[int]) -> Masks:
+    def _fill(self, packed: PackedStep) -> Masks:
         """Have the grammars take the tokens before, and say what they allow next."""
-        matchers = [self._matchers.get(slot) for slot in slots]
+        matchers = self._choosing(packed)
         failures: dict[int, str] = {}
-        for row, (slot, matcher) in enumerate(zip(slots, matchers, strict=True)):
+        for row, (slot, matcher) in enumerate(zip(packed.sampled_slots, matchers, strict=True)):
             token = self._untaken.pop(slot, None)
             if matcher is None or token is None or matcher.terminated:
                 continue  # terminated: the answer is complete, only stop tokens follow
             if not matcher.accept(token):
-                failures[row] = f"the grammar does not allow the sampled token {token}"
+                failures[row] = _REFUSED.format(token)
         bitmask = self._bitmasks.acquire()
         fill_masks(bitmask, matchers)
         return Masks(bitmask, failures)
@@ -182,22 +204,35 @@ class StepEngine:
         tokens: list[int | None] = [None] * len(launched.plan.rows)
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
+        forced: dict[int, tuple[int, ...]] = {}
         if launched.sampled is not None:
             read = launched.sampled.read()
             refused = {} if launched.masks is None else launched.masks.failures
             failures = {launched.rows[i]: why for i, why in {**read.failures, **refused}.items()}
             logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
-            for row, matcher, token in zip(launched.rows, launched.matchers, read.tokens, strict=True):
+            for row, matcher, jump, known, token in zip(
+                launched.rows, launched.matchers, launched.jumps, launched.known, read.tokens, strict=True
+            ):
                 tokens[row] = token
-                slot = launched.plan.rows[row].slot
-                if token is not None and matcher is not None and self._matchers.get(slot) is matcher:
-                    self._untaken[slot] = token
+                place = launched.plan.rows[row]
+                if known:
+                    assert jump is not None
+                    forced[row], jump.untold = jump.untold, ()
+                elif jump is not None and token is not None and self._jumps.get(place.slot) is jump:
+                    brought = jump.take(token)
+                    if brought is None:
+                        failures[row] = _REFUSED.format(token)
+                    elif len(brought) > 1:
+                        self.runner.extend(place.slot, place.start + place.count, brought)
+                        forced[row] = brought
+                elif token is not None and matcher is not None and self._matchers.get(place.slot) is matcher:
+                    self._untaken[place.slot] = token
         if launched.masks is not None:
             self._bitmasks.release(launched.masks.bitmask)
         if launched.arrival is not None:
             launched.arrival.wait()
         prompts = {row: entries.read() for row, entries in launched.prompt_logprobs.items()}
-        return StepResult(launched.plan.step, tuple(tokens), logprobs, prompts, failures)
+        return StepResult(launched.plan.step, tuple(tokens), logprobs, prompts, failures, forced)
 
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.

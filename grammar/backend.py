@@ -38,7 +38,7 @@ class Matcher(Binding, Protocol):
         """Take back the last `count` accepted tokens."""
 
     def forced(self) -> bytes:
-        """Text that has to follow, as far as it is known."""
+        """Text that has to follow, as far as it is known; nothing where tokens are asked about."""
 
     def fork(self) -> "Matcher":
         """A second matcher in the same state."""

@@ -36,3 +36,8 @@ def leave_out(row: Bitmask, tokens: Sequence[int]) -> None:
     words = row.view(np.uint32)
     for token in tokens:
         words[token // 32] &= ~np.uint32(1 << (token % 32))
+
+
+def allows(row: Bitmask, token: int) -> bool:
+    """Whether `row`, [words], has the bit of `token`."""
+    return int(row[token // 32]) >> token % 32 & 1 == 1

@@ -37,6 +37,11 @@ def next_token(log: SequenceLog, position: int, cell: int) -> int:
     return hash((log.params.seed, position, cell)) % VOCABULARY
 
 
+def is_forced(log: SequenceLog, position: int) -> bool:
+    """Whether a grammar forces the token at `position`, whatever it is: as every second of bound answers."""
+    return log.params.jump_forward and log.grammar is not None and hash((log.params.seed, position)) % 2 == 0
+
+
 class Truth:
     """What a sequence must bring, computed from its log alone, a token at a time."""
 
@@ -116,6 +121,7 @@ class Device:
         self._trouble.strikes("forward")
         tokens: list[int | None] = []
         failures: dict[int, str] = {}
+        forced: dict[int, tuple[int, ...]] = {}
         computed = context = 0
         adapters = set()
         if len({row.slot for row in plan.rows}) != len(plan.rows):
@@ -127,7 +133,10 @@ class Device:
             computed += row.count
             context += row.start
             adapters.add(slot.log.adapter)
+            known = len(slot.tokens)
             tokens.append(self._compute(slot, row, index, failures))
+            if row.samples and len(slot.tokens) != known + 1 and not slot.failed:
+                forced[index] = tuple(slot.tokens[known:])
         if computed > self.layout.max_batch_tokens:
             raise Wrong(f"{computed} tokens in one step of at most {self.layout.max_batch_tokens}")
         adapters.discard(None)
@@ -144,7 +153,7 @@ class Device:
         else:
             self._threads.sleep(seconds)
             self._free_at = self._threads.time()
-        return Launched(StepResult(plan.step, tuple(tokens), failures=failures), self._free_at)
+        return Launched(StepResult(plan.step, tuple(tokens), failures=failures, forced=forced), self._free_at)
 
     def sample(self, plan: StepPlan, forward: Launched) -> Launched:
         """Nothing is left to do."""
@@ -228,7 +237,20 @@ class Device:
         token = next_token(slot.log, end, cell)
         if len(slot.tokens) == end:
             slot.tokens.append(token)
+            self._force(slot, cell)
         return token
+
+    def _force(self, slot: Slot, cell: int) -> None:
+        """Append what follows the token behind `cell` by itself; the token that ends an answer never does."""
+        log, tokens = slot.log, slot.tokens
+        limit = log.prompt_length + log.budget(self.layout.max_model_len)
+        ends = {*log.eos, *log.params.stop_token_ids}
+        while tokens[-1] not in ends and len(tokens) < limit and is_forced(log, len(tokens)):
+            cell = hash((cell, tokens[-1]))
+            token = next_token(log, len(tokens), cell)
+            if token in ends:
+                return
+            tokens.append(token)
 
     def _check_cached(self, slot: Slot, start: int) -> None:
         """Whatever the prefix cache gave must be this sequence's own past."""

@@ -99,7 +99,9 @@ def requests(load: Workload, seed: int) -> Iterator[Request]:
             id=f"r{number}",
             tokens=prompt,
             prompt_length=len(prompt),
-            params=SamplingParams(max_tokens=randrange(load.answer[0], load.answer[1] + 1), seed=number),
+            params=SamplingParams(
+                max_tokens=randrange(load.answer[0], load.answer[1] + 1), seed=number, jump_forward=True
+            ),
             eos=EOS,
             adapter=None if based else dice.choices(digests, cum_weights=adapters)[0],
             grammar=grammar,

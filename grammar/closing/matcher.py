@@ -229,9 +229,9 @@ class ClosingMatcher:
         self.feed(accepted)
 
     def forced(self) -> bytes:
-        """The text that the grammar alone allows, budget or not."""
-        self._catch_up()
-        return b"" if self._following else self._inner.forced()
+        """The text that the grammar alone allows; nothing where the backend is not told of each token, or
+        there is a plan."""
+        return b"" if self._text is not None or self._plan is not None else self._inner.forced()
 
     def fork(self) -> "ClosingMatcher":
         """A second matcher in the same state."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
+import msgspec
+
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduler import Scheduler
@@ -215,15 +217,37 @@ class FakeExecutor:
                 entries = [_logprob(log.tokens[end], cells[:end]) for end in ends]
                 result.prompt_logprobs[index] = (*(() if row.start else (None,)), *entries)
             tokens.append(None)
-            if row.samples:
-                why = self._fails(log, row.start + row.count)
+            end = row.start + row.count
+            if row.samples and end in slot.sampled:
+                tokens[-1], result.forced[index] = slot.sampled[end], ()
+            elif row.samples:
+                why = self._fails(log, end)
                 if why is not None:
                     result.failures[index] = why
                     continue
-                tokens[-1] = slot.sampled[row.start + row.count] = _sample(log, cells)
+                tokens[-1] = slot.sampled[end] = _sample(log, cells)
                 if log.params.logprobs is not None:
-                    result.logprobs[index] = _logprob(slot.sampled[row.start + row.count], cells)
-        return StepResult(plan.step, tuple(tokens), result.logprobs, result.prompt_logprobs, result.failures)
+                    result.logprobs[index] = _logprob(slot.sampled[end], cells)
+                elif log.params.jump_forward:
+                    result.forced[index] = self._forced(slot, end, cells)
+        return msgspec.structs.replace(result, tokens=tuple(tokens))
+
+    def _forced(self, slot: _Slot, position: int, cells: list[int]) -> tuple[int, ...]:
+        """The token at `position`, and those that follow it by themselves: every second one does."""
+        log, brought, cells = slot.log, [slot.sampled[position]], cells.copy()
+        ends = {*log.eos, *log.params.stop_token_ids}
+        limit = log.prompt_length + log.budget(self.layout.max_model_len)
+        while brought[-1] not in ends:
+            cells.append(_cell(log, brought[-1], cells))
+            position += 1
+            token = _sample(log, cells)
+            if position >= limit or hash((log.params.seed, position)) % 2 or self._fails(log, position):
+                break
+            if token in ends:
+                break
+            slot.sampled[position] = token
+            brought.append(token)
+        return tuple(brought)
 
     def _token(self, slot: _Slot, position: int) -> int:
         if position < len(slot.log.tokens):

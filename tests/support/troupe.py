@@ -18,6 +18,7 @@ from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import Capture, DecodeGraphs
+from personae.engine.jump import Spelling
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.params import SamplingParams
@@ -39,9 +40,10 @@ from personae.lora.pool import LoraPool
 
 @dataclass
 class Played:
-    """What one sequence brought."""
+    """What one sequence brought. `told`: how many tokens it had after each step that brought some."""
 
     tokens: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: str | None = None
@@ -79,7 +81,7 @@ def log_of(
 
 
 class Troupe:
-    """`adapters` maps names to PEFT folders; `digests` has their digests."""
+    """`adapters` maps names to PEFT folders; `digests` has their digests. `steps` counts plans."""
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class Troupe:
         capture: Capture | None = None,
         device: str = "cpu",
         copies: Copies | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
         at = torch.device(device)
         model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
@@ -117,12 +120,14 @@ class Troupe:
         kv = KVCache(model.config, layout, getattr(torch, dtype), at, spare=capture is not None)
         kv.data.fill_(torch.nan)
         graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
-        self.engine = StepEngine(Runner(model, kv, layout, pool, sampler.last_tokens, graphs), sampler)
+        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        self.engine = StepEngine(runner, sampler, spelling)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters())
         self.grammars: dict[GrammarSpec, BoundGrammar] = {}
         self.lookahead = lookahead
+        self.steps = 0
 
     def place(self, name: str, adapter: Adapter) -> None:
         """Have an adapter on the device under a name."""
@@ -141,6 +146,7 @@ class Troupe:
         while True:
             while len(flying) < self.lookahead and (plan := self.scheduler.plan()) is not None:
                 flying.append(plan)
+                self.steps += 1
             if not flying and unread is None:
                 break
             plan = flying.popleft() if flying else None
@@ -160,6 +166,8 @@ class Troupe:
             one = played[delta.id]
             assert one.finish is None, "a delta after the end"
             one.tokens += delta.tokens
+            if delta.tokens:
+                one.told.append(len(one.tokens))
             one.logprobs += delta.logprobs
             one.prompt_logprobs += delta.prompt_logprobs
             one.finish, one.error = delta.finish, delta.error

@@ -1,0 +1,226 @@
+"""Forced text is appended in the tokenizer's own tokens, and answers are what they would have been."""
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+import tiny_tokenizers
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from troupe import Played, Troupe
+
+from personae.engine.jump import Spelling
+from personae.engine.tokens import Tokenizer
+from personae.evals.demo.adapters import MODEL
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "delivery_address": {"type": "string", "maxLength": 12},
+        "reason_of_return": {"enum": ["arrived too late", "arrived broken", "not wanted any more"]},
+        "refund_by_bank_transfer": {"type": "boolean"},
+    },
+    "required": ["delivery_address", "reason_of_return", "refund_by_bank_transfer"],
+    "additionalProperties": False,
+}
+OBJECT = GrammarSpec("json_schema", json.dumps(SCHEMA))
+LONG = (
+    "No refund is given for a parcel that was opened, used, worn or washed, or that comes back to us later "
+    "than thirty days after the day on which it was delivered."
+)
+CHOICE = GrammarSpec("choice", json.dumps([LONG, "Yes, there is a refund."]))
+PROMPT = (5, 6, 7)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(MODEL)
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    text = (MODEL / "tokenizer.json").read_bytes()
+    return Vocabulary.from_tokenizer_json(text, tokenizer().vocab_size, tokenizer().eos_ids)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(vocabulary(), sandboxed=False)
+
+
+def troupe(*, runs_ahead: bool = False, **sizes: Any) -> Troupe:
+    made = Troupe(MODEL, spelling=Spelling(tokenizer(), vocabulary().tokens), **sizes)
+    made.engine.runs_ahead = runs_ahead
+    made.grammars |= {spec: compiler().compile(spec) for spec in (OBJECT, CHOICE)}
+    return made
+
+
+def answer(made: Troupe, grammar: GrammarSpec, **changes: Any) -> Played:
+    settings = {"max_tokens": 600, "jump_forward": True, "eos": tokenizer().eos_ids, **changes}
+    return made.play([made.log("a", PROMPT, grammar=grammar, **settings)])["a"]
+
+
+def text_of(played: Played) -> str:
+    return tokenizer().decode(played.tokens)
+
+
+def test_forced_text_takes_a_handful_of_steps_and_has_the_tokenizers_tokens() -> None:
+    made = troupe()
+    bias = {tokenizer().encode("No", False)[0]: 100.0}
+    played = answer(made, CHOICE, logit_bias=bias)
+    assert text_of(played) == LONG
+    expected = tokenizer().encode(LONG, False)
+    assert len(expected) > 40
+    assert played.tokens[: len(expected) - 1] == expected[:-1]
+    assert made.steps < 10
+
+
+def test_without_it_each_token_takes_a_step() -> None:
+    made = troupe()
+    played = answer(made, CHOICE, jump_forward=False)
+    assert made.steps >= len(played.tokens)
+
+
+CROWD: list[dict[str, Any]] = [
+    {"grammar": grammar, "seed": seed, "temperature": 1.0, "max_tokens": budget}
+    for seed, budget in enumerate((160, 110, 160, 100))
+    for grammar in (OBJECT, CHOICE, None)
+]
+
+
+def crowd(made: Troupe) -> dict[str, Played]:
+    logs = []
+    for number, changes in enumerate(CROWD):
+        jump = {"jump_forward": True} if changes["grammar"] else {"max_tokens": 30}
+        logs.append(made.log(f"{number}", (*PROMPT, number), **changes | jump, eos=tokenizer().eos_ids))
+    return made.play(logs)
+
+
+@cache
+def alone() -> dict[str, Played]:
+    return crowd(troupe(max_seqs=1, lookahead=1))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"lookahead": 1},
+        {"lookahead": 3},
+        {"runs_ahead": True},
+        {"max_seqs": 4, "max_batch_tokens": 6},
+        {"page_size": 4, "num_pages": 60, "max_model_len": 200},
+        {"page_size": 4, "num_pages": 60, "max_model_len": 200, "runs_ahead": True, "lookahead": 3},
+    ],
+    ids=str,
+)
+def test_answers_are_the_same_in_any_batch_and_after_preemptions(sizes: dict[str, Any]) -> None:
+    made = troupe(**sizes)
+    played = crowd(made)
+    for id, one in alone().items():
+        assert (played[id].tokens, played[id].finish) == (one.tokens, one.finish)
+        if CROWD[int(id)]["grammar"] is OBJECT:
+            jsonschema.validate(json.loads(text_of(one)), SCHEMA)
+    if "num_pages" in sizes:
+        assert made.scheduler.preemptions
+
+
+@pytest.mark.parametrize("grammar", [OBJECT, CHOICE])
+def test_an_answer_goes_on_from_wherever_it_was_told(grammar: GrammarSpec) -> None:
+    made = troupe()
+    settings: dict[str, Any] = {"seed": 3, "temperature": 1.0}
+    whole = answer(made, grammar, **settings)
+    assert len(whole.told) < len(whole.tokens)
+    for count in whole.told[:-1]:
+        log = made.log("a", PROMPT, grammar=grammar, max_tokens=600, jump_forward=True, **settings)
+        log = type(log)(**{
+            **{name: getattr(log, name) for name in log.__struct_fields__},
+            "tokens": (*PROMPT, *whole.tokens[:count]), "eos": tokenizer().eos_ids,
+        })  # fmt: skip
+        assert made.play([log])["a"].tokens == whole.tokens[count:]
+
+
+def test_an_answer_is_whole_with_any_budget() -> None:
+    made = troupe()
+    shortest = made.grammars[OBJECT].shortest
+    for budget in range(shortest, shortest + 40):
+        played = answer(made, OBJECT, max_tokens=budget, seed=budget, temperature=1.0)
+        assert len(played.tokens) <= budget
+        jsonschema.validate(json.loads(text_of(played)), SCHEMA)
+
+
+def test_who_asks_for_logprobs_or_has_penalties_gets_the_models_own_tokens() -> None:
+    for changes in ({"logprobs": 0}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}):
+        on, off = (answer(troupe(), OBJECT, **changes, jump_forward=jump) for jump in (True, False))
+        assert on == off
+        assert on.told == [*range(1, len(on.tokens) + 1)]
+
+
+def test_a_stop_token_within_forced_text_ends_the_answer_there() -> None:
+    tokens = tokenizer().encode(LONG, False)
+    bias = {tokens[0]: 100.0}
+    played = answer(troupe(), CHOICE, logit_bias=bias, stop_token_ids=(tokens[9],))
+    assert (played.tokens, played.finish) == (tokens[: tokens.index(tokens[9]) + 1], "stop")
+
+
+def test_nothing_is_forced_after_the_budget() -> None:
+    for budget in range(1, 12):
+        grammar = GrammarSpec("lark", f'start: "{LONG}"')
+        made = troupe()
+        made.grammars[grammar] = compiler().compile(grammar)
+        assert len(answer(made, grammar, max_tokens=budget).tokens) == budget
+
+
+@cache
+def spelled(kind: str) -> tuple[Spelling, Tokenizer, Vocabulary]:
+    if kind == "demo":
+        return Spelling(tokenizer(), vocabulary().tokens), tokenizer(), vocabulary()
+    made = Tokenizer(tiny_tokenizers.make(kind))
+    words = Vocabulary.from_tokenizer_json(made.backend.to_str(), made.vocab_size, (2,))
+    return Spelling(made, words.tokens), made, words
+
+
+PIECES = [
+    '{"',
+    '": "',
+    '", "',
+    '"',
+    "name",
+    "fox",
+    " the",
+    "Köln",
+    "日本",
+    " ",
+    "  ",
+    "\n",
+    "1",
+    "0",
+    "}",
+    "🙂",
+]
+
+
+@pytest.mark.parametrize("kind", ["demo", *tiny_tokenizers.KINDS])
+@given(
+    before=st.lists(st.sampled_from(PIECES), max_size=6).map("".join),
+    text=st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+    after=st.lists(st.sampled_from(PIECES), max_size=4).map("".join),
+    cut=st.integers(0, 3),
+)
+def test_spelled_text_has_the_tokens_of_the_whole(
+    kind: str, before: str, text: str, after: str, cut: int
+) -> None:
+    spelling, tokenizer, vocabulary = spelled(kind)
+    said = text.encode()
+    found = spelling(tokenizer.encode(before, False)[-8:], said[: max(len(said) - cut, 0)])
+    if found:
+        whole = tokenizer.encode(before + text + after, False)
+        rests = {b"".join(vocabulary.tokens[token] for token in whole[at:]): at for at in range(len(whole))}
+        assume((text + after).encode() in rests)  # nothing in it is unknown to the tokenizer
+        at = rests[(text + after).encode()]
+        assert whole[at : at + len(found)] == found
