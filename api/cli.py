@@ -209,12 +209,13 @@ def serve(
         ),
     ] = True,
     jump_forward: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--jump-forward/--no-jump-forward",
             help="Append text that a grammar forces without asking the model; a request may say otherwise.",
+            show_default="yes, but not where decode steps are graphs",
         ),
-    ] = True,
+    ] = None,
 ) -> None:
     """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
     options = ServeOptions(

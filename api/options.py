@@ -68,7 +68,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     background_tokens: int | None = None
     cuda_graphs: bool = True
     quantize: QuantizeChoice | None = None
-    jump_forward: bool = True
+    jump_forward: bool | None = None
 
 
 async def _never() -> None:

@@ -74,7 +74,7 @@ def sampling_params(
         bad_words_token_ids=left_out.bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        jump_forward=_pick(request.jump_forward, settings.jump_forward, True),
+        jump_forward=settings.jump_forward if request.jump_forward is None else request.jump_forward,
     )
 
 

@@ -26,7 +26,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
     "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once;
     `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
     `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
-    all; None finds it from the chat template. `jump_forward` is for requests that do not say.
+    all; None finds it from the chat template. `jump_forward` is for requests that do not say, None leaves
+    it to the engine.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -58,7 +59,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_rank: int | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
-    jump_forward: bool = True
+    jump_forward: bool | None = None
 
 
 def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:

@@ -17,7 +17,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `allowed_tokens` is a row of a bitmask (grammar/bitmask.py), empty for all of them; no sequence of
     `bad_words_token_ids` is emitted. A sequence with either has no grammar, and something is left to be said
     at every place. `jump_forward`: text that a grammar forces is appended in the tokenizer's own tokens
-    (`jump.py`).
+    (`jump.py`); None where decode steps are no graphs, which a step with several tokens of a sequence is not.
     """
 
     max_tokens: int
@@ -37,4 +37,4 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    jump_forward: bool = False
+    jump_forward: bool | None = False

@@ -122,7 +122,7 @@ class StepEngine:
     def _bind(self, slot: int, log: SequenceLog, grammar: BoundGrammar) -> None:
         longest = self.runner.layout.max_model_len
         self._matchers[slot] = matcher = replayed(grammar, log, longest)
-        if self._spelling is not None and jumps(log):
+        if self._spelling is not None and jumps(log, self.runner.graphs is None):
             limit = log.prompt_length + log.budget(longest)
             self._jumps[slot] = jump = Jump(matcher, log, limit, self._spelling)
             self.runner.extend(slot, len(log.tokens), jump.untold)

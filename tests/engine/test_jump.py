@@ -9,6 +9,7 @@ import pytest
 import tiny_tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from recorded_graphs import RecordedGraphs
 from troupe import Played, Troupe
 
 from personae.engine.jump import Spelling
@@ -63,6 +64,16 @@ def troupe(*, runs_ahead: bool = False, **sizes: Any) -> Troupe:
 def answer(made: Troupe, grammar: GrammarSpec, **changes: Any) -> Played:
     settings = {"max_tokens": 600, "jump_forward": True, "eos": tokenizer().eos_ids, **changes}
     return made.play([made.log("a", PROMPT, grammar=grammar, **settings)])["a"]
+
+
+def test_what_nobody_asked_for_is_done_where_decode_steps_are_no_graphs() -> None:
+    plain, recorded = troupe(), troupe(capture=RecordedGraphs())
+    alone, graphed = (answer(made, CHOICE, jump_forward=None) for made in (plain, recorded))
+    assert plain.steps < recorded.steps
+    asked = troupe(capture=RecordedGraphs())
+    assert answer(asked, CHOICE) == alone
+    assert asked.steps == plain.steps
+    assert len(graphed.told) == len(graphed.tokens)
 
 
 def text_of(played: Played) -> str:
