@@ -1,7 +1,7 @@
 """What the caller binds the text of an answer by: `response_format`, and vLLM's `structured_outputs` with the
 names that it had before."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from personae.api.schema import (
     StructuredOutputs,
 )
 from personae.errors import GrammarError, RequestError, UnsupportedParameter
+from personae.grammar.registry import BACKENDS, BACKENDS_OF_KIND
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import (
     Element,
@@ -29,6 +30,7 @@ from personae.grammar.structure.tags import structural_tag
 
 _NAME_LENGTH = 64
 _MOST_CHOICES = 1024
+_BACKEND = "guided_decoding_backend"
 _OLDER = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -50,8 +52,13 @@ class Bound:
         return self.spec if self.spec.kind == "json_schema" and not self.spec.strict else None
 
     def element(self) -> Element:
-        """The same as a part of an answer with other parts. Raises GrammarError if it cannot be one."""
+        """The same as a part of an answer with other parts. Raises GrammarError if it cannot be one, and
+        UnsupportedParameter if a backend is asked for by name that takes no such answers."""
         source = self.spec.source
+        if self.spec.backend not in (None, *BACKENDS_OF_KIND["structure"]):
+            raise UnsupportedParameter(
+                f"`{_BACKEND}`: an answer with reasoning or tool calls is bound by guidance.", param=_BACKEND
+            )
         match self.spec.kind:
             case "json_schema":
                 return Json(msgspec.json.decode(source), self.spec.strict, self.param)
@@ -68,11 +75,23 @@ class Bound:
 
 
 def bound_of(body: SamplingFields) -> Bound | None:
-    """What binds the answer's text; None if nothing does.
+    """What binds the answer's text, and by which backend if one is asked for; None if nothing does.
 
     Raises RequestError or GrammarError when that is malformed or asked for twice, UnsupportedParameter for
     what would have to be ignored.
     """
+    bound = _bound_of(body)
+    name = body.guided_decoding_backend
+    if name in (None, "auto"):
+        return bound
+    backend = BACKENDS.get(name)
+    if bound is None or backend is None or backend not in BACKENDS_OF_KIND[bound.spec.kind]:
+        bound_by = "nothing" if bound is None else f"`{bound.param}`"
+        raise UnsupportedParameter(f"`{_BACKEND}`: {name} does not take {bound_by}.", param=_BACKEND)
+    return replace(bound, spec=msgspec.structs.replace(bound.spec, backend=backend))
+
+
+def _bound_of(body: SamplingFields) -> Bound | None:
     asked = {name: value for name in _OLDER if (value := getattr(body, name)) is not None}
     if body.structured_outputs is not None:
         asked["structured_outputs"] = body.structured_outputs

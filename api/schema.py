@@ -95,7 +95,6 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 _BINDING = ("response_format", "structured_outputs", "guided_json")
 _UNSERVED_OF_VLLM: Mapping[str, tuple[Any, ...]] = {
-    "guided_decoding_backend": ("auto",),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
@@ -170,8 +169,8 @@ class SamplingFields(Sampling, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
     # vLLM's that are not served: `unserved` lists the values that ask for nothing.
-    guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None

@@ -15,6 +15,7 @@ import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BoundGrammar, GrammarBackend
+from personae.grammar.closing.automaton import Automaton
 from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
 from personae.grammar.closing.build import Compiling, build, draft, sketch_of
 from personae.grammar.closing.grammar import ClosingGrammar
@@ -27,7 +28,7 @@ from personae.grammar.sandbox.small import is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.disjoint import without_disjoint_one_of
-from personae.grammar.schema.document import SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
+from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import (
@@ -98,6 +99,7 @@ class GrammarCompiler:
     def _warm_up(self) -> None:
         if self._sandbox is not None:
             self._sandbox.start()
+        self._backend("outlines")
         for spec in TOUR:
             with suppress(GrammarError, _Elsewhere):
                 self._compile(spec, self._build)
@@ -112,7 +114,7 @@ class GrammarCompiler:
 
     def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
-        nbytes = grammar.nbytes + growth(spec)
+        nbytes = grammar.nbytes + (0 if isinstance(grammar, Automaton) else growth(spec))
         with self._lock:
             if spec in self._cached or nbytes > self._cache_bytes:
                 return
@@ -133,6 +135,9 @@ class GrammarCompiler:
         """
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning)
+        automaton = self._automaton(spec)
+        if automaton is not None:
+            return automaton
         if self._sandbox is not None:
             with suppress(_Elsewhere):
                 if is_small(spec):
@@ -206,11 +211,29 @@ class GrammarCompiler:
                 raise GrammarError(
                     f"The schema cannot be analysed: {error!r}.", param=SCHEMA_PARAM
                 ) from error
-        name = BACKENDS_OF_KIND[spec.kind][0]
+        name = BACKENDS_OF_KIND[spec.kind][-1]
         if spec.kind == "structure":
             backend = self._backend(name)
             return finish(structure_sketch(spec, backend, self._table, rewritings))
         return finish(sketch_of(name, spec, self._table))
+
+    def _automaton(self, spec: GrammarSpec) -> BoundGrammar | None:
+        """Where it is one, and small: its size is seen before it is made. Raises GrammarError if a backend is
+        asked for by name that does not enforce the spec."""
+        names = BACKENDS_OF_KIND[spec.kind]
+        if spec.backend not in (None, *names):
+            raise GrammarError(
+                f"The backend {spec.backend} does not take a {spec.kind}.", param=PARAMS.get(spec.kind)
+            )
+        if "outlines" not in names or spec.backend not in (None, "outlines"):
+            return None
+        try:
+            grammar = self._backend("outlines").compile(spec)
+        except GrammarError:
+            if spec.backend is not None:
+                raise
+            return None
+        return grammar if isinstance(grammar, Automaton) else None
 
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""

@@ -31,7 +31,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
     `json_object`, an element as JSON text for `structure` (structure/elements.py). `strict` is for schemas:
     enforce all of it or refuse; otherwise bind what can be bound. `reasoning` limits the reasoning that a
-    `structure` begins with.
+    `structure` begins with. `backend` is the only one that may enforce it, None for any.
     Equal specs compile to the same grammar, so a spec is the key of the cache of compiled grammars.
     """
 
@@ -39,3 +39,4 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     source: str = ""
     strict: bool = True
     reasoning: ReasoningLimit | None = None
+    backend: str | None = None

@@ -49,6 +49,14 @@ async def spec_of(app: Starlette, engine: FakeEngine, path: str, **extra: Any) -
         ({"guided_json": SCHEMA}, GrammarSpec("json_schema", SOURCE)),
         ({"guided_regex": "a+", "guided_decoding_backend": "auto"}, GrammarSpec("regex", "a+")),
         ({"guided_choice": ["a", "b"]}, GrammarSpec("choice", '["a","b"]')),
+        (
+            {"guided_regex": "a+", "guided_decoding_backend": "outlines"},
+            GrammarSpec("regex", "a+", backend="outlines"),
+        ),
+        (
+            {"structured_outputs": {"choice": ["a"]}, "guided_decoding_backend": "guidance"},
+            GrammarSpec("choice", '["a"]', backend="llguidance"),
+        ),
         ({"guided_grammar": GBNF}, GrammarSpec("ebnf", GBNF)),
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """Answers that close, through the whole product, by a model whose weights are noise."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,11 +31,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-def ask(server: Running, format: dict[str, Any], **extra: Any) -> httpx.Response:
+def ask(server: Running, format: dict[str, Any] | None, **extra: Any) -> httpx.Response:
     model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "temperature": 1.5, **extra}
     return httpx.post(
-        f"{server.url}/v1/chat/completions", json=body | {"response_format": format}, timeout=60
+        f"{server.url}/v1/chat/completions",
+        json=body | ({} if format is None else {"response_format": format}),
+        timeout=60,
     )
 
 
@@ -73,3 +76,32 @@ def test_what_is_left_of_the_context_is_a_budget_as_well(server: Running) -> Non
     response = ask(server, {"type": "json_object"}, seed=4)
     assert response.status_code == 200, response.text
     assert isinstance(json.loads(response.json()["choices"][0]["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize("backend", ["auto", "outlines", "guidance"])
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"choice": ["certainly not", "not at all", "not in May"]}, "certainly not|not at all|not in May"),
+        ({"regex": r"^\d{4}-\d{2}-\d{2}(T\d{2})?$"}, r"\d{4}-\d{2}-\d{2}(T\d{2})?"),
+    ],
+    ids=["choice", "regex"],
+)
+def test_choices_and_expressions_are_whole_at_their_shortest_by_every_backend(
+    server: Running, backend: str, asked: dict[str, Any], pattern: str
+) -> None:
+    extra = {"structured_outputs": asked, "guided_decoding_backend": backend}
+    refused = ask(server, None, **extra, max_tokens=1).json()
+    shortest = int(refused["error"]["message"].split(" has ")[1].rstrip("."))
+    for budget in range(shortest, shortest + 4):
+        response = ask(server, None, **extra, max_tokens=budget)
+        assert response.status_code == 200, response.text
+        assert re.fullmatch(pattern, response.json()["choices"][0]["message"]["content"])
+
+
+def test_a_backend_that_does_not_take_what_is_asked_refuses_it_by_name(server: Running) -> None:
+    response = ask(
+        server, None, structured_outputs={"regex": ".*"}, guided_decoding_backend="outlines", max_tokens=4
+    )
+    assert response.status_code == 400
+    assert "outlines does not take this regex" in response.json()["error"]["message"]

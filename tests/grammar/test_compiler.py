@@ -8,6 +8,7 @@ from byte_bpe import byte_level_vocabulary
 from grammar_walks import accepts, walk
 
 from personae.errors import GrammarError
+from personae.grammar.closing.automaton import Automaton
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
@@ -299,3 +300,27 @@ def test_a_pattern_that_cannot_be_read_is_named_where_it_stands_alone_and_in_a_c
     for spec in (whole, call):
         with pytest.raises(GrammarError, match="'pattern' at #/properties/a/pattern"):
             compiler.compile(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "small"),
+    [
+        (GrammarSpec("choice", '["yes", "no"]'), True),
+        (GrammarSpec("regex", r"^\d{4}-\d{2}-\d{2}$"), True),
+        (GrammarSpec("regex", ".*"), False),
+        (GrammarSpec("regex", "[ab]*a[ab]{20}"), False),
+        (GrammarSpec("choice", '["yes", "no"]', backend="llguidance"), False),
+    ],
+    ids=str,
+)
+def test_small_automata_are_given_to_outlines_unless_another_is_asked_for(compiler, spec, small):
+    assert isinstance(compiler.compile(spec), Automaton) is small
+
+
+def test_a_backend_asked_for_by_name_refuses_what_it_does_not_enforce(compiler):
+    spec = GrammarSpec("regex", "a(?=b)?.*", backend="outlines")
+    with pytest.raises(GrammarError, match="outlines does not take this regex") as refused:
+        compiler.compile(spec)
+    assert refused.value.param == "structured_outputs.regex"
+    with pytest.raises(GrammarError, match="outlines does not take a json_schema"):
+        compiler.compile(GrammarSpec("json_schema", "{}", backend="outlines"))

@@ -38,13 +38,48 @@ SCHEMAS = [
 ]
 
 
+def schema_spec(schema):
+    return GrammarSpec("json_schema", json.dumps(schema))
+
+
+def choice_spec(*texts):
+    return GrammarSpec("choice", json.dumps(texts))
+
+
+# By backend: an object with choices to make, and a single text in quotes.
+MANY = {
+    "llguidance": schema_spec(PERSON),
+    "xgrammar": schema_spec(PERSON),
+    "outlines": GrammarSpec("regex", r'\{("name": [0-9]{1,9}, ){2}"tags": (true|null)\}'),
+}
+ONE = {
+    "llguidance": lambda text: schema_spec({"const": text}),
+    "xgrammar": lambda text: schema_spec({"const": text}),
+    "outlines": lambda text: choice_spec(f'"{text}"'),
+}
+
+
 @pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
 def backend(request):
     return make_backend(request.param, VOCABULARY)
 
 
+@pytest.fixture(scope="module", params=MANY)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def many(name):
+    return make_backend(name, VOCABULARY).compile(MANY[name])
+
+
+def one(name, text, vocabulary=VOCABULARY):
+    return make_backend(name, vocabulary).compile(ONE[name](text))
+
+
 def compiled(backend, schema):
-    return backend.compile(GrammarSpec("json_schema", json.dumps(schema)))
+    return backend.compile(schema_spec(schema))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
@@ -71,11 +106,10 @@ def test_json_object_binds_to_any_object(backend):
     assert not accepts(grammar.matcher(), VOCABULARY, b"[1]")
 
 
-def test_special_and_padded_ids_are_never_allowed_and_stop_tokens_only_at_the_end(backend):
-    grammar = backend.compile(GrammarSpec("json_object"))
+def test_special_and_padded_ids_are_never_allowed_and_stop_tokens_only_at_the_end(many):
     silent = {token for token, text in enumerate(VOCABULARY.tokens) if not text} | {350, 351}
     for seed in range(4):
-        matcher, rng = grammar.matcher(), random.Random(seed)
+        matcher, rng = many.matcher(), random.Random(seed)
         for _ in range(60):
             tokens = allowed_tokens(matcher, VOCABULARY)
             assert not silent & set(tokens) or tokens == [0]
@@ -86,9 +120,9 @@ def test_special_and_padded_ids_are_never_allowed_and_stop_tokens_only_at_the_en
             matcher.accept(rng.choice(tokens))
 
 
-def test_every_stop_token_ends_an_answer(backend):
+def test_every_stop_token_ends_an_answer(name):
     vocabulary = Vocabulary(VOCABULARY.tokens, (0, 1), VOCABULARY.special)
-    grammar = compiled(type(backend)(vocabulary), {"const": "x"})
+    grammar = one(name, "x", vocabulary)
     for stop in (0, 1):
         matcher = grammar.matcher()
         assert all(matcher.accept(token) for token in spell(b'"x"', vocabulary))
@@ -97,9 +131,9 @@ def test_every_stop_token_ends_an_answer(backend):
         assert matcher.terminated
 
 
-def test_after_the_end_only_the_stop_token_is_allowed_and_nothing_is_accepted(backend):
-    matcher = compiled(backend, {"const": 1}).matcher()
-    assert accepts(matcher, VOCABULARY, b"1")
+def test_after_the_end_only_the_stop_token_is_allowed_and_nothing_is_accepted(name):
+    matcher = one(name, "1").matcher()
+    assert accepts(matcher, VOCABULARY, b'"1"')
     assert matcher.terminated
     assert allowed_tokens(matcher, VOCABULARY) == [0]
     assert not matcher.accept(0)
@@ -109,19 +143,18 @@ def test_after_the_end_only_the_stop_token_is_allowed_and_nothing_is_accepted(ba
     assert matcher.accept(0)
 
 
-def test_a_refused_token_changes_nothing(backend):
-    matcher = compiled(backend, PERSON).matcher()
+def test_a_refused_token_changes_nothing(many):
+    matcher = many.matcher()
     before = allowed_tokens(matcher, VOCABULARY)
     assert not matcher.accept(*spell(b"x", VOCABULARY))
     assert not matcher.accept(0)
     assert allowed_tokens(matcher, VOCABULARY) == before
 
 
-def test_rollback_and_fork_equal_replay(backend):
-    grammar = compiled(backend, PERSON)
+def test_rollback_and_fork_equal_replay(many):
     for seed in range(6):
         rng = random.Random(seed)
-        matcher, taken = grammar.matcher(), []
+        matcher, taken = many.matcher(), []
         for _ in range(40):
             if matcher.terminated or (taken and rng.random() < 0.3):
                 count = rng.randint(1, len(taken))
@@ -130,7 +163,7 @@ def test_rollback_and_fork_equal_replay(backend):
             else:
                 taken.append(rng.choice(allowed_tokens(matcher, VOCABULARY)))
                 assert matcher.accept(taken[-1])
-            replay = grammar.matcher()
+            replay = many.matcher()
             assert all(replay.accept(token) for token in taken)
             fork = matcher.fork()
             expected = allowed_tokens(replay, VOCABULARY)
@@ -140,14 +173,13 @@ def test_rollback_and_fork_equal_replay(backend):
             assert allowed_tokens(matcher, VOCABULARY) == expected
 
 
-def test_what_is_said_to_follow_is_accepted_and_looking_changes_nothing(backend):
-    grammar = compiled(backend, PERSON)
+def test_what_is_said_to_follow_is_accepted_and_looking_changes_nothing(many):
     stop = VOCABULARY.stop_ids[0]
     for seed in range(12):
         rng = random.Random(seed)
-        whole = spell(walk(grammar.matcher(), VOCABULARY, rng), VOCABULARY)
+        whole = spell(walk(many.matcher(), VOCABULARY, rng), VOCABULARY)
         at = rng.randrange(len(whole))
-        matcher = grammar.matcher()
+        matcher = many.matcher()
         assert matcher.feed(whole[:at]) == at
         expected = allowed_tokens(matcher, VOCABULARY)
         rest = [*whole[at:], stop]
@@ -160,9 +192,9 @@ def test_what_is_said_to_follow_is_accepted_and_looking_changes_nothing(backend)
         assert matcher.follows([stop]) == 0
 
 
-def test_rolling_back_nothing_changes_nothing(backend):
-    matcher = compiled(backend, {"const": 1}).matcher()
-    assert accepts(matcher, VOCABULARY, b"1")
+def test_rolling_back_nothing_changes_nothing(name):
+    matcher = one(name, "1").matcher()
+    assert accepts(matcher, VOCABULARY, b'"1"')
     matcher.rollback(0)
     assert matcher.terminated
 
@@ -179,10 +211,11 @@ def test_whitespace_comes_to_an_end(backend):
         assert 0 < blanks <= MAX_WHITESPACE
 
 
-def test_several_threads_compile_at_once(backend):
+def test_several_threads_compile_at_once(name):
     values = [f"thread {index}" for index in range(16)]
+    backend = make_backend(name, VOCABULARY)
     with ThreadPoolExecutor(4) as pool:
-        grammars = list(pool.map(lambda value: compiled(backend, {"const": value}), values))
+        grammars = list(pool.map(lambda value: backend.compile(ONE[name](value)), values))
     for value, grammar in zip(values, grammars, strict=True):
         assert accepts(grammar.matcher(), VOCABULARY, json.dumps(value).encode())
 
@@ -223,6 +256,8 @@ def test_an_answer_past_the_limits_fails_alone():
     [
         ("llguidance", "regex", r"[a-c]{2,3}(/|\d)", [b"ab/", b"ccc7"], [b"a/", b"ab", b"abcd/"]),
         ("llguidance", "choice", '["yes", "no \\"x\\"", "é\\n/"]', [b"yes", "é\n/".encode()], [b"ye"]),
+        ("outlines", "regex", r"[a-c]{2,3}(/|\d)", [b"ab/", b"ccc7"], [b"a/", b"ab", b"abcd/"]),
+        ("outlines", "choice", '["yes", "no \\"x\\"", "é\\n/"]', [b"yes", "é\n/".encode()], [b"ye"]),
         ("llguidance", "lark", 'start: "a" b+\nb: /[0-9]+/ ";"', [b"a1;23;"], [b"a", b"1;"]),
         ("xgrammar", "ebnf", 'root ::= "a" b+\nb ::= [0-9]+ ";"', [b"a1;23;"], [b"a", b"1;"]),
     ],

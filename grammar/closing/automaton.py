@@ -1,0 +1,169 @@
+"""Finite automata over tokens: masks are looked up, and how far from its end an answer is, is known exactly.
+
+Each state has its distance, the fewest tokens to a state in which an answer may end, so an answer closes
+within its budget without a search: near the end a mask has those tokens behind which what is left is enough.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personae.grammar.bitmask import Bitmask, allow_only, mask_of
+from personae.grammar.vocabulary import Vocabulary
+
+Transitions = Mapping[int, Mapping[int, int]]
+"""The next state by state and token."""
+
+_BYTES_PER_TRANSITION = 120  # in a dict, and in the arrays of a state
+
+
+class Automaton:
+    """A grammar whose answers close, shared by all of them; thread-safe.
+
+    It begins in `start`, may end in `finals`, and every state leads to one of these.
+    """
+
+    def __init__(
+        self, transitions: Transitions, start: int, finals: Set[int], vocabulary: Vocabulary
+    ) -> None:
+        self._transitions = transitions
+        self.start = start
+        self.finals = finals
+        self.vocabulary = vocabulary
+        self._distances = _distances(transitions, finals)
+        self._rows: dict[int, Bitmask] = {}  # by state; filled as they are needed
+        self._tokens: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held at most."""
+        row = 4 * (-(-self.vocabulary.size // 32))
+        return len(self._transitions) * row + _BYTES_PER_TRANSITION * sum(
+            map(len, self._transitions.values())
+        )
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens of an answer, the stop token not counted."""
+        return max(1, self._distances[self.start])
+
+    def matcher(self, budget: int | None = None) -> "AutomatonMatcher":
+        """A new matcher at the start, of an answer that is complete within `budget` tokens; a budget below
+        `shortest` cannot be kept."""
+        return AutomatonMatcher(self, None if budget is None or budget < self.shortest else budget)
+
+    def after(self, state: int, token: int, left: int | None) -> int | None:
+        """The state after `token`, from which `left` more tokens have to be enough; None if it is not
+        allowed."""
+        found = self._transitions[state].get(token)
+        return None if found is None or (left is not None and self._distances[found] > left) else found
+
+    def row(self, state: int, left: int | None) -> Bitmask:
+        """The tokens that may come next, [words], behind which `left` more have to be enough."""
+        if state not in self._tokens:
+            following = self._transitions[state]
+            tokens = np.fromiter(following, np.int64, len(following))
+            self._tokens[state] = (
+                tokens,
+                np.array([self._distances[one] for one in following.values()], np.int64),
+            )
+        tokens, distances = self._tokens[state]
+        if left is not None and len(distances) and left < distances.max():
+            return self._of(state, tokens[distances <= left])
+        if state not in self._rows:
+            self._rows[state] = self._of(state, tokens)
+        return self._rows[state]
+
+    def _of(self, state: int, tokens: NDArray[np.int64]) -> Bitmask:
+        allowed = np.zeros(self.vocabulary.size, np.bool_)
+        allowed[tokens] = True
+        if state in self.finals:
+            allowed[list(self.vocabulary.stop_ids)] = True
+        return mask_of(allowed)
+
+
+def _distances(transitions: Transitions, finals: Set[int]) -> dict[int, int]:
+    """How many tokens each state is from its end at least: backwards from there, step by step."""
+    before: defaultdict[int, list[int]] = defaultdict(list)
+    for state, following in transitions.items():
+        for after in {*following.values()}:
+            before[after].append(state)
+    distances = dict.fromkeys(finals, 0)
+    reached = list(finals)
+    for state in reached:
+        for one in before[state]:
+            if one not in distances:
+                distances[one] = distances[state] + 1
+                reached.append(one)
+    return distances
+
+
+class AutomatonMatcher:
+    """The state of one answer: the states that it has been in."""
+
+    def __init__(self, automaton: Automaton, budget: int | None) -> None:
+        self._automaton = automaton
+        self._budget = budget
+        self._states = [automaton.start]
+        self._ended = False
+
+    @property
+    def _left(self) -> int | None:
+        """How many tokens may come after the next."""
+        return None if self._budget is None else self._budget - len(self._states)
+
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
+        if self._ended:
+            allow_only(bitmask[row], self._automaton.vocabulary.stop_ids)
+        else:
+            bitmask[row] = self._automaton.row(self._states[-1], self._left)
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False, and no change, if it is not allowed."""
+        if self._ended:
+            return False
+        if token in self._automaton.vocabulary.stop_ids:
+            self._ended = self._states[-1] in self._automaton.finals
+            return self._ended
+        after = self._automaton.after(self._states[-1], token, self._left)
+        if after is not None:
+            self._states.append(after)
+        return after is not None
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept tokens until one is not allowed; how many were."""
+        return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
+
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted; a stop token may be the last."""
+        return self.fork().feed(tokens)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens."""
+        if count:
+            states = count - self._ended
+            self._ended = False
+            del self._states[len(self._states) - states :]
+
+    def forced(self) -> bytes:
+        """Not asked for."""
+        return b""
+
+    def fork(self) -> "AutomatonMatcher":
+        """A second matcher in the same state."""
+        other = AutomatonMatcher(self._automaton, self._budget)
+        other._states, other._ended = self._states.copy(), self._ended
+        return other
+
+    @property
+    def failed(self) -> bool:
+        """Never: what it knows is made beforehand."""
+        return False
+
+    @property
+    def terminated(self) -> bool:
+        """Whether a stop token has been accepted."""
+        return self._ended
