@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,22 @@ def byte_vocabulary() -> Vocabulary:
     return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), {})
 
 
+def read_tokenizer(path: Path) -> Tokenizer:
+    """From a `tokenizer.json`, or from Mistral's `tekken.json`, which transformers converts.
+
+    Older ones of these do not name their special tokens, for which there is room at the beginning.
+    """
+    if "tekken" not in path.name:
+        return Tokenizer.from_file(str(path))
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    with TemporaryDirectory() as folder:
+        named = Path(folder) / path.name
+        named.write_text(json.dumps({"special_tokens": [], **json.loads(path.read_text())}))
+        converted: Tokenizer = MistralConverter(str(named)).converted()
+        return converted
+
+
 def main(
     folder: Path = DATA / "jsonschemabench",
     suite: Path = DATA / "json-schema-test-suite" / "tests" / "draft2020-12",
@@ -204,9 +221,9 @@ def main(
         raise typer.BadParameter(f"Neither {folder} nor {suite} is there; --folder and --suite name others.")
     vocabulary, encode = byte_vocabulary(), lambda text: list(text.encode())
     if tokenizer is not None:
-        loaded = Tokenizer.from_file(str(tokenizer))
+        loaded = read_tokenizer(tokenizer)
         size = loaded.get_vocab_size()
-        vocabulary = Vocabulary.from_tokenizer_json(tokenizer.read_text(), size, [size - 1])
+        vocabulary = Vocabulary.from_tokenizer_json(loaded.to_str(), size, [size - 1])
         encode = lambda text: loaded.encode(text, add_special_tokens=False).ids  # noqa: E731 - one of two
     compiler = GrammarCompiler(vocabulary)
     for path, step, strict in ((folder, every, True), (folder, every, False), (suite, 1, True)):

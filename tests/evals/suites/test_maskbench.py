@@ -1,8 +1,11 @@
 """The suite on schemas of our own, and on samples of the public ones where they are at hand."""
 
+import base64
+import json
+
 import pytest
 
-from personae.evals.suites.maskbench import DATA, byte_vocabulary, run
+from personae.evals.suites.maskbench import DATA, byte_vocabulary, read_tokenizer, run
 from personae.evals.suites.schema_files import SchemaCase, read_schemas
 from personae.grammar.compiler import GrammarCompiler
 
@@ -114,3 +117,13 @@ def test_the_json_schema_test_suite_finds_no_invalid_instance_accepted(compiler)
     report = run(cases, compiler, encode, strict=True)
     assert report.false_accepts == []
     assert report.share >= 0.75
+
+
+def test_a_tokenizer_of_mistral_is_read_with_room_for_its_special_tokens(tmp_path):
+    texts = [*(bytes([byte]) for byte in range(256)), b"ab", b"abc"]
+    tokens = [{"token_bytes": base64.b64encode(text).decode(), "rank": n} for n, text in enumerate(texts)]
+    config = {"pattern": ".+", "default_vocab_size": 268, "default_num_special_tokens": 10}
+    (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": tokens}))
+    tokenizer = read_tokenizer(tmp_path / "tekken.json")
+    assert tokenizer.get_vocab_size() == 268
+    assert tokenizer.encode("abca").ids == [10 + 257, 10 + ord("a")]
