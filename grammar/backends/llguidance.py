@@ -51,7 +51,7 @@ class LLGuidanceBackend:
         if start.is_error():
             reason = _reason(start.get_error())
             raise GrammarError(f"The {spec.kind} cannot be compiled: {reason}", param=PARAMS[spec.kind])
-        return LLGuidanceCompiled(start, lambda: self._start(grammar), len(grammar), self._vocabulary)
+        return LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
 
     def _start(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
@@ -142,11 +142,12 @@ class LLGuidanceCompiled:
     """
 
     def __init__(
-        self, start: LLMatcher, restart: Callable[[], LLMatcher], length: int, vocabulary: Vocabulary
+        self, start: LLMatcher, restart: Callable[[], LLMatcher], grammar: str, vocabulary: Vocabulary
     ) -> None:
         self._start = start
         self._restart = restart
-        self._length = length
+        self._length = len(grammar)
+        self._names_tokens = "<[" in grammar
         self._vocabulary = vocabulary
         self._spoiled = False
 
@@ -159,7 +160,8 @@ class LLGuidanceCompiled:
         """A new matcher at the grammar's start."""
         if self._spoiled:
             self._start, self._spoiled = self._restart(), False
-        return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary, self.spoil)
+        matcher = self._start.deep_copy()
+        return LLGuidanceMatcher(matcher, self._vocabulary, self.spoil, names_tokens=self._names_tokens)
 
     def spoil(self) -> None:
         """The shared lexer is past its limit."""
@@ -170,9 +172,16 @@ class LLGuidanceMatcher:
     """The state of one answer. Stop tokens are kept here, the library sees text alone."""
 
     def __init__(
-        self, matcher: LLMatcher, vocabulary: Vocabulary, spoil: Callable[[], None], ended: bool = False
+        self,
+        matcher: LLMatcher,
+        vocabulary: Vocabulary,
+        spoil: Callable[[], None],
+        ended: bool = False,
+        *,
+        names_tokens: bool = False,
     ) -> None:
         self._matcher = matcher
+        self._names_tokens = names_tokens
         self._vocabulary = vocabulary
         self._stops = frozenset(vocabulary.stop_ids)
         self._spoil = spoil
@@ -222,12 +231,22 @@ class LLGuidanceMatcher:
 
     def forced(self) -> bytes:
         """The text that alone may follow; nothing where there is a choice, be it of blanks."""
+        if self._ended:
+            return b""
+        # To be asked where a special token is forced spoils a matcher (1.9.1): no mask allows anything then.
+        asked = self._matcher.deep_copy() if self._names_tokens else self._matcher
         # Special tokens begin with a byte that no text has.
-        return b"" if self._ended else bytes(self._matcher.compute_ff_bytes()).partition(b"\xff")[0]
+        return bytes(asked.compute_ff_bytes()).partition(b"\xff")[0]
 
     def fork(self) -> "LLGuidanceMatcher":
         """A second matcher in the same state."""
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._spoil, self._ended)
+        return LLGuidanceMatcher(
+            self._matcher.deep_copy(),
+            self._vocabulary,
+            self._spoil,
+            self._ended,
+            names_tokens=self._names_tokens,
+        )
 
     @property
     def failed(self) -> bool:

@@ -179,6 +179,19 @@ def test_a_stop_token_within_forced_text_ends_the_answer_there() -> None:
     assert (played.tokens, played.finish) == (tokens[: tokens.index(tokens[9]) + 1], "stop")
 
 
+def test_a_special_token_that_is_forced_harms_nothing() -> None:
+    special = vocabulary().special["<|im_start|>"]
+    grammar = GrammarSpec(
+        "lark", f'start: /(?i:{LONG.split()[0]})/ " refund is given" <[{special}]> " at all"'
+    )
+    made = troupe()
+    made.grammars[grammar] = compiler().compile(grammar)
+    played = answer(made, grammar)
+    assert (played.error, played.finish) == (None, "stop")
+    text = tokenizer().decode(played.tokens, skip_special_tokens=False)
+    assert text.lower().startswith("no refund is given<|im_start|> at all")
+
+
 def test_nothing_is_forced_after_the_budget() -> None:
     for budget in range(1, 12):
         grammar = GrammarSpec("lark", f'start: "{LONG}"')
