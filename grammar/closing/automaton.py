@@ -4,6 +4,7 @@ Each state has its distance, the fewest tokens to a state in which an answer may
 within its budget without a search: near the end a mask has those tokens behind which what is left is enough.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
@@ -34,6 +35,7 @@ class Automaton:
         self.vocabulary = vocabulary
         self._distances = _distances(transitions, finals)
         self._rows: dict[int, Bitmask] = {}  # by state; filled as they are needed
+        self._forced: dict[int, bytes] = {}
         self._tokens: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     @property
@@ -75,6 +77,20 @@ class Automaton:
         if state not in self._rows:
             self._rows[state] = self._of(state, tokens)
         return self._rows[state]
+
+    def forced(self, state: int) -> bytes:
+        """The text that alone may follow."""
+        if state not in self._forced:
+            text, at = b"", state
+            while at not in self.finals:
+                following = {self.vocabulary.tokens[one]: to for one, to in self._transitions[at].items()}
+                shared = os.path.commonprefix([*following])  # noqa: RUF071  # by bytes, as it should
+                text += shared
+                if shared not in following:
+                    break
+                at = following[shared]
+            self._forced[state] = text
+        return self._forced[state]
 
     def _of(self, state: int, tokens: NDArray[np.int64]) -> Bitmask:
         allowed = np.zeros(self.vocabulary.size, np.bool_)
@@ -149,8 +165,8 @@ class AutomatonMatcher:
             del self._states[len(self._states) - states :]
 
     def forced(self) -> bytes:
-        """Not asked for."""
-        return b""
+        """The text that alone may follow, budget or not."""
+        return b"" if self._ended else self._automaton.forced(self._states[-1])
 
     def fork(self) -> "AutomatonMatcher":
         """A second matcher in the same state."""
