@@ -4,7 +4,6 @@ Each state has its distance, the fewest tokens to a state in which an answer may
 within its budget without a search: near the end a mask has those tokens behind which what is left is enough.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
@@ -84,7 +83,9 @@ class Automaton:
             text, at = b"", state
             while at not in self.finals:
                 following = {self.vocabulary.tokens[one]: to for one, to in self._transitions[at].items()}
-                shared = os.path.commonprefix([*following])  # noqa: RUF071  # by bytes, as it should
+                first, last = min(following), max(following)  # what they share, all between them share
+                pairs = enumerate(zip(first, last, strict=False))
+                shared = first[: next((count for count, (a, b) in pairs if a != b), len(first))]
                 text += shared
                 if shared not in following:
                     break
