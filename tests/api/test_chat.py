@@ -167,6 +167,7 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         stop_token_ids=[9],
         allowed_token_ids=[9, 7],
         bad_words=["no"],
+        jump_forward=True,
         seed=-3,
     )
     params = engine.submitted[0].params
@@ -188,6 +189,7 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         "ignore_eos": True,
         "logprobs": None,
         "prompt_logprobs": None,
+        "jump_forward": True,
     }
 
 
