@@ -175,7 +175,7 @@ def odd_config(rng: random.Random, upload: Upload) -> Upload:
         {"init_lora_weights": rng.choice(["pissa", "olora", ["x"], {"a": 1}, 7.5])},
         {"lora_alpha": rng.choice(["4", math.nan, math.inf, 10**400, [4], {}, None])},
         {"alpha_pattern": rng.choice([3, "x", {"q_proj": None}, {"(a+)+(": 1}, {"a" * 200: 1}])},
-        {"rank_pattern": rng.choice([[1], "x", {"(?=a)": 2}, {"q_proj": 2.5}, {"((((": 1}])},
+        {"rank_pattern": rng.choice([[1], "x", {"(?<=a)": 2}, {"q_proj": 2.5}, {"((((": 1}])},
         {"use_dora": rng.choice([True, "yes", 2, [1]])},
         {"lora_bias": rng.choice([True, "no", {"a": 1}])},
         {"bias": rng.choice(["some", 1, ["all"], {"a": 1}])},
