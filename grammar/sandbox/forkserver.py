@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -122,7 +122,7 @@ def main() -> None:
     learning: dict[int, bytes] = {}  # to children that have taken a kind that is not known here
     while True:
         while len(standing) < _STANDING:
-            line = _stand(compiler, control, limits, known)
+            line = _stand(compiler, control, limits, known, lines.values())
             lines[line.fileno()] = line
             standing.add(line.fileno())
             poll.register(line, select.POLLIN)
@@ -155,15 +155,20 @@ def main() -> None:
 
 
 def _stand(
-    compiler: "GrammarCompiler", control: socket.socket, limits: Limits, known: set[bytes]
+    compiler: "GrammarCompiler",
+    control: socket.socket,
+    limits: Limits,
+    known: set[bytes],
+    lines: Iterable[socket.socket],
 ) -> socket.socket:
-    """Fork a child; our end of its line."""
+    """Fork a child; our end of its line. `lines` are those to the others."""
     line, theirs = socket.socketpair()
     if os.fork():
         theirs.close()
         return line
     try:
-        line.close()
+        for ours in (line, *lines):  # who is let go sees it when the last copy is closed
+            ours.close()
         if not select.select([control], [], [], 0)[0]:
             tour(compiler, _FIRST[_NEARLY_ALL][:1])  # what it writes to, it has to copy: not while one waits
         most = resident() + limits.growth

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -181,6 +182,23 @@ def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
     assert sandbox.draft(GOOD).plan
     deadline = time.monotonic() + 60
     while first <= standing(sandbox):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert sandbox.draft(GOOD).plan
+    sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_children_beyond_those_that_are_kept_end_although_younger_ones_stand_by() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    longer_than_a_line_holds = msgspec.msgpack.encode((spec_of({"enum": [1, "x" * 2**18]}), True))
+    asked = [sandbox.ask(b"n", longer_than_a_line_holds) for _ in range(6)]
+    for child in asked:
+        next(child)  # it is busy until it is heard to the end
+    for child in asked:
+        assert list(child)
+    deadline = time.monotonic() + 60
+    while len(standing(sandbox)) > 4:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert sandbox.draft(GOOD).plan
