@@ -5,12 +5,14 @@ BIN := .venv/bin
 .PHONY: setup serve test lint eval bench
 .DEFAULT_GOAL := serve
 
-# Installs only when the project's dependencies have changed since the last time.
+# Installs only when the project's dependencies have changed since the last time. instructor asks for an older
+# jiter and rich than openai and we do, and works with theirs.
 setup: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps instructor docstring_parser
 	$(BIN)/python -m personae.kernels.cpu.build
 	touch $@
 

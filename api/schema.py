@@ -129,6 +129,7 @@ class Sampling(Body, kw_only=True):
     user: str | None = None
     # What vLLM adds.
     structured_outputs: StructuredOutputs | None = None
+    guided_decoding_backend: str | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -169,7 +170,6 @@ class SamplingFields(Sampling, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: str | None = None
     # vLLM's that are not served: `unserved` lists the values that ask for nothing.
     guided_whitespace_pattern: Any = None
     kv_transfer_params: Any = None

@@ -1,17 +1,10 @@
-"""instructor against an engine that answers by script.
-
-It asks for older jiter and rich than openai and our own pins allow, so it cannot be among the development
-dependencies. Without it these tests are skipped; with
-
-    pip install --no-deps instructor docstring-parser
-
-they run: it works with the newer ones.
-"""
+"""instructor against an engine that answers by script."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import instructor
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
@@ -21,8 +14,6 @@ from tool_chat import TAGS, TEMPLATE, call
 
 from personae.api.app import create_app
 from personae.engine.sequence import SequenceLog
-
-instructor = pytest.importorskip("instructor", reason="instructor cannot be installed beside openai's jiter")
 
 MESSAGES = [{"role": "user", "content": "Ada is 36."}]
 

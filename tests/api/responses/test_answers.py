@@ -17,6 +17,7 @@ from tool_chat import call
 from personae.api.decode import decode
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.translate import chat_request
+from personae.grammar.spec import GrammarSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -189,6 +190,12 @@ async def test_an_answer_that_is_not_strict_is_checked(app: Starlette, engine: F
     response = await answer(app, text={"format": format})
     assert response["personae"]["validation"]["valid"] is False
     assert "personae" not in await answer(app)
+
+
+async def test_a_backend_is_asked_for_by_name(app: Starlette, engine: FakeEngine) -> None:
+    quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+    await answer(app, structured_outputs={"regex": "a+"}, guided_decoding_backend="outlines", **quiet)
+    assert engine.submitted[-1].grammar == GrammarSpec("regex", "a+", backend="outlines")
 
 
 def test_chats_own_fields_are_handed_on() -> None:

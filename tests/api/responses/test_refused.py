@@ -30,6 +30,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": False}}}, "text.format.schema"),
+    (
+        {
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}},
+            "guided_decoding_backend": "outlines",
+        },
+        "guided_decoding_backend",
+    ),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b", "parameters": {}}]}, "tools[0].name"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
