@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE, eventually
 from prometheus_client.parser import text_string_to_metric_families
 from real_server import running
 
@@ -21,17 +22,20 @@ MADE = re.compile(r"_(bucket|sum|count)$")
 def scraped() -> dict[str, list[Any]]:
     """Samples by name, after one request of each route that generates."""
     with running(ServeOptions(device="cpu")) as server:
-        model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        model = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
         for path, body in (
             ("completions", {"prompt": "Once"}),
             ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}),
         ):
             asked = {"model": model, "max_tokens": 4, "ignore_eos": True, **body}
-            assert httpx.post(f"{server.url}/v1/{path}", json=asked, timeout=60).status_code == 200
-        for _ in range(100):  # what the last answer left in a mailbox may take a moment on a busy machine
-            text = httpx.get(f"{server.url}/metrics").text
-            if not re.search(r"mailbox_depth\{.*\} [1-9]", text):
-                break
+            assert httpx.post(f"{server.url}/v1/{path}", json=asked, timeout=PATIENCE).status_code == 200
+
+        def scrape() -> str:
+            return httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+
+        waiting = re.compile(r"mailbox_depth\{.*\} [1-9]")
+        eventually(lambda: not waiting.search(scrape()), "what the last answer left in a mailbox is taken")
+        text = scrape()
     samples: dict[str, list[Any]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -175,9 +175,9 @@ def test_no_regular_expression_of_ours_can_run_away() -> None:
     found = list(patterns())
     assert len(found) > 20
     assert [where for pattern, where in found if backtracks(pattern) and pattern != TURNS] == []
-    begun = time.perf_counter()
+    begun = time.thread_time()
     assert re.fullmatch(TURNS, r"a\." * 30_000 + "!") is None
-    assert time.perf_counter() - begun < 2
+    assert time.thread_time() - begun < 2
     assert backtracks(r"(a+)+$")
     assert backtracks(r"(?:x|y*)*z")
     assert backtracks(r"(a)\1")

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 import torch
+from patience import soon
 from virtual_clock import virtual_clock
 
 from personae.actors.adapter_store import AdapterStore
@@ -79,12 +80,9 @@ class Bench:
 
     async def offered(self, count: int) -> list[str]:
         """The digests of so many that the executor is asked to place, which threads have read."""
-        for _ in range(1000):
-            if sum(isinstance(each, Place) for each in self.executor) >= count:
-                break
-            await anyio.to_thread.run_sync(lambda: None)
-        else:
-            raise AssertionError(f"{count} adapters should have been read")
+        await soon(
+            lambda: sum(isinstance(each, Place) for each in self.executor) >= count, f"{count} have been read"
+        )
         await settled()
         return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
 

@@ -3,15 +3,15 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from patience import eventually
+from programs import Program, child
 from tiny_models import model_folder
 
-PACKAGES = str(Path(__file__).resolve().parents[2] / ".pkg")
 FRONT = """
 import sys, anyio
 from pathlib import Path
@@ -35,37 +35,30 @@ def alive(pid: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a stopped child with its parent")
 @pytest.mark.parametrize("state", ["running", "stopped"])
 def test_back_does_not_outlive_a_front_that_is_killed(state: str) -> None:
-    command = [sys.executable, "-c", FRONT, str(model_folder("qwen3"))]
-    environment = {**os.environ, "PYTHONPATH": PACKAGES, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as front:
-        assert front.stdout is not None
-        assert front.stdout.readline() == "ready\n"
-        (back,) = map(int, subprocess.check_output(["pgrep", "-P", str(front.pid)], text=True).split())
+    with Program("-c", FRONT, str(model_folder("qwen3"))) as front:
+        assert front.line() == "ready\n"
+        back = child(front.process.pid)
         if state == "stopped":
             os.kill(back, signal.SIGSTOP)
-        front.kill()
-    deadline = time.monotonic() + 10
-    while alive(back):
-        assert time.monotonic() < deadline, "Back lives on"
-        time.sleep(0.02)
+        front.process.kill()
+    eventually(lambda: not alive(back), "Back ends, too")
 
 
 def test_signals_for_front_are_not_taken_by_back() -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "personae.actors.back", str(theirs.fileno())]
-    environment = {**os.environ, "PYTHONPATH": PACKAGES, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment) as back:
+    line = str(theirs.fileno())
+    with ours, Program("-m", "personae.actors.back", line, pass_fds=(theirs.fileno(),)) as back:
         theirs.close()
-        status = Path(f"/proc/{back.pid}/status")
-        deadline = time.monotonic() + 60
-        while not ignores(status.read_text(), signal.SIGTERM, signal.SIGINT):
-            assert time.monotonic() < deadline, "Back takes signals that are meant for Front"
-            time.sleep(0.05)
-        back.terminate()
+        status = Path(f"/proc/{back.process.pid}/status")
+        eventually(
+            lambda: ignores(status.read_text(), signal.SIGTERM, signal.SIGINT),
+            "Back leaves alone the signals that are meant for Front",
+        )
+        back.process.terminate()
         time.sleep(0.2)
-        assert back.poll() is None
+        assert back.process.poll() is None
         ours.close()
-        assert back.wait(10) == 0, "the end of the line is a good end"
+        back.end(0)  # the end of the line is a good end
 
 
 def ignores(status: str, *signals: int) -> bool:

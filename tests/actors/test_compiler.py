@@ -4,8 +4,8 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
 import pytest
+from patience import PATIENCE, soon
 from told import Told
 from virtual_clock import real_clock
 
@@ -51,7 +51,7 @@ class Grammars:
         with self.lock:
             self.going += 1
             self.most = max(self.most, self.going)
-        self.go_on.wait(10)
+        self.go_on.wait(PATIENCE)
         with self.lock:
             self.going -= 1
         return object()
@@ -61,9 +61,7 @@ class Arrivals(Told):
     """Waits until so many messages have come."""
 
     async def wait_for(self, count: int) -> None:
-        with anyio.fail_after(10):
-            while len(self) < count:  # noqa: ASYNC110  another thread fills it
-                await anyio.sleep(0.001)
+        await soon(lambda: len(self) >= count, f"{count} messages have come")
 
 
 @asynccontextmanager
@@ -94,9 +92,7 @@ async def test_only_so_many_compile_at_once() -> None:
     async with compiling(grammars) as (compiler, scheduler):
         for number in range(3 * AT_ONCE):
             compiler.tell(Compile(GrammarSpec("regex", f"a{{{number}}}")))
-        with anyio.fail_after(10):
-            while grammars.going < AT_ONCE:  # noqa: ASYNC110  threads count it
-                await anyio.sleep(0.001)
+        await soon(lambda: grammars.going >= AT_ONCE, "as many as may compile")
         grammars.go_on.set()
         await scheduler.wait_for(3 * AT_ONCE)
     assert grammars.most == AT_ONCE
@@ -106,7 +102,7 @@ async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings
     grammars = Grammars()
     kept: list[GrammarSpec] = []
     grammars.put = lambda spec, grammar: kept.append(spec)
-    async with compiling(grammars, seconds=0.5) as (compiler, scheduler):
+    async with compiling(grammars, seconds=1.0) as (compiler, scheduler):
         specs = [GrammarSpec("regex", f"a{{{number}}}") for number in range(AT_ONCE + 1)]
         for spec in specs:
             compiler.tell(Compile(spec))
@@ -120,9 +116,7 @@ async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings
         await scheduler.wait_for(AT_ONCE + 2)
         assert (scheduler[-1].spec, scheduler[-1].error.code) == (begun, "grammar_timeout")
         grammars.go_on.set()
-        with anyio.fail_after(10):
-            while len(kept) < AT_ONCE + 1:  # noqa: ASYNC110  threads fill it
-                await anyio.sleep(0.001)
+        await soon(lambda: len(kept) > AT_ONCE, "what they bring is kept")
         assert len(scheduler) == AT_ONCE + 2, "each is answered once"
 
 
@@ -159,9 +153,7 @@ async def test_a_tenants_compiles_wait_for_its_own_alone_and_a_full_sandbox_is_n
         for number in range(2 * AT_ONCE):
             compiler.tell(Compile(GrammarSpec("regex", f"a{{{number}}}"), "greedy"))
         compiler.tell(Compile(SPEC, "modest"))
-        with anyio.fail_after(10):
-            while grammars.going < AT_ONCE + 1:  # noqa: ASYNC110  threads count it
-                await anyio.sleep(0.001)
+        await soon(lambda: grammars.going > AT_ONCE, "the modest one compiles beside them")
         grammars.go_on.set()
         await scheduler.wait_for(2 * AT_ONCE + 1)
         assert grammars.most == AT_ONCE + 1

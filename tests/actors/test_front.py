@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import anyio
 import pytest
 from fake_executor import make_log
+from patience import PATIENCE
 from told import Told
 
 from personae.actors.adapter_queue import AdapterQueue, Lane
@@ -376,7 +377,7 @@ async def test_the_queues_of_adapters_that_nobody_asks_for_any_more_do_not_stay(
             log = SequenceLog("one", (7,), 1, SamplingParams(max_tokens=1, seed=0), adapter=f"{number}")
             inbox = Inbox()
             await front.ingress.ask(lambda reply: Submission((log,), inbox, reply))  # noqa: B023  asked at once
-            with anyio.fail_after(5):
+            with anyio.fail_after(PATIENCE):
                 assert (await inbox.get())[0].finish == "length"
         await anyio.wait_all_tasks_blocked()
         paths = [gauge.path for gauge in gauges.read(top) if "queue" in gauge.path]

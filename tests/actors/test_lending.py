@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
+from patience import PATIENCE
 from tiny_adapters import make_adapter_folder
 from tiny_models import VOCAB, model_folder
 from troupe import Played
@@ -116,7 +117,7 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
         lent = client.stats().pages_lent
         assert lent > 0
         together = await play(client, logs)  # they would take 128 pages of 90
-        with anyio.fail_after(30):
+        with anyio.fail_after(PATIENCE):
             while client.stats().pages_lent == lent:  # what came back last is told with a later step
                 await play(client, [log(tight, "later", None)])
         stats = client.stats()

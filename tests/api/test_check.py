@@ -8,6 +8,7 @@ import anyio
 import asgi
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
+from patience import PATIENCE
 from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE, TIME, call, tool
 
@@ -129,7 +130,7 @@ async def test_a_tenants_slow_checks_wait_for_its_own_alone(monkeypatch: pytest.
         def check(self, parts: list[tuple[GrammarSpec, str]]) -> list[Validation]:
             if parts[0][1] == '"slow"':
                 begun.release()
-                assert go_on.wait(30)
+                assert go_on.wait(PATIENCE)
             return [Validation(True)]
 
     monkeypatch.setattr(check, "_CHECKER", Slow())
@@ -143,12 +144,12 @@ async def test_a_tenants_slow_checks_wait_for_its_own_alone(monkeypatch: pytest.
         assert outcome.valid
         found.append(f"{tenant}: {text}")
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
                 tasks.start_soon(answered, "one", "slow")
             for _ in range(4):
-                await anyio.to_thread.run_sync(begun.acquire)
+                assert await anyio.to_thread.run_sync(begun.acquire, True, PATIENCE)
             tasks.start_soon(answered, "one", "quick")
             await answered("other", "quick")
             assert found == ["other: quick"]

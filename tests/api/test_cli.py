@@ -1,10 +1,8 @@
 """The command line, with a fake engine behind it."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 from importlib.metadata import version
@@ -12,13 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE
+from programs import ROOT, Program
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
 from personae.api.options import AccessOptions, ServeOptions
-
-ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import sys, types
@@ -43,50 +41,41 @@ main()
 """
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str) -> Program:
     """The real command in a process of its own; only `open_engine` is replaced."""
-    paths = os.pathsep.join([str(ROOT / ".pkg"), str(ROOT / "tests/support")])
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Program("-c", PROGRAM, *arguments, paths=(ROOT / "tests" / "support",))
 
 
 def test_serve_says_when_it_is_ready_and_closes_the_engine_on_sigterm() -> None:
-    process = start("serve", "--port", "0")
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    ready = re.fullmatch(r"personae ready (http://127\.0\.0\.1:\d+) model=base adapters=1\n", line)
-    assert ready, line + process.communicate()[1]
-    answer = httpx.post(f"{ready[1]}/v1/completions", json={"model": "base", "prompt": "hi"})
-    assert answer.json()["choices"][0]["text"] == "Hello, world!"
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
-    assert out == "engine closed\n"
-    assert process.returncode == 0
+    with start("serve", "--port", "0") as program:
+        line = program.line()
+        ready = re.fullmatch(r"personae ready (http://127\.0\.0\.1:\d+) model=base adapters=1\n", line)
+        assert ready, line
+        body = {"model": "base", "prompt": "hi"}
+        answer = httpx.post(f"{ready[1]}/v1/completions", json=body, timeout=PATIENCE)
+        assert answer.json()["choices"][0]["text"] == "Hello, world!"
+        program.process.send_signal(signal.SIGTERM)
+        assert program.end(0) == "engine closed\n"
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
 def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) -> None:
-    process = start("serve", "--port", "0", "--log-format", kind)
-    assert process.stdout is not None
-    ready = re.search(r"http://\S+", process.stdout.readline())
-    assert ready
-    body = {"model": "base", "prompt": "hi", "stream": True, "max_tokens": 400, "ignore_eos": True}
-    with httpx.stream("POST", f"{ready[0]}/v1/completions", json=body) as response:
-        next(response.iter_raw())
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    said = err.splitlines()
+    with start("serve", "--port", "0", "--log-format", kind) as program:
+        ready = re.search(r"http://\S+", program.line())
+        assert ready
+        body = {"model": "base", "prompt": "hi", "stream": True, "max_tokens": 400, "ignore_eos": True}
+        url = f"{ready[0]}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE) as response:
+            next(response.iter_raw())
+            program.process.send_signal(signal.SIGTERM)
+            program.process.send_signal(signal.SIGINT)
+        program.end(0)
+        said = program.errors.splitlines()
     if kind == "json":
         said = [json.loads(line)["message"] for line in said]
     wanted = ("loading the bundled model", "tool format none", "stopping: 1 answer is running", "stopped")
     places = [next((i for i, line in enumerate(said) if text in line), None) for text in wanted]
-    assert None not in places, err
+    assert None not in places, said
     assert places == sorted(places)
 
 
@@ -109,21 +98,18 @@ def test_a_model_of_the_hub_is_told_how_to_be_fetched(asked: list[tuple[object, 
 
 
 def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    process = start("serve", str(tmp_path), "--port", "0")
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert out == ""
+    with start("serve", str(tmp_path), "--port", "0") as program:
+        assert program.end(2) == ""
+        err = program.errors
     assert err.strip().splitlines()[-1] == f"error: {tmp_path} has no config.json."
     assert "Traceback" not in err
 
 
 def test_traces_go_to_a_url_or_the_server_does_not_start() -> None:
-    process = start("serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4318")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in " ".join(
-        err.split()
-    )
+    with start("serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4318") as program:
+        program.end(2)
+        told = " ".join(program.errors.split())
+    assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in told
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -135,8 +121,8 @@ def test_help_loads_nothing_heavy() -> None:
         assert result.exit_code == 0, result.output
         assert not {"torch", "starlette", "uvicorn", "jinja2"} & set(sys.modules)
     """)
-    paths = {"PYTHONPATH": str(ROOT / ".pkg")}
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, **paths}, check=True)
+    with Program("-c", code) as program:
+        program.end(0)
 
 
 @pytest.fixture
@@ -223,9 +209,8 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_the_package_runs_as_a_module() -> None:
-    paths = {"PYTHONPATH": str(ROOT / ".pkg")}
-    command = [sys.executable, "-m", "personae", "serve", "no/such/model"]
-    done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
+    with Program("-m", "personae", "serve", "no/such/model") as program:
+        program.end(2)
+        errors = program.errors
+    assert "does not exist" in errors
+    assert "Traceback" not in errors

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
+from patience import PATIENCE
 from real_server import Running, running
 from tiny_models import make_model_folder
 
@@ -32,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def ask(server: Running, format: dict[str, Any] | None, **extra: Any) -> httpx.Response:
-    model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+    model = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "temperature": 1.5, **extra}
     return httpx.post(
         f"{server.url}/v1/chat/completions",

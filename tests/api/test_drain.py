@@ -2,6 +2,7 @@
 
 import anyio
 import pytest
+from patience import PATIENCE
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
@@ -44,7 +45,7 @@ async def test_it_is_idle_when_the_last_request_in_hand_has_its_answer() -> None
     async def one() -> None:
         answers.append(await ask(drain))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE):
         await drain.idle()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one)

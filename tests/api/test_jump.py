@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE
 from real_server import Running, running
 
 from personae.api.options import ServeOptions
@@ -22,9 +23,8 @@ def server() -> Iterator[Running]:
 
 def streamed(server: Running, **fields: Any) -> tuple[str, list[int], int, str]:
     """The text, how many tokens came in each event, what the usage says, and why it ended."""
-    no = httpx.post(
-        f"{server.url}/tokenize", json={"model": "personae-demo", "prompt": "No", "add_special_tokens": False}
-    )
+    asked = {"model": "personae-demo", "prompt": "No", "add_special_tokens": False}
+    no = httpx.post(f"{server.url}/tokenize", json=asked, timeout=PATIENCE)
     body = {
         "model": "personae-demo",
         "messages": [{"role": "user", "content": "May I have a refund?"}],

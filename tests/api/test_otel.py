@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from patience import PATIENCE
 from starlette.types import ASGIApp
 
 from personae.api.app import create_app
@@ -108,11 +109,11 @@ class Collector(BaseHTTPRequestHandler):
 def collector() -> Iterator[HTTPServer]:
     server = HTTPServer(("127.0.0.1", 0), Collector)
     server.got = []
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
     server.shutdown()
-    thread.join()
+    thread.join(PATIENCE)
     server.server_close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from patience import PATIENCE
 from real_server import Running, running
 from tiny_models import make_model_folder, write_json
 from tool_chat import TEMPLATE, tool, write_tags
@@ -74,7 +75,8 @@ def liking(server: Running, *texts: str) -> dict[str, float]:
     """A bias by which the model writes the tokens of these texts wherever it may."""
     ids: set[int] = set()
     for text in texts:
-        ids |= set(httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"])
+        answer = httpx.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=PATIENCE)
+        ids |= set(answer.json()["tokens"])
     return {str(id): 100.0 for id in ids}
 
 
@@ -175,7 +177,7 @@ def test_every_one_of_n_answers_is_bound_and_they_differ(server: Running) -> Non
 
 def test_answers_that_are_preempted_are_those_that_they_would_have_been(server: Running) -> None:
     def preemptions() -> float:
-        metrics = httpx.get(f"{server.url}/metrics").text
+        metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
         return float(re.findall(r"^vllm:num_preemptions_total\S* (\S+)", metrics, re.MULTILINE)[0])
 
     wide = {"structured_outputs": {"regex": "[a-f]{150}"}}

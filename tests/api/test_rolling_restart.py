@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, closing
 import anyio
 import httpx
 from fake_engine import FakeEngine, FakeStream
-from real_server import eventually
+from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
 from personae.api.server import Server, bind, url
@@ -57,20 +57,20 @@ class Replica:
         def run() -> None:
             async def serve() -> None:
                 self._loop = asyncio.get_running_loop()
-                self.server = Server(app, settings, drain_seconds=20, on_ready=listening.set)
+                self.server = Server(app, settings, drain_seconds=PATIENCE, on_ready=listening.set)
                 await self.server.serve(sockets=[listener])
 
             asyncio.run(serve())
 
-        self._thread = threading.Thread(target=run)
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
-        assert listening.wait(10)
+        assert listening.wait(PATIENCE), "the server did not start"
 
     def terminate(self) -> None:
         """Drain, and wait for the end."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.server.stop)
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         assert self.engine.live == set()
 
@@ -117,7 +117,7 @@ def test_two_replicas_are_replaced_one_after_the_other_and_no_request_fails() ->
     failures: list[BaseException] = []
 
     def load(stream: bool) -> None:
-        with closing(httpx.Client(timeout=30)) as client:
+        with closing(httpx.Client(timeout=PATIENCE)) as client:
             while not stop.is_set():
                 try:
                     texts.append(balancer.complete(client, stream))
@@ -125,7 +125,7 @@ def test_two_replicas_are_replaced_one_after_the_other_and_no_request_fails() ->
                     failures.append(error)
                     return
 
-    clients = [threading.Thread(target=load, args=(number % 2 == 0,)) for number in range(6)]
+    clients = [threading.Thread(target=load, args=(number % 2 == 0,), daemon=True) for number in range(6)]
     for client in clients:
         client.start()
     try:
@@ -140,7 +140,7 @@ def test_two_replicas_are_replaced_one_after_the_other_and_no_request_fails() ->
     finally:
         stop.set()
         for client in clients:
-            client.join(30)
+            client.join(PATIENCE)
         for replica in balancer.replicas:
             replica.terminate()
     assert failures == []

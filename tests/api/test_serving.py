@@ -15,8 +15,9 @@ import openai
 import pytest
 import torch
 from hf import hf_logits, hf_model
+from patience import eventually
 from peft import PeftModel
-from real_server import Running, eventually, running
+from real_server import Running, running
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 

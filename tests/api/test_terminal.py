@@ -7,6 +7,7 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from live_server import serving
+from patience import PATIENCE
 from rich.console import Console
 
 from personae.api.app import create_app
@@ -26,7 +27,7 @@ def address(engine: FakeEngine) -> Iterator[str]:
 
 @pytest.fixture
 def conversation(address: str, engine: FakeEngine) -> Iterator[Conversation]:
-    with httpx.Client(base_url=address) as client:
+    with httpx.Client(base_url=address, timeout=PATIENCE) as client:
         yield Conversation(address, None, None, client)
     engine.fail_after, engine.hold_after = None, None
 
@@ -83,7 +84,7 @@ def test_closing_the_answer_stops_it_and_keeps_what_came(
     while got != "Hello":
         got += next(pieces)
     pieces.close()
-    assert engine.left.wait(10)
+    assert engine.left.wait(PATIENCE)
     assert conversation.messages[-1] == {"role": "assistant", "content": "Hello"}
 
 

@@ -12,6 +12,7 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
 from openai import OpenAI
+from patience import PATIENCE
 from pydantic import BaseModel
 from real_server import Running, running
 from tiny_models import make_model_folder, write_json
@@ -82,8 +83,8 @@ def test_reasoning_ends_at_its_budget_streamed_and_not(server: Running, bound: s
     }[bound]
     extra |= {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": budget, "seed": 5}
     for choice in choices(ask(server, **extra, n=3, return_token_ids=True, max_tokens=60)):
-        close = httpx.post(f"{server.url}/tokenize", json={"prompt": "</think>", "add_special_tokens": False})
-        ending = close.json()["tokens"] if close.json()["count"] == 1 else []
+        close = tokenized(server, "</think>", add_special_tokens=False)
+        ending = close["tokens"] if close["count"] == 1 else []
         said = choice["message"].get("reasoning_content", "")
         if ending:
             assert choice["token_ids"].index(ending[0]) <= budget + 3
@@ -121,8 +122,14 @@ def test_what_auto_writes_is_whole_whatever_it_is(server: Running) -> None:
     assert made or not bias, "with a liking for the tag there are calls"
 
 
+def tokenized(server: Running, text: str, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": text, **fields}
+    found: dict[str, Any] = httpx.post(f"{server.url}/tokenize", json=body, timeout=PATIENCE).json()
+    return found
+
+
 def one_token(server: Running, text: str) -> int | None:
-    tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
+    tokens = tokenized(server, text)["tokens"]
     return int(tokens[0]) if len(tokens) == 1 else None
 
 

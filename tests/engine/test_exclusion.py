@@ -36,7 +36,7 @@ def allowing(tokens: Iterable[int], vocab: int) -> dict[str, Any]:
     return {"allowed_tokens": bitmask([np.isin(np.arange(vocab), list(tokens))], vocab).tobytes()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_at_every_place_it_leaves_out_what_transformers_leaves_out(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([5, 33, 64]))

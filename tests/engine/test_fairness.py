@@ -203,7 +203,7 @@ def widest_gap(policy: FairnessPolicy, work: dict[str, list[tuple[int, int]]], d
 jobs = st.lists(st.tuples(st.integers(1, MAX_INPUT), st.integers(1, MAX_OUTPUT)), min_size=1, max_size=30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(jobs, jobs, st.integers(1, 3))
 def test_service_of_two_backlogged_tenants_differs_by_no_more_than_the_bound(first, second, depth):
     assert widest_gap(VirtualTokenCounters(), {"a": first, "b": second}, depth) <= 2 * BOUND

@@ -42,7 +42,7 @@ def requests(draw: st.DrawFn, vocab: int) -> SequenceLog:
     return SequenceLog("s", tuple(tokens), prompt_length, params, tuple(draw(st.lists(ids, max_size=2))))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_it_chooses_what_a_slow_sampler_chooses_over_several_steps(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([5, 64, 65, 300, 1024]))
@@ -76,7 +76,7 @@ def test_it_chooses_what_a_slow_sampler_chooses_over_several_steps(data: st.Data
         logs = following
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_row_alone_gets_the_token_that_it_gets_in_a_batch(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([65, 1024, 5000]))
@@ -112,7 +112,7 @@ def test_a_rows_weights_and_sums_have_the_same_bits_alone_and_in_a_batch(vocab: 
             assert torch.equal(alone[0], batch[row])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_preempted_sequence_goes_on_as_if_it_had_not_been(data: st.DataObject) -> None:
     vocab = 80

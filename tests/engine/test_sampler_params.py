@@ -127,7 +127,7 @@ def test_penalties_count_the_tokens_that_the_sampler_itself_chose() -> None:
     assert tokens == [0, 1, 0, 1, 0, 1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(0.1, 3.0), st.integers(0, 2**32))
 def test_repetition_penalty_is_that_of_transformers(penalty: float, seed: int) -> None:
     random = np.random.default_rng(seed)

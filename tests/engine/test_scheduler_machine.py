@@ -188,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert brought.prompt_logprobs == alone.prompt_logprobs
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 

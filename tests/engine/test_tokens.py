@@ -57,7 +57,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], chunks: list[int], **options: A
     return text, detokenizer.stopped
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_join_to_what_decode_makes_of_any_ids(kind: str, data: st.DataObject) -> None:
@@ -86,7 +86,7 @@ def test_a_continuation_keeps_the_space_that_a_text_would_drop(kind: str) -> Non
 LOADED = {kind: Tokenizer(tiny_tokenizers.make(kind)) for kind in KINDS}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(st.sampled_from(" ab\né日🙂\u200d\U0001f469ف"), max_size=40), chunk=st.integers(1, 4))
 @pytest.mark.parametrize("kind", ["byte_level", "llama_fallback", "gemma_fallback"])
 def test_encoding_and_streaming_give_the_text_back(kind: str, text: str, chunk: int) -> None:
@@ -94,7 +94,7 @@ def test_encoding_and_streaming_give_the_text_back(kind: str, text: str, chunk: 
     assert stream(tokenizer, tokenizer.encode(text), [chunk])[0] == text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stop_string_ends_the_text_however_tokens_cut_it(kind: str, data: st.DataObject) -> None:
@@ -333,7 +333,7 @@ def test_threads_may_share_it() -> None:
         assert all(threads.map(work, range(40)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_real_tokenizers_stream_what_they_decode(real: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, real.vocab_size - 1), max_size=30))

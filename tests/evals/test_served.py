@@ -2,18 +2,17 @@
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from programs import Program
 
 from personae.errors import ModelLoadError
 from personae.evals.served import Served, exit_on_sigterm
 
-ROOT = Path(__file__).resolve().parents[2]
-READY = "echo personae ready http://127.0.0.1:9 model=base adapters=0; exec sleep 60"
+READY = "echo personae ready http://127.0.0.1:9 model=base adapters=0; exec sleep 600"
 
 
 def script(folder: Path, text: str) -> str:
@@ -51,7 +50,7 @@ def test_a_server_that_does_not_start_is_an_error_that_names_its_log(
 
 
 def test_a_program_that_is_told_to_stop_takes_the_server_with_it(tmp_path: Path) -> None:
-    program = textwrap.dedent(f"""
+    code = textwrap.dedent(f"""
         import sys, anyio
         from personae.evals.served import Served, exit_on_sigterm
         sys.executable = {script(tmp_path, READY)!r}
@@ -61,7 +60,7 @@ def test_a_program_that_is_told_to_stop_takes_the_server_with_it(tmp_path: Path)
             await anyio.to_thread.run_sync(served.__enter__)
             try:
                 print("there", flush=True)
-                await anyio.sleep(60)
+                await anyio.sleep_forever()
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(served.__exit__)
@@ -69,17 +68,8 @@ def test_a_program_that_is_told_to_stop_takes_the_server_with_it(tmp_path: Path)
         with exit_on_sigterm():
             anyio.run(main)
     """)
-    paths = {"PYTHONPATH": str(ROOT / ".pkg")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env={**os.environ, **paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "there\n"
-    process.terminate()
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM, error
+    with Program("-c", code) as program:
+        assert program.line() == "there\n"
+        program.process.terminate()
+        program.end(128 + signal.SIGTERM)
     assert not lives(tmp_path)

@@ -33,7 +33,7 @@ def compiled(compiler, schema):
         return assume(False)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(schema=schemas(), seed=st.integers(0, 2**16))
 def test_whatever_a_model_chooses_the_answer_is_valid(compiler, schema, seed):
     grammar = compiled(compiler, schema)
@@ -44,7 +44,7 @@ def test_whatever_a_model_chooses_the_answer_is_valid(compiler, schema, seed):
             validator.validate(json.loads(text))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(schema=schemas(), instances=st.lists(VALUES, min_size=4, max_size=8))
 def test_no_invalid_instance_is_accepted(compiler, schema, instances):
     grammar = compiled(compiler, schema)

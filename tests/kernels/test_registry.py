@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from patience import PATIENCE
 
 from personae.kernels import reference, registry
 from personae.kernels.activation import silu_and_mul
@@ -43,7 +44,9 @@ def test_the_reference_can_be_forced_by_the_environment() -> None:
         "print(registry.select(reference.rms_norm, torch.device('cpu')) is reference.rms_norm)"
     )
     environment = {**os.environ, "PERSONAE_KERNELS": "reference", "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=PATIENCE
+    )
     assert run.stdout.split() == [b"True"]
 
 

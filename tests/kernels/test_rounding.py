@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 
 from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import FLAGS, SOURCES, find_compiler
@@ -29,7 +30,7 @@ def test_floats_are_rounded_as_torch_does_and_subnormal_ones_to_zero(processor: 
     source.write_text(ROUNDING)
     headers = SOURCES[0].parent
     flags = [*FLAGS, f"-march={processor}", f"-I{headers}"]
-    subprocess.run([compiler, *flags, "-o", str(made), str(source)], check=True)
+    subprocess.run([compiler, *flags, "-o", str(made), str(source)], check=True, timeout=PATIENCE)
     upper = torch.arange(1 << 16).unsqueeze(1) << 16  # all there are
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
     x = (upper | lower).flatten().to(torch.uint32).view(torch.float32)

@@ -21,6 +21,7 @@ def test_interpreted_kernels_equal_their_references(path: Path) -> None:
         cwd=FOLDER.parents[2],
         capture_output=True,
         text=True,
+        timeout=500,
     )
     print(run.stdout, run.stderr)  # pytest shows it when the test fails
     assert run.returncode == 0, "see the output below: the interpreted tests failed"

@@ -132,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert_holds(self.pool, adapter)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 test_any_order_of_calls_keeps_the_pool_whole = PoolMachine.TestCase
 
 

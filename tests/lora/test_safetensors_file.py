@@ -129,7 +129,7 @@ MUTATIONS: list[Callable[[bytes, int, int], bytes]] = [
 ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=300)
 @given(st.sampled_from(MUTATIONS), st.integers(0, 1500), st.integers(0, 255))
 def test_a_mutated_adapter_is_refused_or_has_the_same_names_and_shapes(
     folder: Path, original: bytes, mutate: Callable[[bytes, int, int], bytes], at: int, byte: int

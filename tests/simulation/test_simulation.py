@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from patience import PATIENCE
 
 from personae.actors.executor import Executor
 from personae.actors.inbox import Inbox
@@ -127,7 +128,12 @@ def test_a_seed_replays_exactly_in_another_process_with_other_hashes() -> None:
     script += "r = simulate(draw(11, 50)); print(r.trace, r.loop_steps, r.seconds, r.outcomes)"
     environment = {**os.environ, "PYTHONPATH": PACKAGES, "PYTHONHASHSEED": "4711"}
     other = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
     )
     report = simulate(draw(11, 50))
     assert other.stdout.split(maxsplit=3)[:3] == [

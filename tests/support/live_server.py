@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any
 
+from patience import PATIENCE, eventually
 from starlette.types import ASGIApp
 
 from personae.api.server import Server, bind, url
@@ -29,12 +30,13 @@ def serving(
         async with around or nullcontext():
             await server.serve(sockets=[listener])
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     try:
-        assert listening.wait(10), "the server did not start"
+        eventually(lambda: listening.is_set() or not thread.is_alive(), "the server starts")
+        assert listening.is_set(), "the server did not start"
         yield address
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the server did not stop"

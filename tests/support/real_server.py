@@ -1,12 +1,12 @@
 """The whole product on a loopback port: engine, actors, API, uvicorn with uvloop, in a thread of its own."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import uvloop
+from patience import PATIENCE, eventually
 
 from personae.actors.client import EngineClient
 from personae.api.app import create_app
@@ -44,22 +44,14 @@ def running(options: ServeOptions) -> Iterator[Running]:
                 async with batches.running(app.state.door):
                     await server.serve(sockets=[listener])
 
-    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread = threading.Thread(target=lambda: uvloop.run(serve()), daemon=True)
     thread.start()
     try:
-        while not listening.wait(0.1):
-            assert thread.is_alive(), "the server did not start"
+        eventually(lambda: listening.is_set() or not thread.is_alive(), "the server starts")
+        assert listening.is_set(), "the server did not start"
         yield Running(url(listener), found["client"])
     finally:
         if "server" in found:
             found["server"].should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the server did not stop"
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    """Wait until it holds: the server works in threads of its own, by the wall clock."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not within {seconds} s: {what}"
-        time.sleep(0.01)

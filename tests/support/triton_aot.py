@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import triton
+from patience import PATIENCE
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -96,7 +97,9 @@ def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
     path.write_bytes(binary.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     usage, code = (
-        subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [tool, option, path], capture_output=True, text=True, check=True, timeout=PATIENCE
+        ).stdout
         for option in ("-res-usage", "-sass")
     )
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())

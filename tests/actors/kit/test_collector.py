@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
+
 PACKAGES = Path(__file__).resolve().parents[3] / ".pkg"
 SCRIPT = """
 import gc, weakref
@@ -23,5 +25,7 @@ print(new() is None, len(old))
 
 def test_what_is_here_is_spared_garbage_goes_before_and_later_cycles_are_found() -> None:
     command = [sys.executable, "-c", SCRIPT]
-    told = subprocess.run(command, env={"PYTHONPATH": str(PACKAGES)}, capture_output=True, check=True)
+    told = subprocess.run(
+        command, env={"PYTHONPATH": str(PACKAGES)}, capture_output=True, check=True, timeout=PATIENCE
+    )
     assert told.stdout.split() == [b"True", b"False", b"True", b"1000"]

@@ -17,7 +17,7 @@ def reborn(strategy: Strategy, dead: int) -> range:
     }[strategy]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     strategy=st.sampled_from(("one_for_one", "rest_for_one", "one_for_all")),
     deaths=st.lists(st.integers(0, len(NAMES) - 1), max_size=8),

@@ -12,6 +12,7 @@ import anyio
 import httpx
 import pytest
 from hf import hf_greedy
+from patience import PATIENCE, soon
 from tiny_adapters import make_adapter, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 from uploads import CONFIG, TENSORS, House, open_house, upload
@@ -130,7 +131,7 @@ async def test_an_adapter_that_is_always_asked_for_does_not_starve_another(
             for length in range(10, 45, 5):  # different, so that there is always one that runs
                 tasks.start_soon(busy, length)
             await ask(client, "a0")
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE):
                 assert tokens(await ask(client, "a1")) == truth[1]
             done = True
 
@@ -148,8 +149,7 @@ async def test_a_request_finishes_on_the_version_that_it_began_with(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(long)
-            while not house.engine.stats().running:  # noqa: ASYNC110  nothing in the engine rings a bell for it
-                await anyio.sleep(0.002)
+            await soon(lambda: bool(house.engine.stats().running), "the first request runs")
             second = await upload(client, "poet", files[1], replace="true")
             assert second.json()["version"] == 2
             assert not running, "the first request was over too soon to show anything"

@@ -28,9 +28,7 @@ from uploads import (
     whole,
 )
 
-quick = settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 NAMES = sorted(tensors())
 FIRST = NAMES[0]
 odd_text = st.text(st.characters(codec=None, exclude_categories=[]), max_size=20)

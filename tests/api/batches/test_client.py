@@ -1,7 +1,6 @@
 """The `openai` package's `files` and `batches`, unchanged, against the real server."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from batch_house import CHAT, jsonl, request
 from fake_engine import FakeEngine
 from live_server import serving
 from openai import OpenAI
+from patience import eventually
 
 from personae.api.app import create_app
 from personae.api.batches.desk import Batches
@@ -53,13 +53,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         data.close()
 
 
-def wait(client: OpenAI, id: str, *statuses: str) -> openai.types.Batch:
-    for _ in range(1000):
-        batch = client.batches.retrieve(id)
-        if batch.status in statuses:
-            return batch
-        time.sleep(0.01)
-    raise AssertionError(f"still {batch.status}")
+def wait(client: OpenAI, id: str, status: str) -> openai.types.Batch:
+    eventually(lambda: client.batches.retrieve(id).status == status, f"the batch is {status}")
+    return client.batches.retrieve(id)
 
 
 def test_a_batch_from_upload_to_results(served: Served) -> None:

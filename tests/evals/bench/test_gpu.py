@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from late_copies import LateCopies, LateMark
+from patience import PATIENCE
 from recorded_graphs import RecordedGraphs
 
 from personae.evals.bench.gpu import arriving, checks, engine, layer, shapes
@@ -207,6 +208,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
         env={"PYTHONPATH": str(ROOT / ".pkg"), "PATH": ""},
         capture_output=True,
         text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 2
     assert "no CUDA GPU" in done.stderr

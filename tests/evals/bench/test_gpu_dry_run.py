@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available(),
@@ -126,7 +127,9 @@ def test_it_needs_no_packages_but_those_that_it_names() -> None:
     code = (
         "import sys, personae.evals.bench.gpu.__main__\nprint(*{name.split('.')[0] for name in sys.modules})"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     others = {
         "anyio",
         "greenlet",

@@ -60,7 +60,7 @@ def test_it_allows_and_forces_what_a_larger_vocabulary_does(spec: GrammarSpec) -
         walk_both(spec, seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_schema(), st.integers(0, 99))
 def test_so_does_any_schema(schema: dict[str, object], seed: int) -> None:
     try:

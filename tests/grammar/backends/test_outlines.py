@@ -66,7 +66,7 @@ def taken(pattern):
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(EXPRESSIONS, st.lists(TEXTS, max_size=8), st.integers(0, 99))
 def test_the_texts_of_an_expression_are_those_of_the_standard_library_and_of_llguidance(pattern, texts, seed):
     grammar = taken(pattern)
@@ -82,7 +82,7 @@ def test_the_texts_of_an_expression_are_those_of_the_standard_library_and_of_llg
             assert accepts(one.matcher(), VOCABULARY, text.encode()) == expected, text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(EXPRESSIONS, st.integers(0, 99))
 def test_the_masks_are_those_of_llguidance(pattern, seed):
     grammar = taken(pattern)

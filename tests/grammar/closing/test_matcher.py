@@ -165,7 +165,7 @@ def test_a_schemas_answer_is_complete_and_valid_within_any_budget_from_the_short
         assert is_valid(CASES[name], text), f"{budget} tokens: {text!r}"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(schemas(), st.sampled_from(sorted(WORST)), st.integers(0, 80), st.integers(0, 99))
 def test_any_schemas_answer_is_complete_and_valid(
     schema: dict[str, Any], prefer: str, spare: int, seed: int

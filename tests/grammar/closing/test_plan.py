@@ -116,7 +116,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.randoms(use_true_random=False), st.integers(0, 40))
 def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random.Random, spare: int) -> None:
     """The short way comes to where a matcher gets that replays the tokens, and searches."""
@@ -148,7 +148,7 @@ def test_what_is_said_to_leave_a_plan_as_it_is_does_so(name: str, random: random
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.randoms(use_true_random=False), st.integers(0, 6))
 def test_what_is_left_out_beforehand_would_have_met_with_an_objection(
     name: str, random: random.Random, spare: int
@@ -203,7 +203,7 @@ TEXTS: dict[str, Any] = SCHEMAS | {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.randoms(use_true_random=False))
 def test_a_mask_that_is_made_from_the_one_before_is_the_backends_own(
     name: str, random: random.Random

@@ -221,7 +221,7 @@ def test_a_budget_for_the_answer_below_the_limit_ends_the_reasoning_earlier():
     jsonschema.validate(json.loads(thoughts(shape, ids, tokens)[1]), SCHEMA)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(0, 12), st.integers(0, 20), st.booleans())
 def test_a_fork_and_a_rollback_are_in_the_state_that_they_say(seed, most, back, tagged):
     special = SPECIAL["think"] if tagged else ()

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import structs
+from patience import PATIENCE, eventually
 
 from personae.errors import GrammarError, Overloaded
 from personae.evals.hostile import alternatives, complements, laughs, wide
@@ -96,10 +96,10 @@ def test_a_bomb_ends_by_itself_and_others_are_compiled_meanwhile(sandbox: Sandbo
         except GrammarError as error:
             refused.append(error)
 
-    bomb = threading.Thread(target=light)
+    bomb = threading.Thread(target=light, daemon=True)
     bomb.start()
     assert sandbox.draft(GOOD).plan
-    bomb.join(300)
+    bomb.join(PATIENCE)
     [error] = refused
     assert (error.code, error.param) == ("grammar_too_complex", "response_format.json_schema.schema")
     assert sandbox.draft(GOOD).plan
@@ -128,16 +128,19 @@ def test_a_library_that_finds_no_memory_is_not_asked_to_say_where(monkeypatch: p
 
 def standing(sandbox: Sandbox, fewest: int = 2, but: Set[int] = frozenset()) -> set[int]:
     """The server's children but those, when there are so many."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    others: set[int] = set()
+
+    def enough() -> bool:
         if sandbox._process is not None:
             server = sandbox._process.pid
             with suppress(FileNotFoundError):
                 found = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-                if len(others := set(map(int, found)) - but) >= fewest:
-                    return others
-        time.sleep(0.01)
-    raise AssertionError("nobody stands by")
+                others.clear()
+                others.update(set(map(int, found)) - but)
+        return len(others) >= fewest
+
+    eventually(enough, "children stand by")
+    return others
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -153,10 +156,7 @@ def test_children_stand_by_before_anybody_asks_and_others_take_their_places() ->
     assert sandbox.draft(GOOD).plan
     last = standing(sandbox, but=first | second)
     sandbox.close()
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}/stat").exists() for pid in last):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in last), "they end with it")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -180,10 +180,7 @@ def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
     sandbox.start()
     first = standing(sandbox)
     assert sandbox.draft(GOOD).plan
-    deadline = time.monotonic() + 60
-    while first <= standing(sandbox):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not first <= standing(sandbox), "it ends")
     assert sandbox.draft(GOOD).plan
     sandbox.close()
 
@@ -197,10 +194,7 @@ def test_children_beyond_those_that_are_kept_end_although_younger_ones_stand_by(
         next(child)  # it is busy until it is heard to the end
     for child in asked:
         assert list(child)
-    deadline = time.monotonic() + 60
-    while len(standing(sandbox)) > 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: len(standing(sandbox)) <= 4, "the others end")
     assert sandbox.draft(GOOD).plan
     sandbox.close()
 
@@ -222,7 +216,7 @@ def test_a_server_that_has_died_is_begun_again_and_who_waits_too_long_may_come_a
     sandbox.draft(GOOD)
     assert sandbox._process is not None
     os.kill(sandbox._process.pid, signal.SIGKILL)
-    sandbox._process.wait()
+    sandbox._process.wait(PATIENCE)
     assert sandbox.draft(GOOD).plan
     sandbox.close()
     sandbox.close()

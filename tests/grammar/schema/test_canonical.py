@@ -15,7 +15,7 @@ def accepts(schema, instance):
     return jsonschema.Draft202012Validator(schema).is_valid(instance)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(schemas(), st.lists(VALUES, min_size=3, max_size=6))
 def test_a_schema_and_its_canonical_form_accept_the_same(schema, instances):
     try:
@@ -37,7 +37,7 @@ def test_patterns_of_names_hold_beside_patterns_of_properties(names, listed):
             assert accepts(rewritten, {name: value}) == accepts(schema, {name: value}), (name, value)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(schemas(), VALUES)
 def test_stripping_changes_nothing(schema, instance):
     annotated = {"title": "t", "x-guidance": {"lenient": True}, "format": "color", **schema}

@@ -105,7 +105,7 @@ BRANCH = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
 @given(schemas(), st.lists(BRANCH, min_size=2, max_size=3), st.lists(VALUES, min_size=4, max_size=8))
 def test_nothing_changes_for_any_instance(schema, branches, instances):
     schema = {**schema, "oneOf": branches}

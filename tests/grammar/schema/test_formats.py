@@ -63,7 +63,7 @@ def test_patterns_know_the_edges_of_their_formats(name, text, matches):
 
 
 @pytest.mark.parametrize("name", sorted(PATTERNS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_what_a_pattern_matches_is_of_its_format(name, data):
     text = data.draw(st.from_regex(PATTERNS[name], fullmatch=True, alphabet=st.characters(codec="ascii")))

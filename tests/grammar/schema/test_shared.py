@@ -51,7 +51,7 @@ def test_the_order_of_properties_is_kept_and_names_that_are_taken_are_not_used()
     assert list(written["$defs"]["shared-0-"]["properties"]) == list(LARGE["properties"])
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(schemas(), schemas(), st.lists(VALUES, min_size=3, max_size=6))
 def test_a_schema_and_its_shared_form_accept_the_same(schema, other, instances):
     part = {keyword: value for keyword, value in other.items() if keyword not in ("$defs", "$ref")}

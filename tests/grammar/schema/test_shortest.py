@@ -11,7 +11,7 @@ from personae.grammar.schema.shortest import shortest_instance
 LIST = {"$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}}}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(schemas(), VALUES)
 def test_no_valid_instance_is_shorter(schema, instance):
     if jsonschema.Draft202012Validator(schema).is_valid(instance):

@@ -183,7 +183,7 @@ def special_of(shape):
 @pytest.mark.parametrize(
     "shape", SHAPES, ids=lambda shape: f"{shape.tools.name}-{shape.use}-{shape.thinks.name}"
 )
-@settings(max_examples=4, deadline=None, phases=[Phase.generate])  # shrinking a walk takes minutes
+@settings(max_examples=4, phases=[Phase.generate])  # shrinking a walk takes minutes
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 2**16), max_size=40))
 def test_whatever_the_grammar_generates_parses_back_under_every_chunking(shape, tokens, seed, cuts):
     words = vocabulary(special_of(shape) if tokens else (), (b"<tool", b"_call>", b'": "', b"</thi"))

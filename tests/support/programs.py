@@ -1,0 +1,68 @@
+"""Programs in processes of their own, which end with their block at the latest."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Self
+
+from patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def child(parent: int) -> int:
+    """The process id of the only child of a process."""
+    (found,) = subprocess.check_output(["pgrep", "-P", str(parent)], text=True, timeout=PATIENCE).split()
+    return int(found)
+
+
+class Program:
+    """Python with these arguments; one thread for each operator of torch.
+
+    What it writes to stderr goes to a file: a pipe that nobody reads fills, and stops whoever writes.
+    """
+
+    def __init__(self, *arguments: str, paths: tuple[Path, ...] = (), pass_fds: tuple[int, ...] = ()) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the block
+        path = os.pathsep.join(map(str, (ROOT / ".pkg", *paths)))
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            pass_fds=pass_fds,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._errors.close()
+
+    def line(self) -> str:
+        """The next line of its output; nothing if it ends instead, as it is made to when it says nothing."""
+        assert self.process.stdout is not None
+        killer = threading.Timer(PATIENCE, self.process.kill)
+        killer.start()
+        try:
+            return self.process.stdout.readline()
+        finally:
+            killer.cancel()
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to stderr, once it has ended."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def end(self, code: int) -> str:
+        """Wait for its end, with this exit code; the rest of its output."""
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == code, self.errors
+        return output
