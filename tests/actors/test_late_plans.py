@@ -8,6 +8,7 @@ from typing import NamedTuple
 import anyio
 import anyio.lowlevel
 import pytest
+from told import Told
 from virtual_clock import virtual_clock
 
 from personae.actors import scheduler
@@ -23,12 +24,6 @@ from personae.engine.sequence import SequenceLog
 
 pytestmark = virtual_clock
 LAYOUT = MemoryLayout(num_pages=64, page_size=16, max_seqs=4, max_model_len=512, max_batch_tokens=64)
-
-
-class Told(list[Message]):
-    """A mailbox that only notes."""
-
-    tell = list.append
 
 
 class House(NamedTuple):

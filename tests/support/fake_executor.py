@@ -20,6 +20,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 VOCAB = 101
 EOS = (0, 1, 2)
@@ -337,3 +338,18 @@ class Bench:
         unfinished = [id for id, brought in self.brought.items() if not brought.ended]
         assert not unfinished, f"never ended: {unfinished}"
         return self.brought
+
+
+def bench(
+    num_pages: int = 64,
+    page_size: int = 4,
+    max_seqs: int = 8,
+    max_model_len: int = 128,
+    max_batch_tokens: int = 64,
+    *,
+    depth: int = 2,
+    fails: Callable[[SequenceLog, int], str | None] = lambda log, position: None,
+) -> Bench:
+    """A bench where who comes first is served first."""
+    layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
+    return Bench(Scheduler(layout, FirstComeFirstServed()), FakeExecutor(layout, fails), depth)

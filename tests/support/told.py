@@ -1,5 +1,6 @@
-"""A stand-in for a `Ref`: keeps what it is told, in order."""
+"""Stand-ins for a `Ref`: they keep what they are told, in order."""
 
+from collections import deque
 from typing import Any
 
 
@@ -7,3 +8,15 @@ class Told(list[Any]):
     """`tell` appends."""
 
     tell = list.append
+
+
+class Letters(deque[Any]):
+    """The same, to be taken from."""
+
+    tell = deque.append
+
+    def take(self) -> list[Any]:
+        """All that has come since the last time."""
+        taken = list(self)
+        self.clear()
+        return taken

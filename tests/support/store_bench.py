@@ -1,0 +1,85 @@
+"""The store of adapters with a make-believe executor, and queues that only note."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.lowlevel
+import torch
+from patience import soon
+from told import Letters
+
+from personae.actors.adapter_store import AdapterStore
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import Message, Place
+from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
+from personae.lora.library import AdapterLibrary
+
+LIFE = 3
+
+
+def adapter(seed: int) -> Adapter:
+    pair = LoraPair(torch.full((1, 2), float(seed)), torch.ones(1, 2), 1.0)
+    return make_adapter(f"{seed}", {(0, "q"): pair})
+
+
+ADAPTERS = [adapter(seed) for seed in range(1, 8)]
+DIGESTS = [each.digest for each in ADAPTERS]
+
+
+class Shelf(AdapterLibrary):
+    """A library whose adapters are all on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(LoraShapes(1, {"q": (2, 2)}), {}, None, 10**9)
+        for each in ADAPTERS:
+            self.put(each)
+
+
+class Bench:
+    """A store, and what it said to the others."""
+
+    def __init__(self, store: Ref[Message]) -> None:
+        self.store = store
+        self.executor = Letters()
+        self.streamer = Letters()
+        self.queues: dict[str | None, Letters] = {}
+
+    def queue_of(self, digest: str | None) -> Letters:
+        return self.queues.setdefault(digest, Letters())
+
+    async def offered(self, count: int) -> list[str]:
+        """The digests of so many that the executor is asked to place, which threads have read."""
+        await soon(
+            lambda: sum(isinstance(each, Place) for each in self.executor) >= count, f"{count} have been read"
+        )
+        await settled()
+        return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
+
+    async def tell(self, *messages: Message) -> list[str]:
+        """Say it; the digests that the executor is then asked to place."""
+        for message in messages:
+            self.store.tell(message)
+        await settled()
+        return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
+
+
+async def settled() -> None:
+    """Let the others run until they wait, with no time passing."""
+    for _ in range(30):
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def bench(library: AdapterLibrary | None = None) -> AsyncIterator[Bench]:
+    root = Supervisor("test", max_restarts=0)
+    made: list[Any] = []
+    store: Ref[Message] = root.spawn(
+        "store",
+        lambda: AdapterStore(library or Shelf(), LIFE, made[0].executor, made[0].queue_of, made[0].streamer),
+        capacity=100,
+    )
+    made.append(Bench(store))
+    async with root:
+        yield made[0]
