@@ -1,13 +1,12 @@
 """The executor's shell: one thread that owns the device, its memory and its graphs.
 
-On a device that runs by itself, step N+1 is started before step N is read, so the device never waits for
-the host; `engine/step.py` says in which order. On the CPU a forward pass blocks, there is nothing to hide,
-and a step is read as soon as it is sampled.
+Step N+1 is started before step N is read, if it is planned by then, so the device does not wait for the host;
+`engine/step.py` says in which order.
 
-What a step brought is told when the device has work again, or there is none: telling wakes the loop's thread,
-which wants the interpreter for the better part of a millisecond (it takes in the step, plans, writes to
-Front), and would have it while the device waits. Told then, it has it while this thread computes, or waits
-for the device.
+What a step brought is told when the device has work again and the masks are made, or there is no work:
+telling wakes the loop's thread, which wants the interpreter for the better part of a millisecond (it takes in
+the step, plans, writes to Front), and would have it while this thread needs it and the device waits. Told
+then, it has it while this thread computes, or waits for the device.
 """
 
 from collections import deque
@@ -178,24 +177,30 @@ class Executor(ThreadActor[Message]):
 
     def _execute(self, execute: Execute) -> None:
         begun = self.time()
+        waited = self._wait
         self._box.begin(execute.plan)
         prepared = self._engine.prepare(execute.plan, execute.grammars)
-        if not self._engine.runs_ahead:
-            self._tell()
         self._gap = self.time() - self._done if execute.follows else 0.0
-        forward = self._engine.forward(prepared)
-        self._forward += self.time() - begun
-        if self._unread is not None:
-            self._read()
+        forward = self._engine.forward(prepared, partial(self._beside, prepared))
         launched = self.time()
+        self._forward += launched - begun - (self._wait - waited)
         self._unread = self._engine.sample(execute.plan, forward)
-        self._sample += self.time() - launched
-        self._seconds = self.time() - begun
+        now = self.time()
+        self._sample += now - launched
+        self._seconds = now - begun
         self._chored = 0.0
         if self._engine.runs_ahead:
             self._tell()
         else:
+            self._done = now
+
+    def _beside(self, prepared: Any) -> None:
+        """What there is to do while the forward pass runs."""
+        if self._unread is not None:
             self._read()
+        self._engine.fill(prepared)
+        if not self._engine.runs_ahead:
+            self._tell()
 
     def _read(self) -> None:
         assert self._unread is not None
@@ -206,6 +211,7 @@ class Executor(ThreadActor[Message]):
         self._wait += self._done - begun
         spent = Spent(0.0, self._forward, self._sample, self._wait, self._place)
         self._untold = Sampled(result, self._seconds, self._gap, spent)
+        self._gap = 0.0  # told
 
     def _tell(self) -> None:
         if self._untold is not None:

@@ -309,7 +309,7 @@ class Repaid(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """From the executor: what a step brought, how long it took and how long the device waited before it.
+    """From the executor: what a step brought, how long it took, and how long the device waited since.
 
     `spent` is of all steps so far.
     """

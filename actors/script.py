@@ -17,7 +17,7 @@ from personae.lora.stored import Pieces
 class Device(Protocol):
     """What runs steps and holds adapters: `engine.step.StepEngine`, or a simulation of it.
 
-    A step is `prepare`, `forward`, `sample`, `finish`; what travels between the four is the device's own.
+    A step is `prepare`, `forward`, `fill`, `sample`, `finish`; what travels between them is the device's own.
     """
 
     runs_ahead: bool
@@ -29,8 +29,11 @@ class Device(Protocol):
     def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar], /) -> Any:
         """Apply the plan's changes; all that the host does for a step before the device begins."""
 
-    def forward(self, prepared: Any, /) -> Any:
-        """Start the forward pass."""
+    def forward(self, prepared: Any, beside: Callable[[], None], /) -> Any:
+        """Start the forward pass, and call `beside` while it runs."""
+
+    def fill(self, prepared: Any, /) -> None:
+        """Make its masks, when the step before is finished."""
 
     def sample(self, plan: StepPlan, forward: Any, /) -> Any:
         """Start sampling."""

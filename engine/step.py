@@ -1,22 +1,20 @@
-"""One step on the device, in four calls: `prepare` is the host's, `forward` and `sample` start it, `finish`
-reads what came out.
+"""One step on the device, in five calls: `prepare` and `fill` are the host's, `forward` and `sample` start
+it, `finish` reads what came out.
 
 Between them the device computes. A caller may start step N+1 before it finishes step N, but only its forward
-pass: the masks of N+1 depend on the tokens of N. So on a device that runs by itself the order is
+pass: the masks of N+1 depend on the tokens of N. So the order is
 
-    prepare, forward N+1  ->  finish N (read tokens)  ->  advance grammars, fill masks, sample N+1
+    prepare, forward N+1  ->  finish N (read tokens, advance grammars), fill the masks of N+1  ->  sample N+1
+
+and what stands between the arrows is hidden behind the forward pass. On a CPU, where that takes the threads
+that there are cores for, `forward` has this thread do it when the others have begun, and then join them: a
+thread more would have to take a core from one of them in the middle of its work, for which all would wait.
 
 Where grammars are asked about the tokens of N before they are taken, that is done as late as it can be: when
 N+1 is prepared, and before its forward pass is launched.
-
-On a CPU, where a forward pass takes the threads that there are cores for, step N is finished before N+1
-begins. There this thread advances the grammars and fills the masks when the others have begun the forward
-pass, and then joins them: a thread more would have to take a core from one of them in the middle of its work,
-for which all would wait. Only those that may force what comes next (`jump.py`) take a token when it is read,
-so that the next plan has all that is known.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +43,15 @@ PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time
 _REFUSED = "the grammar does not allow the sampled token {}"
 
 
+def _nothing() -> None:
+    """What is done beside a forward pass if nobody says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
-    `jumps` theirs at launch, and `known` says whose next token is known. `masks` is kept until the device has
-    read it. `arrival`: of the prompts' log-probabilities."""
+    `jumps` theirs at launch, and `known` says whose next token is known. `bitmask` is kept until the device
+    has read it. `arrival`: of the prompts' log-probabilities."""
 
     plan: StepPlan
     sampled: Sampled | None
@@ -57,18 +59,9 @@ class Launched:
     matchers: list[Binding | None]
     jumps: list[Jump | None]
     known: list[bool]
-    masks: "Masks | None"
+    bitmask: torch.Tensor | None
     prompt_logprobs: dict[int, PromptLogprobs]
     arrival: Arrival | None
-
-
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """What the grammars allow a step, int32 [max_seqs, words]; `failures` are rows whose grammar did not take
-    the token before."""
-
-    bitmask: torch.Tensor
-    failures: dict[int, str]
 
 
 class StepEngine:
@@ -83,9 +76,8 @@ class StepEngine:
         self.sampler = sampler
         self._spelling = spelling
         self.runs_ahead = runner.device.type != "cpu"
-        self._masks: Masks | None = None  # of the step whose forward pass has run
+        self._bitmask: torch.Tensor | None = None  # of the step whose forward pass has begun
         self._sampled: Sampled | None = None  # the last step's, maybe not settled yet
-        self._untaken: dict[int, int] = {}  # by slot: tokens that were read, for its grammar to take
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Binding] = {}
@@ -102,22 +94,18 @@ class StepEngine:
         for slot in plan.releases:
             self.sampler.release(slot)
             self._logs.pop(slot, None)
-            self._unbind(slot)
+            self._matchers.pop(slot, None)
+            self._jumps.pop(slot, None)
         self.runner.apply(plan)
         for admission in plan.admissions:
             log = admission.log
             self._logs[admission.slot] = log
             self.sampler.admit(admission.slot, log)
-            self._unbind(admission.slot)
             if log.grammar is not None:
                 self._bind(admission.slot, log, grammars[log.grammar])
             elif excludes(log.params):
                 self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
         return self.runner.pack(plan.rows) if plan.rows else None
-
-    def _unbind(self, slot: int) -> None:
-        for of_slots in (self._matchers, self._jumps, self._untaken):
-            of_slots.pop(slot, None)
 
     def _bind(self, slot: int, log: SequenceLog, grammar: BoundGrammar) -> None:
         longest = self.runner.layout.max_model_len
@@ -127,18 +115,26 @@ class StepEngine:
             self._jumps[slot] = jump = Jump(matcher, log, limit, self._spelling)
             self.runner.extend(slot, len(log.tokens), jump.untold)
 
-    def forward(self, packed: PackedStep | None) -> Forward | None:
-        """Start the forward pass of what has been prepared."""
+    def forward(self, packed: PackedStep | None, beside: Callable[[], None] = _nothing) -> Forward | None:
+        """Start the forward pass of what has been prepared. `beside` is called once, while it runs: there the
+        step before may be finished, and the masks be filled."""
         if packed is None:
+            beside()
             return None
         self._settle()
-        if self.runs_ahead or not any(slot in self._matchers for slot in packed.sampled_slots):
-            return self.runner.forward(packed)
+        if not self.runs_ahead:
+            return self.runner.forward(packed, beside)
+        launched = self.runner.forward(packed)
+        beside()
+        return launched
 
-        def fill() -> None:
-            self._masks = self._fill(packed)
-
-        return self.runner.forward(packed, fill)
+    def fill(self, packed: PackedStep | None) -> None:
+        """Have the grammars say what they allow in this step, where it has begun and the one before is
+        finished. What is not filled when the step is sampled is filled then."""
+        matchers = [] if packed is None else self._choosing(packed)
+        if any(matchers):
+            self._bitmask = self._bitmasks.acquire()
+            fill_masks(self._bitmask, matchers)
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
@@ -147,15 +143,15 @@ class StepEngine:
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
         matchers = self._choosing(forward.packed)
         sampled = None
-        masks, self._masks = self._masks, None
-        if masks is None and any(matchers):
-            masks = self._fill(forward.packed)
+        if self._bitmask is None:
+            self.fill(forward.packed)
+        bitmask, self._bitmask = self._bitmask, None
         if rows:
             sampled = self.sampler.sample(
                 forward.logits,
                 slots,
                 forward.packed.sampled_ends,
-                None if masks is None else masks.bitmask[: len(rows)],
+                None if bitmask is None else bitmask[: len(rows)],
                 {
                     row: matcher
                     for row, matcher in enumerate(matchers)
@@ -167,7 +163,7 @@ class StepEngine:
         arrival = Arrival(self.runner.device) if prompts else None
         jumping = [self._jumps.get(slot) for slot in slots]
         known = [*map(self.runner.knows, slots, forward.packed.sampled_ends)]
-        return Launched(plan, sampled, rows, matchers, jumping, known, masks, prompts, arrival)
+        return Launched(plan, sampled, rows, matchers, jumping, known, bitmask, prompts, arrival)
 
     def _choosing(self, packed: PackedStep) -> list[Binding | None]:
         """What binds the rows that choose a token; nothing where it is known."""
@@ -180,35 +176,20 @@ class StepEngine:
             self._sampled.settle()
             self._sampled = None
 
-    def _fill(self, packed: PackedStep) -> Masks:
-        """Have the grammars take the tokens before, and say what they allow next."""
-        matchers = self._choosing(packed)
-        failures: dict[int, str] = {}
-        for row, (slot, matcher) in enumerate(zip(packed.sampled_slots, matchers, strict=True)):
-            token = self._untaken.pop(slot, None)
-            if matcher is None or token is None or matcher.terminated:
-                continue  # terminated: the answer is complete, only stop tokens follow
-            if not matcher.accept(token):
-                failures[row] = _REFUSED.format(token)
-        bitmask = self._bitmasks.acquire()
-        fill_masks(bitmask, matchers)
-        return Masks(bitmask, failures)
-
     def ready(self, launched: Launched) -> bool:
         """Whether `finish` would not wait for the device."""
         there = launched.arrival is None or launched.arrival.reached
         return there and (launched.sampled is None or launched.sampled.ready)
 
     def finish(self, launched: Launched) -> StepResult:
-        """Wait for the step and read its tokens; grammars take them before they next say what is allowed."""
+        """Wait for the step and read its tokens, which the grammars take."""
         tokens: list[int | None] = [None] * len(launched.plan.rows)
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
         forced: dict[int, tuple[int, ...]] = {}
         if launched.sampled is not None:
             read = launched.sampled.read()
-            refused = {} if launched.masks is None else launched.masks.failures
-            failures = {launched.rows[i]: why for i, why in {**read.failures, **refused}.items()}
+            failures = {launched.rows[i]: why for i, why in read.failures.items()}
             logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
             for row, matcher, jump, known, token in zip(
                 launched.rows, launched.matchers, launched.jumps, launched.known, read.tokens, strict=True
@@ -218,17 +199,19 @@ class StepEngine:
                 if known:
                     assert jump is not None
                     forced[row], jump.untold = jump.untold, ()
-                elif jump is not None and token is not None and self._jumps.get(place.slot) is jump:
+                elif token is None or matcher is None or self._matchers.get(place.slot) is not matcher:
+                    continue
+                elif jump is not None:
                     brought = jump.take(token)
                     if brought is None:
                         failures[row] = _REFUSED.format(token)
                     elif len(brought) > 1:
                         self.runner.extend(place.slot, place.start + place.count, brought)
                         forced[row] = brought
-                elif token is not None and matcher is not None and self._matchers.get(place.slot) is matcher:
-                    self._untaken[place.slot] = token
-        if launched.masks is not None:
-            self._bitmasks.release(launched.masks.bitmask)
+                elif not (matcher.terminated or matcher.accept(token)):  # after its end come stop tokens
+                    failures[row] = _REFUSED.format(token)
+        if launched.bitmask is not None:
+            self._bitmasks.release(launched.bitmask)
         if launched.arrival is not None:
             launched.arrival.wait()
         prompts = {row: entries.read() for row, entries in launched.prompt_logprobs.items()}

@@ -7,7 +7,7 @@ at its position, the seed and the position. So tokens are a pure function of the
 without any device), and a wrong page, a stale write, a missing token or KV of another tenant changes them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
@@ -120,7 +120,7 @@ class Device:
         self._threads.sleep(self._costs.host)
         return plan
 
-    def forward(self, plan: StepPlan) -> Launched:
+    def forward(self, plan: StepPlan, beside: Callable[[], None]) -> Launched:
         """Compute the step at once; it counts as done when its time has passed."""
         self._trouble.strikes("forward")
         tokens: list[int | None] = []
@@ -154,10 +154,15 @@ class Device:
         self.busy += seconds
         if self.runs_ahead:
             self._free_at = max(self._free_at, self._threads.time()) + seconds
+            beside()
         else:
+            beside()
             self._threads.sleep(seconds)
             self._free_at = self._threads.time()
         return Launched(StepResult(plan.step, tuple(tokens), failures=failures, forced=forced), self._free_at)
+
+    def fill(self, plan: StepPlan) -> None:
+        """What is forced is known as it is computed."""
 
     def sample(self, plan: StepPlan, forward: Launched) -> Launched:
         """Nothing is left to do."""

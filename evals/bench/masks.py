@@ -5,10 +5,10 @@
 The engine alone, bound and free in one process: they take a step each in turn, so that what the
 machine does to one it does to the other. Half of the bound rows write one text after the other, half fill in
 a form of short values, all of them far from the end of their budgets. Of each step the median of the rounds,
-of these the mean; and where the difference goes: advancing grammars and filling masks ("masks", within
-"forward" on a CPU), and sampling, with what is asked about tokens near an answer's end ("asking", within
-"finish"). `--busy` takes processor time on one thread instead of wall time: what the work costs, whoever else
-is there. Over HTTP: `evals/bench/bound.py`.
+of these the mean; and where the difference goes: advancing grammars ("finish") and filling masks ("masks"),
+both beside the forward pass, and what is asked about tokens near an answer's end ("asking"); all three are
+within "forward". The first two are processor time of that thread, and so is all with `--busy`, on one thread:
+what the work costs, whoever else is there. Over HTTP: `evals/bench/bound.py`.
 
     python -m personae.evals.bench.masks --model models/smol135 --budget 128
 
@@ -20,6 +20,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ from rich.table import Table
 from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.script import Script
 from personae.api.local import DEMO
+from personae.engine.runner import PackedStep
 from personae.engine.scheduler import Scheduler
 from personae.engine.step import Launched, StepEngine
 from personae.evals.bench.steps import WARM_UP, Parts, logs
@@ -41,7 +43,7 @@ from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
 FAR = 1900  # tokens, a budget whose end is not reached
-PARTS = ("step", "prepare", "forward", "masks", "sample", "asking", "finish")
+PARTS = ("step", "prepare", "forward", "finish", "masks", "asking", "sample")
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 60}
 SHORT: list[dict[str, Any]] = [
     {"type": "integer"},
@@ -92,32 +94,38 @@ def decode(
                 with parts.part("prepare"):
                     packed = engine.prepare(plan, grammars)
                 with parts.part("forward"):
-                    forward = engine.forward(packed)
-            if unread is not None:
-                _read(engine, scheduler, parts, unread)
-                unread = None
-            if plan is not None:
+                    beside = partial(_beside, engine, scheduler, unread, packed)
+                    forward = engine.forward(packed, beside)
                 with parts.part("sample"):
                     unread = engine.sample(plan, forward)
-                if not engine.runs_ahead:
-                    _read(engine, scheduler, parts, unread)
-                    unread = None
+            elif unread is not None:
+                _read(engine, scheduler, unread)
+                unread = None
         if decoding:
             yield
 
 
-def _read(engine: StepEngine, scheduler: Scheduler, parts: Parts, unread: Launched) -> None:
-    with parts.part("finish"):
-        result = engine.finish(unread)
+def _beside(
+    engine: StepEngine, scheduler: Scheduler, unread: Launched | None, packed: PackedStep | None
+) -> None:
+    """As the executor."""
+    if unread is not None:
+        _read(engine, scheduler, unread)
+    engine.fill(packed)
+
+
+def _read(engine: StepEngine, scheduler: Scheduler, unread: Launched) -> None:
+    result = engine.finish(unread)
     assert not result.failures, result.failures
     scheduler.commit(result)
 
 
 def _watch(engine: Any, parts: Parts) -> None:
-    """Time what is done about masks by itself."""
+    """Time what is done about grammars by itself."""
     own = Parts(time.thread_time)  # beside the forward pass the process's time would be both's
     own.samples = parts.samples
-    engine._fill = _watched(engine._fill, "masks", own)
+    engine.finish = _watched(engine.finish, "finish", own)
+    engine.fill = _watched(engine.fill, "masks", own)
     engine.sampler._ask = _watched(engine.sampler._ask, "asking", parts)
 
 

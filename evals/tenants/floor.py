@@ -41,7 +41,7 @@ def steps(script: Script, engine: Device, digests: list[str | None], prompt: int
     while (plan := scheduler.plan()) is not None:
         prepared = engine.prepare(plan, {})
         begun = time.process_time()
-        forward = engine.forward(prepared)
+        forward = engine.forward(prepared, lambda: None)
         took = time.process_time() - begun
         scheduler.commit(engine.finish(engine.sample(plan, forward)))
         tokens = sum(row.count for row in plan.rows)

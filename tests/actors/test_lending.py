@@ -135,9 +135,9 @@ class NotingEngine(StepEngine):
     notes: list[str]
     executor: Executor
 
-    def forward(self, packed):  # type: ignore[no-untyped-def]  # as in StepEngine
+    def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
         self.notes.append("step")
-        return super().forward(packed)
+        return super().forward(packed, beside)
 
     def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
         yield from self._noting("lent", super().lending(pages))

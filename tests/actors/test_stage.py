@@ -194,11 +194,11 @@ class CrashingEngine(StepEngine):
 
     crash_at: int
 
-    def forward(self, packed):  # type: ignore[no-untyped-def]  # as in StepEngine
+    def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
         self.crash_at -= 1
         if self.crash_at == 0:
             raise RuntimeError("injected: the device is gone")
-        return super().forward(packed)
+        return super().forward(packed, beside)
 
 
 async def test_streams_go_on_token_for_token_when_the_executor_crashes(assembly) -> None:
@@ -238,9 +238,9 @@ class NotingEngine(StepEngine):
 
     notes: list[str]
 
-    def forward(self, packed):  # type: ignore[no-untyped-def]  # as in StepEngine
+    def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
         self.notes.append("step")
-        return super().forward(packed)
+        return super().forward(packed, beside)
 
     def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in StepEngine
         for piece in super().placing(adapter):

@@ -1,14 +1,14 @@
 """The engine without actors: a scheduler and a step engine in one synchronous loop, over tiny models.
 
 `Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
-brought. Plans are made `lookahead` steps ahead, and where the engine `runs_ahead` a step is read once the
-next is launched, as the actors do it. With `capture` decode steps run as
-graphs.
+brought. Up to `lookahead` plans are in flight, and a step is read beside the next, if there is one, as the
+actors do it. With `capture` decode steps run as graphs.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan
-from personae.engine.runner import Runner
+from personae.engine.runner import PackedStep, Runner
 from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
@@ -144,22 +144,32 @@ class Troupe:
         flying: deque[StepPlan] = deque()
         unread: Launched | None = None
         while True:
-            while len(flying) < self.lookahead and (plan := self.scheduler.plan()) is not None:
+            while len(flying) + (unread is not None) < self.lookahead:
+                plan = self.scheduler.plan()
+                if plan is None:
+                    break
                 flying.append(plan)
                 self.steps += 1
-            if not flying and unread is None:
-                break
-            plan = flying.popleft() if flying else None
-            forward = plan and self.engine.forward(self.engine.prepare(plan, self.grammars))
-            if unread is not None:
-                self._read(unread, played)
-            unread = plan and self.engine.sample(plan, forward)
-            if unread is not None and not self.engine.runs_ahead:
+            if flying:
+                plan = flying.popleft()
+                packed = self.engine.prepare(plan, self.grammars)
+                forward = self.engine.forward(packed, partial(self._beside, unread, packed, played))
+                unread = self.engine.sample(plan, forward)
+            elif unread is not None:
                 self._read(unread, played)
                 unread = None
+            else:
+                break
         self.scheduler.check_integrity()
         assert all(one.finish is not None for one in played.values())
         return played
+
+    def _beside(
+        self, launched: Launched | None, packed: PackedStep | None, played: dict[str, Played]
+    ) -> None:
+        if launched is not None:
+            self._read(launched, played)
+        self.engine.fill(packed)
 
     def _read(self, launched: Launched, played: dict[str, Played]) -> None:
         for delta in self.scheduler.commit(self.engine.finish(launched)):
