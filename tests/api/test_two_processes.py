@@ -101,6 +101,7 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         back = server.back()
         last = Stream(server)
         last.begun()
+        os.kill(back, signal.SIGSTOP)  # until everything has been asked
         server.process.send_signal(signal.SIGUSR1)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.get("/ready").status_code != 200, "it drains")
@@ -110,6 +111,7 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         assert server.get("/health").status_code == 200
+        os.kill(back, signal.SIGCONT)
         assert last.text() == calm
         server.end(0)
         told = server.errors

@@ -1,6 +1,7 @@
 """Adapters that arrive while the real engine runs: uploaded over HTTP, used at once, replaced, evicted."""
 
 import random
+import threading
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from virtual_clock import real_clock
 
 from personae.actors.assembly import EngineOptions, assemble
 from personae.actors.stage import open_stage
+from personae.engine.step import StepEngine
 from personae.lora.arenas import pool_bytes
 
 pytestmark = real_clock
@@ -137,22 +139,33 @@ async def test_an_adapter_that_is_always_asked_for_does_not_starve_another(
 
 
 async def test_a_request_finishes_on_the_version_that_it_began_with(
-    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
+    tmp_path: Path,
+    files: list[dict[str, bytes]],
+    truth: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    steps, prepare = threading.Semaphore(20), StepEngine.prepare
+
+    def prepare_if_it_may(engine: StepEngine, *args: Any) -> Any:
+        assert steps.acquire(timeout=PATIENCE)
+        return prepare(engine, *args)
+
     async with live(tmp_path, adapter_memory=room_for(1)) as house, house.client() as client:
         await upload(client, "poet", files[0])
-        first = await ask(client, "poet", max_tokens=300)
+        first = await ask(client, "poet", max_tokens=60)
         running: list[dict[str, Any]] = []
+        monkeypatch.setattr(StepEngine, "prepare", prepare_if_it_may)
 
         async def long() -> None:
-            running.append(await ask(client, "poet", max_tokens=300))
+            running.append(await ask(client, "poet", max_tokens=60))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(long)
             await soon(lambda: bool(house.engine.stats().running), "the first request runs")
             second = await upload(client, "poet", files[1], replace="true")
             assert second.json()["version"] == 2
-            assert not running, "the first request was over too soon to show anything"
+            assert not running
+            steps.release(1000)
             new = await ask(client, "poet")
         assert tokens(running[0]) == tokens(first)
         assert (tokens(new), cached(new)) == (truth[1], 0), "nothing of the old version is in its cache"
