@@ -34,7 +34,7 @@ from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
-from personae.kernels.memory import Memory, granule_of, memory_of, warn_of_fixed_shares
+from personae.kernels.memory import Memory, granule_of, main_memory, memory_of, warn_of_fixed_shares
 from personae.kernels.quantized import Quantization
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
@@ -257,6 +257,12 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int, granule: int 
     source = "--kv-memory"
     if on_cpu:
         memory = options.kv_memory or HOST_KV_BYTES
+        asked = (options.kv_memory or 0) + (options.adapter_memory or 0)
+        there = main_memory()
+        if there is not None and asked > there:
+            raise LoadError(
+                f"--kv-memory and --adapter-memory ask for {asked} bytes; the machine has {there}."
+            )
     else:
         free, _ = torch.cuda.mem_get_info()
         memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
@@ -341,7 +347,11 @@ def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:
             raise LoadError(f"--adapters {root}: there is no such folder.")
         folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
         if not folders:
-            raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.")
+            hint = " It is an adapter itself: name the folder that it lies in."
+            alone = (root / "adapter_config.json").is_file()
+            raise LoadError(
+                f"--adapters {root}: no sub-folder has an adapter_config.json.{hint if alone else ''}"
+            )
         for folder in folders:
             if folder.name in found:
                 raise LoadError(

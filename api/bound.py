@@ -85,9 +85,15 @@ def bound_of(body: SamplingFields) -> Bound | None:
     if name in (None, "auto"):
         return bound
     backend = BACKENDS.get(name)
-    if bound is None or backend is None or backend not in BACKENDS_OF_KIND[bound.spec.kind]:
-        bound_by = "nothing" if bound is None else f"`{bound.param}`"
-        raise UnsupportedParameter(f"`{_BACKEND}`: {name} does not take {bound_by}.", param=_BACKEND)
+    if backend is None:
+        names = ", ".join(("auto", *BACKENDS))
+        raise UnsupportedParameter(
+            f"`{_BACKEND}`: there is no such backend; there are {names}.", param=_BACKEND
+        )
+    if bound is None:
+        raise UnsupportedParameter(f"`{_BACKEND}`: nothing binds the answer; leave it out.", param=_BACKEND)
+    if backend not in BACKENDS_OF_KIND[bound.spec.kind]:
+        raise UnsupportedParameter(f"`{_BACKEND}`: {name} does not take `{bound.param}`.", param=_BACKEND)
     return replace(bound, spec=msgspec.structs.replace(bound.spec, backend=backend))
 
 

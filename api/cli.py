@@ -4,15 +4,18 @@ and `bench`.
 What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
 """
 
+import re
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from personae import __version__
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.elsewhere import option_here
 from personae.api.logs import LogFormat
 from personae.api.options import (
     AccessOptions,
@@ -45,6 +48,7 @@ for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals
 
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def main() -> None:
@@ -67,6 +71,25 @@ def _personae(
     """What stands before any command."""
 
 
+class _Serve(TyperCommand):
+    """`serve`, which knows what other servers call its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line. Ends with exit code 2 at an option of another server."""
+        for arg in args:
+            if (here := option_here(arg)) is not None:
+                ctx.fail(f"No such option: {arg.partition('=')[0]}. {here}")
+        return super().parse_args(ctx, args)
+
+
+def _site(origins: list[str] | None) -> list[str] | None:
+    """Origins as browsers send them, checked."""
+    for origin in origins or ():
+        if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            raise typer.BadParameter(f"'{origin}' is no site; write it as https://app.example, with no path.")
+    return origins
+
+
 def _model_folder(path: Path | None) -> Path | None:
     if path is None or path.is_dir():
         return path
@@ -80,7 +103,7 @@ def _model_folder(path: Path | None) -> Path | None:
     raise typer.BadParameter(message)
 
 
-@app.command()
+@app.command(cls=_Serve)
 def serve(
     model: Annotated[
         Path | None,
@@ -167,7 +190,12 @@ def serve(
     ] = None,
     adapter_root: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Admins may load adapters from below. Can be repeated."),
+        typer.Option(
+            metavar="DIR",
+            help="Admins may load adapters from below. Can be repeated.",
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
     api_key: Annotated[
         str | None,
@@ -185,6 +213,7 @@ def serve(
         typer.Option(
             metavar="ORIGIN",
             help="A web site whose pages may ask, as https://app.example; * is any. Can be repeated.",
+            callback=_site,
         ),
     ] = None,
     tool_format: Annotated[

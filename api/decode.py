@@ -12,6 +12,7 @@ import msgspec
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
+from personae.api.elsewhere import field_here
 from personae.api.schema import Body
 from personae.errors import Cancelled, RequestError, UnsupportedParameter
 from personae.grammar.slips import nearest
@@ -45,6 +46,8 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
 
 def decode(body: bytes, type: type[T], max_depth: int) -> T:
     """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks."""
+    if not body:
+        raise RequestError("The body is empty; it must be a JSON object.", code="invalid_json")
     try:
         value = type.read(body)
     except msgspec.ValidationError as error:
@@ -66,14 +69,12 @@ def _named(message: str, type: type[Body]) -> RequestError:
         message, path = message[: at.start()], at["path"].replace("[...]", "")
     if unknown := _UNKNOWN.match(message):
         name = _join(path, unknown["name"][:_SHOWN])
-        known = _fields(type, path)
-        meant = nearest(unknown["name"][:_SHOWN], known)
-        hint = "" if meant is None else f" Did you mean `{_join(path, meant)}`?"
-        if name == "extra_body":
-            hint = " It is an argument of the `openai` package, whose fields go into the body itself."
+        hint = _hint(type, path, unknown["name"][:_SHOWN])
         return UnsupportedParameter(
             f"`{name}` is not a parameter of this request.{hint}", param=name, code="unknown_parameter"
         )
+    if path == "logit_bias" and message.startswith("Expected `int`"):
+        message = 'its keys are token ids, such as "1729"; one is not'
     if missing := _MISSING.match(message):
         name = _join(path, missing["name"])
         return RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
@@ -81,6 +82,17 @@ def _named(message: str, type: type[Body]) -> RequestError:
     if _INVALID.match(message) and (valid := _valid(type, path)):
         message += f"; valid are {', '.join(sorted(valid))}"
     return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code="invalid_type")
+
+
+def _hint(type: type[Body], path: str, name: str) -> str:
+    """What may have been meant by a field at `path` that `type` lacks."""
+    whole = _join(path, name)
+    if whole == "extra_body":
+        return " It is an argument of the `openai` package, whose fields go into the body itself."
+    if (here := field_here(whole, _fields(type, ""))) is not None:
+        return f" Here it is `{here}`."
+    meant = nearest(name, _fields(type, path))
+    return "" if meant is None else f" Did you mean `{_join(path, meant)}`?"
 
 
 def _valid(type: type[Body], path: str) -> set[str]:

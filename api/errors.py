@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api import logs
+from personae.api.elsewhere import route_here
 from personae.errors import (
     MethodNotAllowed,
     NotFound,
@@ -83,25 +84,18 @@ async def personae_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-_NOT_SERVED = {
-    "embeddings": "Embeddings are not served",
-    "rerank": "Reranking is not served",
-    "score": "Scoring pairs of texts is not served",
-}
-
-
 def _hint(request: Request) -> str:
     """What may have been meant."""
     parts = [part for part in request.url.path.split("/") if part]
     while parts[:1] == ["v1"]:
         del parts[0]
-    if parts and parts[-1] in _NOT_SERVED:
-        return f" {_NOT_SERVED[parts[-1]]}: this server generates text."
     known = {path for route in request.app.routes if (path := getattr(route, "path", None)) is not None}
     plain = "/" + "/".join(parts)
     meant = next((route for route in (f"/v1{plain}", plain) if parts and route in known), None)
     if meant is not None:
         return f" There is {meant}."
+    if (here := route_here(request.url.path)) is not None:
+        return f" {here}"
     return f" There are {', '.join(sorted(path for path in known if '{' not in path))}."
 
 
@@ -112,8 +106,10 @@ async def http_error(request: Request, error: Exception) -> Response:
     if error.status_code == NotFound.status:
         return error_response(NotFound(f"There is no route {path}.{_hint(request)}", code="unknown_url"))
     if error.status_code == MethodNotAllowed.status:
-        response = error_response(MethodNotAllowed(f"{path} does not serve {method}."))
-        response.headers.update(error.headers or {})
+        headers = error.headers or {}
+        served = f" It serves {headers['Allow']}." if "Allow" in headers else ""
+        response = error_response(MethodNotAllowed(f"{path} does not serve {method}.{served}"))
+        response.headers.update(headers)
         return response
     refusal = RequestError(error.detail)
     refusal.status = error.status_code

@@ -118,11 +118,6 @@ class Opened:
     about: str = ""
 
 
-def server_root(url: str) -> str:
-    """A server's address, whether it was given as such or as OpenAI's clients want it, with `/v1`."""
-    return url.rstrip("/").removesuffix("/v1")
-
-
 def parse_size(text: str) -> int:
     """Bytes in a size such as `2GiB`, `512MB`, `1.5g` or `4096`; GiB is 1024^3, GB and g are 1000^3.
 

@@ -106,7 +106,8 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
         )
     if asked is not None and prompt + asked > limit:
         raise ContextLengthExceeded(
-            f"The prompt has {prompt} tokens and `{param}` asks for {asked} more; the context has {limit}.",
+            f"The prompt has {prompt} tokens and `{param}` asks for {_shown(asked)} more; "
+            f"the context has {limit}, which leaves {limit - prompt}.",
             param=param,
         )
     return asked if asked is not None else limit - prompt
@@ -174,8 +175,11 @@ def _between(name: str, value: N, low: N, high: N) -> N:
 
 
 def _out_of_range(name: str, range: str, value: float) -> RequestError:
-    shown = value if abs(value) < 1e15 else f"a number of {len(str(value))} characters"
-    return RequestError(f"`{name}` must be {range}; it is {shown}.", param=name, code="out_of_range")
+    return RequestError(f"`{name}` must be {range}; it is {_shown(value)}.", param=name, code="out_of_range")
+
+
+def _shown(value: float) -> str:
+    return str(value) if abs(value) < 1e15 else f"a number of {len(str(value))} characters"
 
 
 def _seed(asked: int | None) -> int:
@@ -190,10 +194,16 @@ def _logit_bias(bias: dict[int, float], vocab: int) -> dict[int, float]:
     for token, value in bias.items():
         if not 0 <= token < vocab:
             raise RequestError(
-                f"`logit_bias` names a token that does not exist; ids are from 0 to {vocab - 1}.",
+                f"`logit_bias` names token {_shown(token)}, which does not exist; "
+                f"ids are from 0 to {vocab - 1}.",
                 param="logit_bias",
             )
-        _between("logit_bias", value, -100.0, 100.0)
+        if not -100.0 <= value <= 100.0:
+            raise RequestError(
+                f"`logit_bias` must be from -100 to 100; that of token {token} is {_shown(value)}.",
+                param="logit_bias",
+                code="out_of_range",
+            )
     return bias
 
 

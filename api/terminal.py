@@ -8,7 +8,7 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
-from personae.api.options import server_root
+from personae.api.remote import nobody_there, refusal, server_root
 
 _PATIENCE = httpx.Timeout(10.0, read=None)
 _HELP = "/model NAME, /system TEXT, /reset, /exit; Ctrl-C stops an answer"
@@ -34,33 +34,34 @@ class Conversation:
         self._client = client or httpx.Client(base_url=server_root(url), timeout=_PATIENCE, headers=headers)
         self.system = system
         self.messages: list[dict[str, str]] = []
-        self._model = model
+        self._model: str | None = None
+        self._asked = model
 
     @property
     def model(self) -> str:
         """The model or adapter that answers; the server's first if none was chosen. Raises ChatFailed."""
         if self._model is None:
-            self._model = self.models()[0]
+            self._model = self.models()[0] if self._asked is None else self._known(self._asked)
         return self._model
 
     @model.setter
     def model(self, name: str) -> None:
+        self._model = self._known(name)
+
+    def _known(self, name: str) -> str:
         known = self.models()
         if name not in known:
             raise ChatFailed(f"no such model; there are {', '.join(known)}")
-        self._model = name
+        return name
 
     def models(self) -> list[str]:
         """The names that the server serves. Raises ChatFailed."""
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
-            raise ChatFailed(
-                f"{self._client.base_url} does not answer ({error}): "
-                "start a server with `personae serve`, or say where one is with --url"
-            ) from None
+            raise ChatFailed(nobody_there(str(self._client.base_url), error)) from None
         if response.is_error:
-            raise ChatFailed(_refusal(response))
+            raise ChatFailed(refusal(response))
         return [card["id"] for card in response.json()["data"]]
 
     def ask(self, text: str) -> Generator[str, None, None]:
@@ -77,7 +78,7 @@ class Conversation:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
                     response.read()
-                    raise ChatFailed(_refusal(response))
+                    raise ChatFailed(refusal(response))
                 for piece in _pieces(response):
                     answer += piece
                     yield piece
@@ -102,13 +103,6 @@ def _pieces(response: httpx.Response) -> Iterator[str]:
         for choice in event["choices"]:
             if content := choice["delta"].get("content"):
                 yield content
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code}"
 
 
 def talk(conversation: Conversation, console: Console | None = None) -> bool:

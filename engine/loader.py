@@ -125,7 +125,9 @@ def _read_headers(files: list[Path]) -> dict[str, Stored]:
                     part = tensors.get_slice(name)
                     stored[name] = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{file.name} cannot be read as safetensors: {error}") from None
+            raise ModelLoadError(
+                f"{file.name} cannot be read as safetensors: {error}; is the download complete?"
+            ) from None
     return stored
 
 

@@ -33,6 +33,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read tokenizer.json and what lies beside it. Raises ModelLoadError, naming the file at fault."""
     path = folder / "tokenizer.json"
     if not path.is_file():
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(f"{folder} has no config.json: a model in Hugging Face's format is needed")
         raise ModelLoadError(
             f"{folder} has no tokenizer.json: a tokenizer in Hugging Face's format is needed"
         )

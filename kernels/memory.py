@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import mmap
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -93,6 +94,13 @@ class FixedMemory:
 
     def give_back(self, part: Tensor) -> None:
         """It stays."""
+
+
+def main_memory() -> int | None:
+    """Bytes of the machine's own memory; None where the system does not say."""
+    if sys.platform == "win32":
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def granule_of(device: torch.device) -> int | None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from personae.api.options import server_root
+from personae.api.remote import nobody_there, refusal, server_root
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
 
@@ -99,15 +99,11 @@ def _client(url: str, key: str | None) -> Iterator["httpx.Client"]:
         ) as client:
             yield client
     except httpx.HTTPError as error:
-        raise RequestError(f"{url}: {error}") from None
+        raise RequestError(nobody_there(url, error)) from None
 
 
 def _checked(response: "httpx.Response") -> "httpx.Response":
     """The response, unless it is an error: then RequestError with the server's reason."""
     if response.is_error:
-        try:
-            message = response.json()["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = f"HTTP {response.status_code}"
-        raise RequestError(str(message))
+        raise RequestError(refusal(response))
     return response

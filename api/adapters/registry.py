@@ -151,7 +151,7 @@ class Registry:
     def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
         """The row that the name stands for now. Raises Conflict, or QuotaExceeded for one too many."""
         if name in self._reserved:
-            raise Conflict(f"The name `{name}` is the server's own.", param="name")
+            raise Conflict(f"The name `{name}` is the server's own; choose another.", param="name")
         rows = self._data.rows("select * from adapters where tenant = ? and name = ?", (who.tenant, name))
         if rows and not replace:
             raise Conflict(

@@ -107,6 +107,12 @@ async def get_adapter(request: Request) -> Response:
     """Show an adapter."""
     door, name = door_of(request), request.path_params["name"]
     record = _registry(door).find(door.caller.tenant, name)
+    if record is None and name in door.client.models(door.caller.tenant):
+        raise NotFound(
+            f"`{name[:80]}` was not uploaded; /v1/models/{name[:80]} shows it.",
+            param="name",
+            code="adapter_not_found",
+        )
     if record is None:
         raise no_such_adapter(name)
     return json_response(record)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+_OPTIONS = {"bytes": "adapter_bytes"}  # limits that another name asks for
+
 DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's.")]
 
 tenants_app = typer.Typer(help="Who may use the server, and how much.", no_args_is_help=True)
@@ -114,7 +116,10 @@ def list_tenants(data_dir: DataDirOption) -> None:
 
     with _store(data_dir) as store:
         for tenant in store.list_tenants():
-            limits = " ".join(f"{key}={value}" for key, value in msgspec.to_builtins(tenant.limits).items())
+            limits = " ".join(
+                f"{_OPTIONS.get(key, key)}={value}"
+                for key, value in msgspec.to_builtins(tenant.limits).items()
+            )
             revoked = f"revoked {_date(tenant.revoked)}" if tenant.revoked else ""
             parts = (tenant.name, _date(tenant.created), limits, revoked)
             typer.echo("  ".join(part for part in parts if part))

@@ -16,7 +16,7 @@ import msgspec
 from personae.api.library import Engine
 from personae.api.library import open as open_library
 from personae.api.local import DEMO
-from personae.api.options import server_root
+from personae.api.remote import server_root
 from personae.errors import (
     GrammarError,
     NotFound,

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from personae.errors import GrammarError
 from personae.grammar.bitmask import Bitmask, allow_only
-from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, Schema
+from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, SAID, Schema
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -50,7 +50,8 @@ class LLGuidanceBackend:
         start = self._start(grammar)
         if start.is_error():
             reason = _reason(start.get_error())
-            raise GrammarError(f"The {spec.kind} cannot be compiled: {reason}", param=PARAMS[spec.kind])
+            said = SAID.get(spec.kind, spec.kind)
+            raise GrammarError(f"The {said} cannot be compiled: {reason}", param=PARAMS[spec.kind])
         return LLGuidanceCompiled(start, lambda: self._start(grammar), grammar, self._vocabulary)
 
     def _start(self, grammar: str) -> LLMatcher:

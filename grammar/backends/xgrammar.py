@@ -11,7 +11,7 @@ import xgrammar
 
 from personae.errors import GrammarError
 from personae.grammar.bitmask import Bitmask, allow_only
-from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS
+from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, SAID
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -50,7 +50,7 @@ class XGrammarBackend:
         except RuntimeError as error:
             reason = _WHERE.sub("", str(error)).strip()
             raise GrammarError(
-                f"The {spec.kind} cannot be compiled: {reason}", param=PARAMS[spec.kind]
+                f"The {SAID.get(spec.kind, spec.kind)} cannot be compiled: {reason}", param=PARAMS[spec.kind]
             ) from error
         return XGrammarCompiled(grammar, self._vocabulary)
 

@@ -20,6 +20,14 @@ PARAMS = {
     "lark": "structured_outputs.grammar",
 }
 
+SAID = {
+    "json_schema": "JSON Schema",
+    "json_object": "JSON object",
+    "ebnf": "grammar, read as GBNF,",
+    "lark": "grammar, read as Lark,",
+}
+"""What a kind is called where it is not by its name."""
+
 # The most whitespace characters between two tokens of JSON: enough for a line break and a deep indent, and an
 # end to a model that would write blanks for ever.
 MAX_WHITESPACE = 16

@@ -42,6 +42,13 @@ def test_two_adapters_may_not_share_a_name(tmp_path: Path) -> None:
         assemble(EngineOptions(base, (tmp_path / "a", tmp_path / "b"), device="cpu"))
 
 
+def test_an_adapter_in_place_of_the_folder_that_it_lies_in_is_told_so(tmp_path: Path) -> None:
+    base = model_folder("qwen3")
+    make_adapter_folder(tmp_path / "poet", base, rank=2)
+    with pytest.raises(LoadError, match="It is an adapter itself: name the folder that it lies in"):
+        assemble(EngineOptions(base, (tmp_path / "poet",), device="cpu"))
+
+
 def test_an_adapter_of_another_base_stops_the_start_with_the_tensor_named(tmp_path: Path) -> None:
     make_adapter_folder(tmp_path / "stranger", model_folder("llama", hidden_size=32), rank=2)
     with pytest.raises(AdapterError, match=r"stranger: .*layers\.0\.mlp\.down_proj\.lora_B\.weight"):
@@ -71,6 +78,7 @@ def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
         ({"adapters": (Path("nowhere"),)}, "no such folder"),
         ({"max_model_len": 4096}, "more than the model's own 1024"),
         ({"kv_memory": 2**17, "max_model_len": 1024}, "--kv-memory holds"),
+        ({"kv_memory": 2**60}, r"ask for 1152921504606846976 bytes; the machine has [1-9]\d*"),
         ({"kv_memory": 1}, r"holds 0 tokens; a context of 16 \(--max-model-len\) needs [1-9]\d* bytes"),
         ({"device": "cuda"}, "No CUDA device"),
     ],

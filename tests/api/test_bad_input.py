@@ -354,15 +354,76 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
         ("/v1/chat/completions", {"chat_templates": "x"}, "is not a parameter of this request."),
         ("/v1/chat/completions", {"weather": 5}, "is not a parameter of this request."),
         ("/v1/chat/completions", {"extra_body": {"top_k": 5}}, "fields go into the body itself."),
+        ("/v1/completions", {"n_predict": 5}, "Here it is `max_tokens`."),
+        ("/v1/completions", {"max_completion_tokens": 5}, "Here it is `max_tokens`."),
+        ("/v1/completions", {"messages": [USER]}, "is not a parameter of this request."),
+        ("/v1/chat/completions", {"adapter_id": "a"}, "Here it is `model`."),
+        ("/v1/chat/completions", {"regex": "a"}, "Here it is `structured_outputs.regex`."),
+        ("/v1/chat/completions", {"prompt": "a"}, "Here it is `messages`."),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "_schema.schema`.",
+        ),
+        (
+            "/v1/chat/completions",
+            {"enable_thinking": True},
+            "Here it is `chat_template_kwargs.enable_thinking`.",
+        ),
+        ("/v1/responses", {"input": "hi", "max_tokens": 5}, "Here it is `max_output_tokens`."),
+        ("/v1/responses", {"input": "hi", "response_format": {}}, "Here it is `text.format`."),
+        ("/v1/responses", {"input": "hi", "messages": []}, "Here it is `input`."),
     ],
 )
 async def test_a_slip_in_a_fields_name_is_told_the_served_field_that_was_meant(
     path: str, change: dict[str, Any], hint: str, app: Starlette
 ) -> None:
-    body = {"model": "base", **({"messages": [USER]} if "chat" in path else {"prompt": "hi"}), **change}
-    error = await refused(app, path, json=body)
+    needed = {"/v1/chat/completions": {"messages": [USER]}, "/v1/completions": {"prompt": "hi"}}
+    error = await refused(app, path, json={"model": "base", **needed.get(path, {}), **change})
     assert error["code"] == "unknown_parameter"
     assert error["message"].endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("bias", "said"),
+    [({"x": 1}, "token ids"), ({"300": 1}, "names token 300"), ({"7": 101}, "that of token 7 is 101.0")],
+)
+async def test_a_wrong_entry_of_logit_bias_is_told_from_the_others(
+    bias: dict[str, float], said: str, app: Starlette
+) -> None:
+    body = {"model": "base", "prompt": "hi", "logit_bias": {"5": 1, **bias}}
+    assert said in (await refused(app, "/v1/completions", json=body))["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"guided_decoding_backend": "lm-format-enforcer", "guided_regex": "a"},
+            "there are auto, guidance, ",
+        ),
+        ({"guided_decoding_backend": "outlines"}, "nothing binds the answer; leave it out."),
+        ({"guided_decoding_backend": "outlines", "guided_json": {}}, "outlines does not take `guided_json`."),
+    ],
+)
+async def test_a_backend_that_cannot_be_had_says_why(
+    change: dict[str, Any], said: str, app: Starlette
+) -> None:
+    body = {"model": "base", "prompt": "hi", **change}
+    assert said in (await refused(app, "/v1/completions", json=body))["message"]
+
+
+async def test_a_body_that_is_not_there_is_told_from_one_that_is_cut(app: Starlette) -> None:
+    headers = {"content-type": "application/json"}
+    error = await refused(app, "/v1/completions", content=b"", headers=headers)
+    assert error["code"] == "invalid_json"
+    assert error["message"] == "The body is empty; it must be a JSON object."
+
+
+async def test_a_prompt_and_answer_that_do_not_fit_are_told_what_is_left(app: Starlette) -> None:
+    body = {"model": "base", "prompt": "x" * 500, "max_tokens": 10**30}
+    message = (await refused(app, "/v1/completions", json=body))["message"]
+    assert message.endswith("asks for a number of 31 characters more; the context has 512, which leaves 12.")
 
 
 async def test_an_unknown_model_is_a_404_that_says_where_the_known_ones_are(app: Starlette) -> None:

@@ -16,7 +16,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
+from personae.api.elsewhere import option_here
 from personae.api.options import AccessOptions, ServeOptions
+
+OPTION = re.compile(r"--[a-z-]+[a-z]")
+SERVE = get_command(app).commands["serve"].params
+OURS = {name for param in SERVE for name in (*param.opts, *param.secondary_opts)}
 
 PROGRAM = """
 import sys, types
@@ -140,7 +145,7 @@ def test_every_option_is_passed_on(
     asked: list[tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("model", "a", "b"):
+    for folder in ("model", "a", "b", "r"):
         Path(folder).mkdir()
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
@@ -194,6 +199,11 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["no/such/model"], "'no/such/model' does not exist"),
         (["--adapters", "no/such/adapters"], "'no/such/adapters' does not exist"),
         (["--nonsense"], "--nonsense"),
+        (["--adapter-root", "no/such/root"], "'no/such/root' does not exist"),
+        (["--allowed-origin", "app.example"], "write it as https://app.example"),
+        (["--allowed-origin", "https://app.example/"], "write it as https://app.example"),
+        (["--max-num-seqs", "4"], "Here it is --max-seqs."),
+        (["--tensor_parallel_size=2"], "One model runs on one device here."),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[tuple[object, ...]]) -> None:
@@ -202,6 +212,21 @@ def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[t
     plain = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
     assert named in " ".join(plain.replace("│", " ").split())
     assert asked == []
+
+
+def test_every_option_of_vllm_that_the_docs_compare_is_known_or_told_what_to_do() -> None:
+    page = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    left = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    theirs = {name for cell in left for name in OPTION.findall(cell)}
+    assert len(theirs) > 25
+    assert {name for name in theirs - OURS if option_here(name) is None} == set()
+    told = {name for hint in map(option_here, theirs - OURS) for name in OPTION.findall(hint or "")}
+    assert "--max-seqs" in told
+    assert told <= OURS
+
+
+def test_no_option_of_ours_is_taken_for_anothers() -> None:
+    assert [name for name in OURS if option_here(name) is not None] == []
 
 
 def test_the_version_is_the_packages() -> None:

@@ -46,6 +46,7 @@ async def test_unknown_routes_and_methods_have_the_shape_of_errors(app: Starlett
     assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_url")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["message"].endswith("does not serve PUT. It serves POST.")
     assert slash.status_code == 404
 
 
@@ -60,6 +61,10 @@ async def test_unknown_routes_and_methods_have_the_shape_of_errors(app: Starlett
         ("/v1/chat/completions/", "There is /v1/chat/completions."),
         ("//v1/completions", "There is /v1/completions."),
         ("/v1/health", "There is /health."),
+        ("/generate", "Here it is /v1/completions."),
+        ("/ping", "Here it is /ready."),
+        ("/v1/audio/transcriptions", "Transcription is not served"),
+        ("/v1/responses/resp_1", "Responses are not stored"),
     ],
 )
 async def test_a_route_that_is_not_there_names_the_one_that_was_meant(
@@ -70,7 +75,7 @@ async def test_a_route_that_is_not_there_names_the_one_that_was_meant(
     assert visit.error["message"].endswith(hint) or f"{hint}: " in visit.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/nope", "/ping", "/"])
+@pytest.mark.parametrize("path", ["/v1/nope", "/v1", "/"])
 async def test_a_route_that_is_like_none_is_told_those_that_there_are(path: str, app: Starlette) -> None:
     message = (await asgi.Visit(path, {}).run(app)).error["message"]
     said, there = message.removesuffix(".").split(". There are ")

@@ -1,6 +1,7 @@
 import pytest
 
-from personae.api.options import parse_size, server_root
+from personae.api.options import parse_size
+from personae.api.remote import server_root
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,12 @@ def test_a_server_that_is_not_there_is_said(conversation: Conversation) -> None:
         nowhere.models()
 
 
+def test_a_model_that_is_not_there_is_said_before_the_first_line_is_typed(address: str) -> None:
+    with httpx.Client(base_url=address) as client:
+        shown = said(Conversation(address, "nobody", None, client), "hi")
+    assert shown == "no such model; there are base, team/pirate\n"
+
+
 def test_markup_in_an_answer_is_text(conversation: Conversation, engine: FakeEngine) -> None:
     engine.answer = "[red]list[0][/red]"
     try:

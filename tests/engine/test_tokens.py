@@ -295,7 +295,7 @@ def test_chat_templates_come_from_a_string_a_list_or_files(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", None, "no config.json"),
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
         ("tokenizer.json", "{}", "tokenizer.json cannot be read"),
         ("tokenizer_config.json", "{,", "tokenizer_config.json is not JSON"),
@@ -319,6 +319,14 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path, name: str, content: A
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ModelLoadError, match=message):
         Tokenizer.load(folder)
+
+
+def test_a_model_without_a_tokenizer_is_told_from_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
 
 
 def test_threads_may_share_it() -> None:

@@ -47,6 +47,9 @@ async def test_an_upload_is_described_listed_and_a_model(house: House, tmp_path:
         assert (await client.get("/v1/adapters")).json() == {"data": [record], "object": "list"}
         model = (await client.get("/v1/models/poet")).json()
         assert await names(client) == ["base", "team/pirate", "poet"]
+        own = await client.get("/v1/adapters/base")
+        assert (own.status_code, own.json()["error"]["code"]) == (404, "adapter_not_found")
+        assert "was not uploaded; /v1/models/base shows it" in own.json()["error"]["message"]
     adapter = read_adapter(folder_of(tmp_path / "poet", files), BOUNDS.shapes)
     assert record == {
         "id": record["id"],

@@ -285,6 +285,8 @@ def test_a_malformed_grammar_is_refused_with_its_parameter(name, kind, source, p
         make_backend(name, VOCABULARY).compile(GrammarSpec(kind, source))
     assert refusal.value.param == param
     assert "<state>" not in refusal.value.message
+    said = {"ebnf": "grammar, read as GBNF", "lark": "grammar, read as Lark", "json_schema": "JSON Schema"}
+    assert f"The {said.get(kind, kind)}" in refusal.value.message
 
 
 def test_what_is_wrong_with_a_regular_expression_speaks_of_it_alone():

@@ -1,0 +1,29 @@
+"""Asking a running server from the command line: where it is, and what its refusals say."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def server_root(url: str) -> str:
+    """A server's address, whether it was given as such or as OpenAI's clients want it, with `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def nobody_there(url: str, error: Exception) -> str:
+    """What to tell the user when no answer came."""
+    return (
+        f"{server_root(url)} does not answer ({error}): "
+        "start a server with `personae serve`, or say where one is with --url"
+    )
+
+
+def refusal(response: "httpx.Response") -> str:
+    """Why the server refused, in its own words but for a missing key."""
+    if response.status_code == 401:
+        return "the server asks for a valid key: give one as PERSONAE_API_KEY, or with --key"
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code}"
