@@ -35,10 +35,10 @@ def tile_for(max_query: int, group: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     if dtype is torch.float32:
         return Tile(rows=max(16, power_of_two(group)), keys=32, warps=4, stages=1)
     rows = max_query * group
-    if rows <= 16:
-        return Tile(rows=16, keys=64, warps=4, stages=3)
     if rows <= 32:
-        return Tile(rows=32, keys=64, warps=4, stages=3)
+        # Keys are two reads away, by their page: of three stages one block is waited for while nothing is on
+        # its way. Of five another is; only Hopper has the room.
+        return Tile(rows=16 if rows <= 16 else 32, keys=64, warps=4, stages=5 if gpu.hopper else 3)
     rows = max(64, power_of_two(group))
     if not gpu.hopper:  # accumulators and keys lie in registers: 64 keys would spill
         return Tile(rows, keys=32, warps=4, stages=3)

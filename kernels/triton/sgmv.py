@@ -38,7 +38,7 @@ class Tiles:
 
 # A tile of 16 rows is the smallest that tensor cores take; from 64 on, Hopper's larger instructions apply.
 SMALL = Tiles(
-    rows=16, shrink_ranks=16, shrink_inputs=128, vector_inputs=512, expand_ranks=16, expand_outputs=128
+    rows=16, shrink_ranks=16, shrink_inputs=128, vector_inputs=512, expand_ranks=16, expand_outputs=256
 )
 LARGE = Tiles(
     rows=64, shrink_ranks=64, shrink_inputs=64, vector_inputs=64, expand_ranks=32, expand_outputs=128
@@ -145,6 +145,7 @@ def sgmv(
         "ROWS": tiles.rows,
         "VECTOR_ROWS": VECTOR_ROWS,
         "SEGMENTS": padded_segments(segments, tiles),
+        "EARLY": gpu.hopper,
     }
     three = _three(arenas)
     shrink_kernel[(gpu.processors * PROGRAMS,)](
@@ -181,6 +182,7 @@ def sgmv(
         VECTOR_RANKS=16,
         num_warps=4,
         num_stages=1,  # there are few ranks to loop over
+        launch_pdl=gpu.hopper,  # shrink lets it begin: see EARLY
         **shared,
     )
 

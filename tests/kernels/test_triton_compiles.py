@@ -6,6 +6,7 @@ spilled, products run on tensor cores (HMMA; HGMMA where the tile is large enoug
 """
 
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
         assert machine.registers <= (
             128 if tokens <= 64 else 255
         )  # 128: four programs fit on a multiprocessor
+    # On Hopper expand begins beside shrink, and waits for it when the adapters' weights are on their way.
+    early = capability == 90
+    assert found[2].options["launch_pdl"] == early
+    assert ("griddepcontrol.launch_dependents" in shrink.assembly) == early
+    waits = expand.assembly.split("griddepcontrol.wait")
+    assert len(waits) == (4 if early else 1)  # row by row, in tiles, at the end
+    for before in waits[:-2]:
+        assert re.findall(r"ld\.global\S*", before)[-1] == "ld.global.v4.b32"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,8 @@ def test_attention_runs_on_tensor_cores_without_spills(
         assert machine.stack == machine.spills == 0
     assert attention.instructions["HGMMA" if capability == 90 and max_query > 1 else "HMMA"]
     assert attention.wide_loads >= 8
+    if max_query == 1:  # blocks of 64 keys and values: one is computed, on Hopper another is on its way
+        assert attention.shared >= (2 if capability == 90 else 1) * 2 * 64 * 128 * dtype.itemsize
     if attention.register_products and dtype is torch.float16:  # see `tile_for`
         assert found[0].options["num_stages"] == 1
     if capability == 90 and max_query > 1:

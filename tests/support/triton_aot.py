@@ -9,7 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Machine:
     stack: int
     shared: int
     instructions: Counter[str]
+    assembly: str = field(repr=False)  # PTX
     wide_loads: int  # of 16 bytes, to registers or to shared memory
     register_products: int  # Hopper's matrix instructions whose first operand lies in registers
 
@@ -62,7 +63,8 @@ def launches() -> Iterator[list[Launch]]:
     found: list[Launch] = []
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+        names = ("num_warps", "num_stages", "launch_pdl")
+        options = {name: kwargs.pop(name) for name in names if name in kwargs}
         found.append(Launch(kernel, dict(kernel.signature.bind(*args, **kwargs).arguments), options))
 
     original, JITFunction.run = JITFunction.run, run
@@ -109,6 +111,7 @@ def compiled(launch: Launch, capability: int, folder: Path) -> Machine:
         registers=registers,
         stack=stack,
         shared=binary.metadata.shared,
+        assembly=binary.asm["ptx"],
         instructions=Counter(opcode.split(".")[0] for opcode in opcodes),
         register_products=len(re.findall(r"HGMMA\S* R\d+, R\d+, gdesc", code)),
         wide_loads=sum(opcode.startswith(("LDG", "LDGSTS")) and ".128" in opcode for opcode in opcodes),

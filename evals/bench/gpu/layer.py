@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from personae.evals.bench.gpu.shapes import (
@@ -29,15 +30,18 @@ class Layer:
     def __init__(self, num_pages: int, generator: torch.Generator) -> None:
         dtype = torch.bfloat16
         self.weights = {
-            group: noise((inputs, sum(outputs)), dtype, generator) * inputs**-0.5
+            group: noise((sum(outputs), inputs), dtype, generator) * inputs**-0.5
             for group, (inputs, outputs) in GROUPS.items()
         }
-        self.norms = [noise((HIDDEN,), dtype, generator) for _ in range(2)]
+        self.norms = [noise((HIDDEN,), torch.float32, generator) for _ in range(2)]
         self.caches = noise((2, num_pages, KV_HEADS, PAGE, DIM), dtype, generator)
 
 
 class Step:
-    """One step through some layers: x and residual [T, HIDDEN], positions [T] int64, tables [P, DIM / 2]."""
+    """One step through some layers: x and residual [T, HIDDEN], positions [T] int64, tables [P, DIM / 2].
+
+    Where there are fewer layers of adapters than layers, they take turns.
+    """
 
     def __init__(
         self, layers: list[Layer], batch: AttentionBatch, adapters: Adapters | None, work: WorkList | None
@@ -64,10 +68,10 @@ class Step:
         return x
 
     def _linear(self, work: WorkList | None, index: int, group: str, x: Tensor) -> Tensor:
-        y: Tensor = x @ self.layers[index].weights[group]
+        y = F.linear(x, self.layers[index].weights[group])
         if self.adapters is not None and work is not None:
-            arenas, tables = self.adapters.arenas[group][index], self.adapters.tables[group]
-            sgmv(x, torch.split(y, list(GROUPS[group][1]), 1), arenas, tables, work)
+            arenas, tables = self.adapters.arenas[group], self.adapters.tables[group]
+            sgmv(x, torch.split(y, list(GROUPS[group][1]), 1), arenas[index % len(arenas)], tables, work)
         return y
 
 

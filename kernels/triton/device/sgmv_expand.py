@@ -2,13 +2,16 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
-from personae.kernels.triton.device.sgmv_plan import PAGE, find, pages_of
+from personae.kernels.triton.device.sgmv_plan import PAGE, find, load_plan, pages_of
 
 
 @triton.jit
-def _sum_planes(pointers, mask, plane_stride, SPLITS: tl.constexpr):
+def _sum_planes(pointers, mask, plane_stride, SPLITS: tl.constexpr, EARLY: tl.constexpr):
     """The sum over the splits, always in the same order."""
+    if EARLY:
+        gdc_wait()
     total = tl.load(pointers, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(pointers + split * plane_stride, mask=mask, other=0.0)
@@ -20,7 +23,7 @@ def _b_rows(b_ptr, pages, r, rank, out, RANKS: tl.constexpr):
     """Where the rows of B^T from rank r on begin, which of them are real, and their numbers."""
     rs = r + tl.arange(0, RANKS)
     live = rs < rank
-    page = tl.load(pages + rs // PAGE, mask=live, other=0)
+    page = load_plan(pages + rs // PAGE, live, 0)
     return b_ptr + (page * PAGE + rs % PAGE).to(tl.int64) * out, live, rs
 
 
@@ -37,13 +40,14 @@ def _expand_row(
     SPLITS: tl.constexpr,
     RANKS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One row's sum over its ranks, [BLOCK_OUT]."""
     sums = tl.zeros([RANKS, BLOCK_OUT], tl.float32)
     for r in range(0, rank, RANKS):
         b_row, live, rs = _b_rows(b_ptr, pages, r, rank, out, RANKS)
         b = tl.load(b_row[:, None] + o[None, :], mask=live[:, None] & within[None, :], other=0.0)
-        s = _sum_planes(s_ptr + rs, live, plane_stride, SPLITS)
+        s = _sum_planes(s_ptr + rs, live, plane_stride, SPLITS, EARLY)
         sums += s[:, None] * b.to(tl.float32)
     return tl.sum(sums, 0)
 
@@ -63,13 +67,15 @@ def _expand_tile(
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A tile of rows, on tensor cores, [ROWS, BLOCK_OUT]."""
     acc = tl.zeros([ROWS, BLOCK_OUT], tl.float32)
     for r in range(0, rank, RANKS):
         b_row, live, rs = _b_rows(b_ptr, pages, r, rank, out, RANKS)
         b = tl.load(b_row[:, None] + o[None, :], mask=live[:, None] & within[None, :], other=0.0)
-        s = _sum_planes(s_rows[:, None] + rs[None, :], own[:, None] & live[None, :], plane_stride, SPLITS)
+        inside = own[:, None] & live[None, :]
+        s = _sum_planes(s_rows[:, None] + rs[None, :], inside, plane_stride, SPLITS, EARLY)
         high = s.to(b.dtype)
         acc = tl.dot(high, b, acc, input_precision="ieee")
         if b.dtype != tl.float32:
@@ -108,32 +114,34 @@ def expand_kernel(
     VECTOR_RANKS: tl.constexpr,
     VECTOR_ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """y_m[row, o] += sum_c s[row, c] B_m[c, o], s the sum of shrink's planes; y rounded once.
 
     For half precision the tensor cores take s as the sum of two halves of y's type, so that it keeps at
-    least 16 of its 24 bits.
+    least 16 of its 24 bits. EARLY: it begins beside shrink (programmatic dependent launch), and waits for its
+    end when all but the planes has been read.
     """
     each = tl.arange(0, SEGMENTS)
-    ends = tl.load(ends_ptr + segments + each, mask=each < segments, other=2147483647)
-    total = tl.load(ends_ptr + 2 * segments - 1)
+    ends = load_plan(ends_ptr + segments + each, each < segments, 2147483647)
+    total = load_plan(ends_ptr + 2 * segments - 1)
     plane_stride = tokens.to(tl.int64) * width * PAGE
     for item in range(tl.program_id(0), total, tl.num_programs(0)):
         segment, local = find(ends, item)
-        first = tl.load(first_ptr + segment).to(tl.int64)
-        rows = tl.load(rows_ptr + segment)
+        first = load_plan(first_ptr + segment).to(tl.int64)
+        rows = load_plan(rows_ptr + segment)
 
         # Which module's block of outputs this is. A module of rank 0 has no blocks.
-        rank = tl.load(ranks_ptr + segment * 4)
+        rank = load_plan(ranks_ptr + segment * 4)
         b_ptr, y_ptr, y_stride, out = b0_ptr, y0_ptr, y0_stride, out0
         page_first = 0  # the module's first page on the axis of all ranks
         block_first = 0
         blocks = tl.where(rank > 0, tl.cdiv(out0, BLOCK_OUT), 0)
         if MODULES > 1:
-            rank1 = tl.load(ranks_ptr + segment * 4 + 1)
+            rank1 = load_plan(ranks_ptr + segment * 4 + 1)
             blocks1 = tl.where(rank1 > 0, tl.cdiv(out1, BLOCK_OUT), 0)
         if MODULES > 2:
-            rank2 = tl.load(ranks_ptr + segment * 4 + 2)
+            rank2 = load_plan(ranks_ptr + segment * 4 + 2)
             blocks2 = tl.where(rank2 > 0, tl.cdiv(out2, BLOCK_OUT), 0)
         blocks_of = blocks
         if MODULES > 1:
@@ -172,10 +180,21 @@ def expand_kernel(
         y_ptr += first * y_stride + o
         if rows <= VECTOR_ROWS:
             for _ in range(rows):
-                sums = _expand_row(
-                    s_ptr, b_ptr, pages, rank, o, within, out, plane_stride, SPLITS, VECTOR_RANKS, BLOCK_OUT
-                )
                 y = tl.load(y_ptr, mask=within, other=0.0)
+                sums = _expand_row(
+                    s_ptr,
+                    b_ptr,
+                    pages,
+                    rank,
+                    o,
+                    within,
+                    out,
+                    plane_stride,
+                    SPLITS,
+                    VECTOR_RANKS,
+                    BLOCK_OUT,
+                    EARLY,
+                )
                 tl.store(y_ptr, (y.to(tl.float32) + sums).to(y.dtype), mask=within)
                 s_ptr += stride
                 y_ptr += y_stride
@@ -184,9 +203,24 @@ def expand_kernel(
             own = i < rows
             s_rows = s_ptr + i.to(tl.int64) * stride
             acc = _expand_tile(
-                s_rows, b_ptr, pages, rank, own, o, within, out, plane_stride, SPLITS, ROWS, RANKS, BLOCK_OUT
+                s_rows,
+                b_ptr,
+                pages,
+                rank,
+                own,
+                o,
+                within,
+                out,
+                plane_stride,
+                SPLITS,
+                ROWS,
+                RANKS,
+                BLOCK_OUT,
+                EARLY,
             )
             where = y_ptr[None, :] + i.to(tl.int64)[:, None] * y_stride
             inside = own[:, None] & within[None, :]
             tile_y = tl.load(where, mask=inside, other=0.0)
             tl.store(where, (tile_y.to(tl.float32) + acc).to(tile_y.dtype), mask=inside)
+    if EARLY:  # who had nothing to do: what follows must find shrink done, too
+        gdc_wait()

@@ -169,3 +169,9 @@ def find(ends, item):
     """The segment of an item, and the item's number within it."""
     before = ends <= item
     return tl.sum(before.to(tl.int32), 0), item - tl.max(tl.where(before, ends, 0), 0)
+
+
+@triton.jit
+def load_plan(pointers, mask=None, other=None):
+    """Reads the plan, which should outlive a layer's weights in the cache: all layers of a step read it."""
+    return tl.load(pointers, mask=mask, other=other, eviction_policy="evict_last")

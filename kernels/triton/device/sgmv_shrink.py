@@ -2,8 +2,9 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from personae.kernels.triton.device.sgmv_plan import PAGE, find, pages_of
+from personae.kernels.triton.device.sgmv_plan import PAGE, find, load_plan, pages_of
 
 
 @triton.jit
@@ -85,28 +86,32 @@ def shrink_kernel(
     VECTOR_ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """planes[split, row, c] = sum of x[row, k] A[c, k] over the split's k; see the module's docstring.
 
     planes: [SPLITS, tokens, width * 8] float32, written for the segments' rows and true pages only.
+    EARLY: expand may begin, see there.
     """
+    if EARLY:
+        gdc_launch_dependents()
     each = tl.arange(0, SEGMENTS)
-    ends = tl.load(ends_ptr + each, mask=each < segments, other=2147483647)
-    total = tl.load(ends_ptr + segments - 1)
+    ends = load_plan(ends_ptr + each, each < segments, 2147483647)
+    total = load_plan(ends_ptr + segments - 1)
     for item in range(tl.program_id(0), total, tl.num_programs(0)):
         segment, local = find(ends, item)
-        first = tl.load(first_ptr + segment).to(tl.int64)
-        rows = tl.load(rows_ptr + segment)
+        first = load_plan(first_ptr + segment).to(tl.int64)
+        rows = load_plan(rows_ptr + segment)
 
-        rank = tl.load(ranks_ptr + segment * 4)
+        rank = load_plan(ranks_ptr + segment * 4)
         second = pages_of(rank) * PAGE  # the second module's first column
         columns = second
         if MODULES > 1:
-            rank1 = tl.load(ranks_ptr + segment * 4 + 1)
+            rank1 = load_plan(ranks_ptr + segment * 4 + 1)
             third = second + pages_of(rank1) * PAGE
             columns = third
         if MODULES > 2:
-            rank2 = tl.load(ranks_ptr + segment * 4 + 2)
+            rank2 = load_plan(ranks_ptr + segment * 4 + 2)
             columns += pages_of(rank2) * PAGE
         groups = (columns + RANKS - 1) // RANKS
         group = local % groups
@@ -116,7 +121,7 @@ def shrink_kernel(
         # The item's columns on the axis of all modules' ranks: whose A they read, and which of its rows.
         c = group * RANKS + tl.arange(0, RANKS)
         listed = c < columns
-        page = tl.load(pages_ptr + segment * width + c // PAGE, mask=listed, other=0)
+        page = load_plan(pages_ptr + segment * width + c // PAGE, listed, 0)
         base = tl.where(c >= 0, a0_ptr, a0_ptr)
         live = c < rank
         if MODULES > 1:

@@ -170,6 +170,11 @@ def test_a_step_with_adapters_that_no_row_takes_is_the_step_without(monkeypatch:
     assert torch.equal(none, base)
     assert not torch.equal(some[0], base[0])
     assert torch.equal(some[1:], base[1:])
+    with reference_only():
+        turns = layer.Step(layers * 2, batch, adapters, shapes.work_list((0,) * 3, 3, CPU)).run(*inputs)
+        twice = replace(adapters, arenas={group: own * 2 for group, own in adapters.arenas.items()})
+        own = layer.Step(layers * 2, batch, twice, shapes.work_list((0,) * 3, 3, CPU)).run(*inputs)
+    assert torch.equal(turns, own), "layers whose adapters take turns"
 
 
 def test_the_report_names_what_failed_and_what_was_left_out() -> None:

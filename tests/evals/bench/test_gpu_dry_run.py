@@ -48,6 +48,7 @@ TINY = {
     },
     "RANKS": (16, 8, 64, 1) * 4,
     "STEPS": 6,
+    "LAYERS": 6,
     "SHAPE": engine.replace(
         engine.SHAPE,
         vocab_size=512,

@@ -1,6 +1,7 @@
 """The Triton SGMV in the interpreter, over ranks, popularity, dtypes, shapes, and graphs' fixed lists."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -11,9 +12,10 @@ from personae.kernels import reference
 from personae.kernels.sgmv import WorkList
 from personae.kernels.triton import sgmv as host
 from personae.kernels.triton.calls import TritonOperators
+from personae.kernels.triton.device import sgmv_expand, sgmv_shrink
 from personae.kernels.triton.sizes import Gpu
 
-sgmv = partial(host.sgmv, gpu=Gpu(1, hopper=True))
+sgmv = partial(host.sgmv, gpu=Gpu(1, hopper=False))
 NARROW = {"inputs": 24, "outputs": (24, 8)}
 
 
@@ -101,7 +103,7 @@ def test_a_captured_list_of_fixed_length_serves_more_and_fewer_adapters_than_it_
 
 def test_what_the_kernels_do_not_take_the_reference_does() -> None:
     check_sgmv(
-        TritonOperators(Gpu(1, hopper=True)).sgmv, RANKS["mixed"], POPULARITY["uniform"], dtype=torch.float64
+        TritonOperators(Gpu(1, hopper=False)).sgmv, RANKS["mixed"], POPULARITY["uniform"], dtype=torch.float64
     )
 
 
@@ -114,3 +116,42 @@ def test_a_rows_bits_do_not_depend_on_its_company() -> None:
         part = alone[row : row + 1]
         sgmv(x[row : row + 1], (part,), (module.arena,), (module.table,), make_work([adapter], 1)[0])
     assert torch.equal(together, alone)
+
+
+@dataclass
+class LateShrink:
+    """Shrink whose sums are NaN until somebody waits for them."""
+
+    kernel: object
+    waits: int = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: object, **options: object) -> None:
+            self.kernel[grid](*args, **options)
+            self.planes = args[4]
+            self.sums = self.planes.clone()
+            self.planes.fill_(torch.nan)
+
+        return launch
+
+    def wait(self) -> None:
+        self.waits += 1
+        self.planes.copy_(self.sums)
+
+
+@pytest.mark.parametrize("rows", [1, 6], ids=["row by row", "tiles"])
+def test_an_expand_that_begins_early_waits_for_shrink_before_it_reads_its_sums(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = LateShrink(host.shrink_kernel)
+    monkeypatch.setattr(host, "shrink_kernel", late)
+    monkeypatch.setattr(sgmv_shrink, "gdc_launch_dependents", lambda: None)
+    monkeypatch.setattr(sgmv_expand, "gdc_wait", late.wait)
+    module = make_module([16, 8], 24, 40, torch.float32, seed=0)
+    work, _ = make_work([0, 1], rows)
+    x = torch.randn(2 * rows, 24)
+    ours, truth = torch.ones(2, 2 * rows, 40)
+    host.sgmv(x, (ours,), (module.arena,), (module.table,), work, Gpu(1, hopper=True))
+    reference.sgmv(x, (truth,), (module.arena,), (module.table,), work)
+    torch.testing.assert_close(ours, truth)
+    assert late.waits >= host.PROGRAMS, "what follows may find a shrink that is not done"
