@@ -37,6 +37,12 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
             param="content-type",
             code="unsupported_media_type",
         )
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise RequestError(
+            f"A body in the content-encoding {coding[:_SHOWN]} is not read; send it as it is.",
+            param="content-encoding",
+            code="unsupported_media_type",
+        )
     try:
         body = await request.body()
     except ClientDisconnect:

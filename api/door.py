@@ -88,6 +88,10 @@ class Door:
                 card = record.card()
         if card is None:
             message = f"The model `{name[:100]}` does not exist; /v1/models lists those that do."
+            if name.startswith(f"{self.base}:"):  # as in SGLang
+                message = (
+                    f"The model `{name[:100]}` does not exist: an adapter is asked for by its name alone."
+                )
             raise NotFound(message, param=param, code="model_not_found")
         return card
 

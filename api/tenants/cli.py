@@ -103,9 +103,10 @@ def create_tenant(
         schemas_per_minute,
         weight,
     )
+    new = not data_dir.exists()
     with _store(data_dir, new=True) as store:
         store.create_tenant(name, limits)
-    typer.echo(f"tenant {name} created")
+    typer.echo(f"tenant {name} created" + (f", and the data directory {data_dir}" if new else ""))
 
 
 @tenants_app.command("list")

@@ -5,6 +5,7 @@ then gets it back evenly. The tokens of an answer are known only when it is ther
 afterwards; a bucket may be in debt, and the next request waits until it is not.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,5 +135,7 @@ def _demand(bucket: Bucket, amount: float, now: float, unit: str, leave: float =
     wait = bucket.wait(amount, now, leave)
     if wait > 0:
         raise RateLimited(
-            f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached.", retry_after=wait
+            f"This tenant's limit of {bucket.per_minute} {unit} a minute is reached; "
+            f"come back in {math.ceil(wait)} s.",
+            retry_after=wait,
         )

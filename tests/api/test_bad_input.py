@@ -1,5 +1,6 @@
 """Every wrong request gets a 4xx that names the field, and the engine hears nothing of it."""
 
+import gzip
 from typing import Any
 
 import asgi
@@ -418,6 +419,20 @@ async def test_a_body_that_is_not_there_is_told_from_one_that_is_cut(app: Starle
     error = await refused(app, "/v1/completions", content=b"", headers=headers)
     assert error["code"] == "invalid_json"
     assert error["message"] == "The body is empty; it must be a JSON object."
+
+
+async def test_a_body_that_is_packed_is_told_from_one_that_is_broken(app: Starlette) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    error = await refused(app, "/v1/completions", content=gzip.compress(b"{}"), headers=headers)
+    assert (error["param"], error["code"]) == ("content-encoding", "unsupported_media_type")
+
+
+async def test_an_adapter_asked_for_as_in_sglang_is_told_how_it_is_here(app: Starlette) -> None:
+    async with asgi.client(app) as client:
+        for name, hint in (("base:poet", "by its name alone."), ("other:poet", "lists those that do.")):
+            response = await client.post("/v1/completions", json={"model": name, "prompt": "hi"})
+            assert response.status_code == 404
+            assert response.json()["error"]["message"].endswith(hint)
 
 
 async def test_a_prompt_and_answer_that_do_not_fit_are_told_what_is_left(app: Starlette) -> None:

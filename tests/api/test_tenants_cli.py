@@ -34,7 +34,7 @@ def identify(path: Path, key: str) -> object:
 def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
     where = f"--data-dir {tmp_path}"
     made = call(f"tenants create ann {where} --requests-per-minute 60 --adapter-bytes 2GiB --adapters 3")
-    assert made.exit_code == 0, made.output
+    assert (made.exit_code, made.stdout) == (0, "tenant ann created\n")
     keys = [call(f"keys create ann {where} {flag}").stdout.strip() for flag in ("", "--admin")]
     found = [identify(tmp_path, key) for key in keys]
     limits = Limits(requests_per_minute=60, adapters=3, bytes=2 * 2**30)
@@ -158,6 +158,11 @@ def test_a_pickle_is_not_sent_and_its_owner_told_how_to_convert_it(tmp_path: Pat
     assert refused.exit_code == 2
     assert "pickle" in refused.stderr
     assert "save_pretrained" in refused.stderr
+
+
+def test_who_makes_a_data_directory_is_told_so(tmp_path: Path) -> None:
+    made = call(f"tenants create ann --data-dir {tmp_path / 'typo'}")
+    assert made.stdout == f"tenant ann created, and the data directory {tmp_path / 'typo'}\n"
 
 
 @pytest.mark.parametrize("line", ["keys create me", "keys list", "tenants list", "tenants revoke me"])

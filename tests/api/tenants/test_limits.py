@@ -42,6 +42,7 @@ def test_a_minutes_requests_may_come_at_once_and_come_back_evenly(clock: Clock) 
     with pytest.raises(RateLimited) as refused, meter.request(ann):
         pass
     assert refused.value.retry_after == pytest.approx(10)
+    assert "come back in 1" in refused.value.message
     clock.now += 9.9
     with pytest.raises(RateLimited), meter.request(ann):
         pass
