@@ -1,15 +1,14 @@
 """Adapters grow into memory that the KV cache does not need, and leave it when sequences want it."""
 
 import random
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 import torch
+from noting_engine import noting, steps_between
 from patience import PATIENCE
 from tiny_adapters import make_adapter_folder
 from tiny_models import VOCAB, model_folder
@@ -18,14 +17,12 @@ from virtual_clock import real_clock
 
 from personae.actors.assembly import PAGE_SIZE, Assembly, EngineOptions, assemble
 from personae.actors.client import EngineClient
-from personae.actors.executor import Executor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
 from personae.engine.config import read_config
 from personae.engine.kv import KVCache
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.engine.step import StepEngine
 from personae.lora.adapter import LoraShapes
 from personae.lora.arenas import pool_bytes
 
@@ -128,56 +125,12 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
         }
 
 
-class NotingEngine(StepEngine):
-    """Notes steps, and pieces of handing memory over; a piece takes a while, as on a large model, and until
-    the next step is planned, however busy the machine is."""
-
-    notes: list[str]
-    executor: Executor
-
-    def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
-        self.notes.append("step")
-        return super().forward(packed, beside)
-
-    def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
-        yield from self._noting("lent", super().lending(pages))
-
-    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
-        yield from self._noting("back", super().giving_back(pages))
-
-    def _noting(self, note, pieces):  # type: ignore[no-untyped-def]  # as in StepEngine
-        for piece in pieces:
-            self.notes.append(note)
-            patience = time.monotonic() + 0.3
-            time.sleep(0.01)
-            while not self.executor.pending and time.monotonic() < patience:
-                time.sleep(0.001)
-            yield piece
-
-
-class KnownExecutor(Executor):
-    """Is known to its engine."""
-
-    def started(self) -> None:
-        super().started()
-        assert isinstance(self._engine, NotingEngine)
-        self._engine.executor = self
-
-
 async def test_streams_go_on_while_memory_is_handed_to_and_fro(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("personae.actors.back.Executor", KnownExecutor)
-    script = assembled(tmp_path, 60).script
     notes: list[str] = []
-
-    def build() -> StepEngine:
-        engine = script.build_step_engine()
-        engine.__class__ = NotingEngine
-        engine.notes = notes
-        return engine
-
-    async with open_stage(replace(script, build_step_engine=build)) as client:
+    script = noting(assembled(tmp_path, 60).script, notes, monkeypatch)
+    async with open_stage(script) as client:
         running = log(script, "running", None, max_tokens=230, ignore_eos=True)
         async with client.stream([running]) as stream:
             async for _ in stream:
@@ -189,6 +142,5 @@ async def test_streams_go_on_while_memory_is_handed_to_and_fro(
             await play(client, crowd)
             assert client.stats().pages_lent < lent
     for note in ("lent", "back"):
-        places = [place for place, each in enumerate(notes) if each == note]
-        steps = notes[places[0] : places[-1]].count("step")
-        assert steps > 3, f"{steps} steps between {len(places)} pieces"
+        pieces, steps = steps_between(notes, note)
+        assert steps > 3, f"{steps} steps between {pieces} pieces"

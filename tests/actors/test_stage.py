@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ import anyio
 import jsonschema
 import pytest
 from msgspec.structs import replace as changed
+from noting_engine import noting, steps_between
+from patience import PATIENCE, soon
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 from troupe import Played
@@ -108,9 +109,7 @@ async def test_many_streams_of_many_adapters_bring_what_each_brings_alone(assemb
 
 async def test_how_large_the_cache_is_is_known_before_anybody_asks(assembly) -> None:
     async with open_stage(assembly.script) as client:
-        with anyio.fail_after(10):
-            while not client.stats().pages_total:
-                await anyio.lowlevel.checkpoint()
+        await soon(lambda: client.stats().pages_total > 0, "it is known")
         stats = client.stats()
         assert stats.steps == 0
         assert f"KV cache {stats.page_size * stats.pages_total} tokens" in assembly.about
@@ -233,44 +232,20 @@ async def test_streams_go_on_token_for_token_when_the_executor_crashes(assembly)
         assert again == echo
 
 
-class NotingEngine(StepEngine):
-    """Notes steps and pieces of adapters in their order; a piece takes a while, as on a large model."""
-
-    notes: list[str]
-
-    def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
-        self.notes.append("step")
-        return super().forward(packed, beside)
-
-    def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in StepEngine
-        for piece in super().placing(adapter):
-            self.notes.append("piece")
-            time.sleep(0.01)
-            yield piece
-
-
-async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(assembly) -> None:
-    script = assembly.script
+async def test_streams_go_on_between_the_pieces_of_a_cold_adapter(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
-
-    def build() -> StepEngine:
-        engine = script.build_step_engine()
-        engine.__class__ = NotingEngine
-        engine.notes = notes
-        return engine
-
-    async with open_stage(replace(script, build_step_engine=build)) as client:
+    script = noting(assembly.script, notes, monkeypatch)
+    async with open_stage(script) as client:
         running = log(script, "running", None, max_tokens=200)
         async with client.stream([running]) as stream:
             async for _ in stream:
                 break
             await play(client, [log(script, "cold", NAMES[0])])
-        pieces = [place for place, note in enumerate(notes) if note == "piece"]
-        assert len(pieces) == 7 * 2, "a page of A and one of B each, in all layers"
-        steps = notes[pieces[0] : pieces[-1]].count("step")
-        assert steps > len(pieces) // 4, (
-            "a busy machine may bring the next plan late, and more than one piece fits"
-        )
+        pieces, steps = steps_between(notes, "placed")
+        assert pieces == 7 * 2, "a page of A and one of B each, in all layers"
+        assert steps > pieces // 4
 
 
 async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
@@ -285,7 +260,7 @@ async def test_streams_go_on_while_a_thread_reads_a_cold_adapter_into_its_place(
     fill = Filler._fill
 
     def filling(self: Filler, *what: Any) -> None:
-        assert goes_on.wait(30)
+        assert goes_on.wait(PATIENCE)
         fill(self, *what)
 
     cold = log(script, "cold", NAMES[0])

@@ -38,7 +38,7 @@ def ask(server: Running, format: dict[str, Any] | None, **extra: Any) -> httpx.R
     return httpx.post(
         f"{server.url}/v1/chat/completions",
         json=body | ({} if format is None else {"response_format": format}),
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

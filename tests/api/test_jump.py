@@ -37,7 +37,7 @@ def streamed(server: Running, **fields: Any) -> tuple[str, list[int], int, str]:
         **fields,
     }
     text, counts, used, finish = "", [], 0, ""
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue

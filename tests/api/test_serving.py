@@ -15,7 +15,7 @@ import openai
 import pytest
 import torch
 from hf import hf_logits, hf_model
-from patience import eventually
+from patience import PATIENCE, eventually
 from peft import PeftModel
 from real_server import Running, running
 from tiny_adapters import ZOO, make_adapter_folder
@@ -114,7 +114,7 @@ def test_echo_and_logprobs_over_http_are_those_of_peft_with_all_adapters_in_one_
     names = [*adapters, "base"]
 
     async def ask() -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
             body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "echo": True, "logprobs": 4}
             body |= {"ignore_eos": True, "return_token_ids": True}
             answers = await asyncio.gather(
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_refused_while_others_stream(server: Running, engines: 
     ]
 
     async def ask() -> tuple[list[httpx.Response], httpx.Response]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
             calm = asyncio.create_task(
                 client.post(
                     "/v1/completions", json={"model": "base", "prompt": "calm", "max_tokens": 200, "seed": 1}
@@ -229,7 +229,7 @@ def test_a_schema_that_is_no_schema_is_the_callers_error_and_the_next_one_works(
         form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
         body = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 300}
         return httpx.post(
-            f"{server.url}/v1/chat/completions", json={**body, "response_format": form}, timeout=60
+            f"{server.url}/v1/chat/completions", json={**body, "response_format": form}, timeout=PATIENCE
         )
 
     for schema in ({"type": "thing"}, {"type": 3}, {"$ref": "#/nowhere"}, {"enum": 7}):
@@ -245,7 +245,7 @@ def test_n_choices_with_a_seed_are_the_same_each_time_and_differ_among_themselve
 ) -> None:
     def ask() -> list[str]:
         body = {"model": "rslora", "prompt": "Once", "max_tokens": 20, "n": n, "seed": 9, "temperature": 1.2}
-        choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+        choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"]
         return [choice["text"] for choice in sorted(choices, key=lambda choice: choice["index"])]
 
     first = ask()

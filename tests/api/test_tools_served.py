@@ -43,7 +43,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def ask(server: Running, **extra: Any) -> httpx.Response:
     body = {"model": "base", "messages": HI, "max_tokens": 200, "temperature": 0.8, **extra}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
 
 
 def choices(response: httpx.Response) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_reasoning_ends_at_its_budget_streamed_and_not(server: Running, bound: s
     whole = choices(ask(server, **extra, max_tokens=60))[0]["message"]
     streamed = ""
     body = {"model": "base", "messages": HI, "max_tokens": 60, "temperature": 0.8, "stream": True, **extra}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 for part in json.loads(line.removeprefix("data: "))["choices"]:

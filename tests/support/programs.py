@@ -41,8 +41,10 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
+        assert self.process.stdout is not None
         self.process.kill()
-        self.process.communicate()
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
         self._errors.close()
 
     def line(self) -> str:

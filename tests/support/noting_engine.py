@@ -1,0 +1,70 @@
+"""A step engine that notes its steps, and the pieces of other work between them."""
+
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from personae.actors.executor import Executor
+from personae.actors.script import Script
+from personae.engine.step import StepEngine
+
+
+class NotingEngine(StepEngine):
+    """A piece takes a while, as on a large model, and until the next step is planned, however busy the
+    machine is."""
+
+    notes: list[str]
+    executor: Executor
+
+    def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
+        self.notes.append("step")
+        return super().forward(packed, beside)
+
+    def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in StepEngine
+        return self._noting("placed", super().placing(adapter))
+
+    def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
+        return self._noting("lent", super().lending(pages))
+
+    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
+        return self._noting("back", super().giving_back(pages))
+
+    def _noting(self, note: str, pieces: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+        for piece in pieces:
+            self.notes.append(note)
+            patience = time.monotonic() + 0.3
+            time.sleep(0.01)
+            while not self.executor.pending and time.monotonic() < patience:
+                time.sleep(0.001)
+            yield piece
+
+
+class KnownExecutor(Executor):
+    """Is known to its engine."""
+
+    def started(self) -> None:
+        super().started()
+        assert isinstance(self._engine, NotingEngine)
+        self._engine.executor = self
+
+
+def noting(script: Script, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Script:
+    """The same script, whose engine notes."""
+    monkeypatch.setattr("personae.actors.back.Executor", KnownExecutor)
+
+    def build() -> StepEngine:
+        engine = script.build_step_engine()
+        engine.__class__ = NotingEngine
+        engine.notes = notes
+        return engine
+
+    return replace(script, build_step_engine=build)
+
+
+def steps_between(notes: list[str], note: str) -> tuple[int, int]:
+    """How many pieces of a kind there were, and how many steps between the first and the last of them."""
+    places = [place for place, each in enumerate(notes) if each == note]
+    return len(places), notes[places[0] : places[-1]].count("step")
