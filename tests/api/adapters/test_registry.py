@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from patience import soon
 from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, upload, whole
 
 from personae.api.settings import ApiSettings
@@ -146,8 +147,7 @@ async def test_files_stay_as_long_as_a_request_uses_them(house: House) -> None:
         async with anyio.create_task_group() as tasks:
             body = {"model": "poet", "prompt": "hi"}
             tasks.start_soon(lambda: client.post("/v1/completions", json=body))
-            while not house.engine.live:
-                await anyio.lowlevel.checkpoint()
+            await soon(lambda: bool(house.engine.live), "it is being answered")
             assert house.engine.submitted[0].adapter == digest
             new = (await upload(client, "poet", whole(2), replace="true")).json()
             assert folder.is_dir()

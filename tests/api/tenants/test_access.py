@@ -207,7 +207,8 @@ async def test_limits_are_429_with_the_time_to_come_back(house: House) -> None:
         for _ in range(2):
             assert (await client.post("/v1/completions", json=body)).status_code == 200
         refused = await client.post("/v1/completions", json=body)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
+        assert refused.status_code == 429
+        assert 10 <= int(refused.headers["retry-after"]) <= 30
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         for path in ("/health", "/v1/models", "/version"):
             assert (await client.get(path)).status_code == 200, "looking is free"
@@ -216,7 +217,7 @@ async def test_limits_are_429_with_the_time_to_come_back(house: House) -> None:
         for stream in (False, True):
             refused = await client.post("/v1/completions", json=body | {"stream": stream})
             assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 20
+            assert 10 <= int(refused.headers["retry-after"]) <= 30
     async with house.client(house.key("none", concurrent=0)) as client:
         assert (await client.get("/v1/models")).status_code == 429
 
