@@ -205,6 +205,10 @@ def _below(path: str, roots: tuple[Path, ...]) -> Path:
 
     Whether there is anything at another place is not said.
     """
+    if not roots:
+        raise Forbidden(
+            "No folder may be loaded from: start the server with --adapter-root.", param="lora_path"
+        )
     if "\0" not in path and len(os.fsencode(path)) < 4096:
         folder = Path(path).resolve()
         if any(root.resolve() in folder.parents for root in roots):

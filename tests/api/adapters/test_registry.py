@@ -320,3 +320,12 @@ def test_a_library_says_what_it_does_not_have(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(AdapterError, match="not there any more"):
             AdapterLibrary(BOUNDS.shapes, {}, folder, 1).read("0" * 64)
+
+
+async def test_a_server_that_loads_from_no_folder_says_which_option_it_needs(tmp_path: Path) -> None:
+    with open_house(tmp_path / "data") as house:
+        async with house.client() as client:
+            body = {"lora_name": "poet", "lora_path": str(tmp_path)}
+            refused = await client.post("/v1/load_lora_adapter", json=body)
+    assert refused.status_code == 403
+    assert "start the server with --adapter-root" in refused.json()["error"]["message"]
