@@ -32,7 +32,7 @@ CALLS = {"os.system", "os.popen", "torch.hub.load", "yaml.load", "numpy.load", "
 MAKES_PICKLES = "evals/tenants/spoiling.py"  # evil ones, to upload them; it reads none
 FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
-MAY_ASK = {"api/terminal.py", "api/adapters/cli.py", "api/tenants/cli.py"}  # commands, not the server
+MAY_ASK = {"api/terminal.py", "api/adapters/cli.py", "api/remote.py"}  # commands, not the server
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
 
 
