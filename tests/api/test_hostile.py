@@ -11,6 +11,7 @@ import anyio
 import asgi
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
+from patience import PATIENCE
 from starlette.applications import Starlette
 from uploads import open_house
 
@@ -201,8 +202,9 @@ async def test_a_short_message_on_which_a_template_loops_holds_up_nobody(
     assert turns > 3
 
 
-async def test_a_long_conversation_is_rendered_beside_the_loop() -> None:
+async def test_a_long_conversation_is_rendered_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others go on while a template works; `slow` makes it work for a while."""
+    monkeypatch.setattr("personae.api.family.ChatTemplate", partial(ChatTemplate, seconds=PATIENCE))
     slow = "{% for a in range(99999) %}{% for b in range(9) %}{% endfor %}{% endfor %}hello"
     engine = FakeEngine(tokenizer=byte_tokenizer(slow))
     turns = 0
