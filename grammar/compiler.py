@@ -255,7 +255,9 @@ class GrammarCompiler:
             check_spelling(document)
         check_answerable(document)
         reason: Unenforced | GrammarError | None = None
+        rewritten = []
         for schema in rewritings(document):
+            rewritten.append(schema)
             for name in BACKENDS_OF_KIND["json_schema"]:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
@@ -269,7 +271,7 @@ class GrammarCompiler:
             if isinstance(reason, GrammarError):
                 reason = explained(document, reason, cache(self._reads))
             raise refusal(document, reason)
-        return self._compile_best_effort(spec, document, finish, rewritings)
+        return self._compile_best_effort(spec, document, finish, rewritten)
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one.
@@ -288,19 +290,19 @@ class GrammarCompiler:
             yield spell_formats(strip(canonicalise(document)))
 
     def _compile_best_effort(
-        self, spec: GrammarSpec, document: Schema, finish: Callable[[Sketch], Made], rewritings: Rewritings
+        self, spec: GrammarSpec, document: Schema, finish: Callable[[Sketch], Made], rewritten: list[Schema]
     ) -> Made:
         """As much of the schema as llguidance takes; any JSON at the least."""
-        for schema in self._looser(document, rewritings):
+        for schema in self._looser(document, rewritten):
             with suppress(GrammarError):
                 return finish(self._sketch("llguidance", spec, schema, strict=False))
         return finish(self._sketch("llguidance", spec, True, strict=False))
 
-    def _looser(self, document: Schema, rewritings: Rewritings) -> Iterator[Schema]:
-        """Schemas that bind less and less of `document`."""
+    def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
+        """Schemas that bind less and less of `document`, which `rewritten` are equal to."""
         yield weakened(spell_formats(strip(document)), "llguidance")
         reads = cache(self._reads)
-        for schema in rewritings(document):
+        for schema in rewritten:
             yield readable(weakened(schema, "llguidance"), reads)
         yield loose(document)
 

@@ -109,16 +109,13 @@ def draft(
     Raises GrammarError when it cannot be compiled.
     """
     outline = sketch.outline
-    # A pool would not outlive the fork of a process: of the sandbox's children.
-    with ThreadPoolExecutor(1, "bounds") as beside:
-        bounds = beside.submit(sketch.bounds)
-        other = None
-        if outline.bytewise is None:
-            backend.compile(outline.inner)
-        else:
-            other = bytewise.compile(outline.bytewise)
-        tell(outline)
-        return planned(outline, bounds.result(), other, table)
+    other = None
+    if outline.bytewise is None:
+        backend.compile(outline.inner)
+    else:
+        other = bytewise.compile(outline.bytewise)
+    tell(outline)
+    return planned(outline, sketch.bounds(), other, table)
 
 
 def sketch_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Sketch:

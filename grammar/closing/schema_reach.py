@@ -6,7 +6,7 @@ a begun string, name or number does; see `reach.py` for what is made of them.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,13 @@ _FIXED_FORMATS = frozenset(
 _WAYS_OUT = {"email": ("a@b.co", "@b.co", "b.co"), "uri": ("a:", ":")}
 _IN_PLACE = frozenset(("anyOf", "oneOf", "allOf", "$defs", "definitions"))
 _NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+# What members and lexemes are found from: most schemas have nothing of either.
+_MEMBERS = frozenset(
+    {"properties", "required", "minProperties", "patternProperties", "additionalProperties", "items"}
+    | {"prefixItems", "additionalItems", "minItems"}
+)
+_LEXEMES = _NUMERIC | {"format", "pattern", "patternProperties", "minLength", "allOf"}
+_LEXEMES |= {"properties", "required", "const", "enum"}
 
 
 def schema_reach(document: Schema, measure: Measure) -> Reach:
@@ -41,7 +48,6 @@ class _SchemaReach:
     measure: Measure
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
-    _lexemes: dict[int, tuple[int, bool, bool]] = field(default_factory=dict)
     _names: dict[str, float] = field(default_factory=dict)
 
     def reach(self) -> Reach:
@@ -53,8 +59,8 @@ class _SchemaReach:
         root = min(self._rest(self.document) + 8, _FAR)
         lexeme, plain, wide = 0, 0, False
         for node in nodes:
-            length, is_wide, narrow = self._lexeme(node)
-            lexeme, wide = max(lexeme, length), wide or is_wide
+            lexeme, is_wide, narrow = self._lexeme(node, lexeme)
+            wide = wide or is_wide
             plain |= narrow
         lexeme += _BEGUN
         grown: int | None = 1 + (lexeme if plain else 0)
@@ -161,7 +167,7 @@ class _SchemaReach:
                 total += min(finite) if {*schema} <= {keyword, "title", "description"} else max(finite)
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            return total + max((self._written(value) for value in values), default=0.0)
+            return total + self._longest(values)
         kinds = schema.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         lengths = [self._value_of_type(kind, schema) for kind in kinds]
@@ -176,6 +182,8 @@ class _SchemaReach:
 
     def _members(self, schema: dict[str, Any], *, pending: bool) -> float:
         """What the members of an object or an array need; with `pending` also the longest that has begun."""
+        if _MEMBERS.isdisjoint(schema):
+            return 7.0 if pending else 0.0
         listed = schema.get("properties", {})
         others = schema.get("additionalProperties", True)
         named = [
@@ -216,18 +224,15 @@ class _SchemaReach:
                 total += max((self._rest(one) for one in schema.get(keyword, ())), default=0.0)
             if "const" in schema or "enum" in schema:
                 values = [schema["const"]] if "const" in schema else schema["enum"]
-                total += max((self._written(value) for value in values), default=0.0)
+                total += self._longest(values)
             self._rests[id(schema)] = total
         return self._rests[id(schema)]
 
-    def _lexeme(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
-        """What a begun string, name or number of this schema may need; whether plain text may matter to
-        it (wide); whether it may set back a pattern."""
-        if id(schema) not in self._lexemes:
-            self._lexemes[id(schema)] = self._lexeme_of(schema)
-        return self._lexemes[id(schema)]
-
-    def _lexeme_of(self, schema: dict[str, Any]) -> tuple[int, bool, bool]:
+    def _lexeme(self, schema: dict[str, Any], least: int) -> tuple[int, bool, bool]:
+        """What a begun string, name or number of this schema may need, or `least` if that is more; whether
+        plain text may matter to it (wide); whether it may set back a pattern."""
+        if _LEXEMES.isdisjoint(schema):
+            return least, False, False
         length, wide, narrow = _LEXEME if "format" in schema else _number(schema)[1], False, False
         patterns = [str(pattern) for pattern in schema.get("patternProperties", ())]
         if isinstance(schema.get("pattern"), str):
@@ -243,13 +248,23 @@ class _SchemaReach:
             product *= max(pattern_reach(pattern).longest, 1) + 1
         if len(together) > 1:
             length = max(length, 4 * min(product, _FAR))
-        least = schema.get("minLength", 0)
-        if isinstance(least, int):
-            length = (length + 1) * (least + 1) if patterns and least else length + 4 * least
+        fewest = schema.get("minLength", 0)
+        if isinstance(fewest, int):
+            length = (length + 1) * (fewest + 1) if patterns and fewest else length + 4 * fewest
         names = [*schema.get("properties", {}), *schema.get("required", ())]
         values = [schema["const"]] if "const" in schema else schema.get("enum", ())
-        written = [self._written(value) for value in (*names, *values)]
-        return max([length, *map(int, written)]), wide, narrow or "format" in schema
+        longest = self._longest([*names, *values], max(length, least))
+        return int(longest), wide, narrow or "format" in schema
+
+    def _longest(self, values: Iterable[Any], least: float = 0.0) -> float:
+        """The most that one of `values` takes to be written, or `least`. No text takes more tokens than it
+        has bytes, so most need not be measured."""
+        texts = sorted(map(_json, values), key=len, reverse=True)
+        for text in texts:
+            if len(text) <= least:
+                break
+            least = max(least, float(self.measure(text)))
+        return least
 
     def _written(self, value: Any) -> float:
         if not isinstance(value, str):

@@ -105,7 +105,6 @@ def main() -> None:
     from personae.grammar.compiler import GrammarCompiler  # it knows of us
 
     os.nice(5)
-    sys.setswitchinterval(0.0005)  # seconds: what has been compiled is told at once, whoever analyses it
     control = socket.socket(fileno=int(sys.argv[1]))
     given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], Limits]
     tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)

@@ -149,9 +149,9 @@ def members(values: list[Any]) -> Iterator[tuple[int, str, Any]]:
         depth, value = left.pop()
         if isinstance(value, dict):
             yield from ((depth, name, member) for name, member in value.items())
-            left += ((depth + 1, member) for member in value.values())
+            left += ((depth + 1, member) for member in value.values() if isinstance(member, dict | list))
         elif isinstance(value, list):
-            left += ((depth + 1, item) for item in value)
+            left += ((depth + 1, item) for item in value if isinstance(item, dict | list))
 
 
 def is_plain(pattern: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from byte_bpe import byte_level_vocabulary
 from grammar_walks import accepts, walk
 
+import personae.grammar.compiler as compiler_module
 from personae.errors import GrammarError
 from personae.grammar.closing.automaton import Automaton
 from personae.grammar.compiler import GrammarCompiler
@@ -324,3 +325,13 @@ def test_a_backend_asked_for_by_name_refuses_what_it_does_not_enforce(compiler):
     assert refused.value.param == "structured_outputs.regex"
     with pytest.raises(GrammarError, match="outlines does not take a json_schema"):
         compiler.compile(GrammarSpec("json_schema", "{}", backend="outlines"))
+
+
+def test_what_is_not_strict_is_rewritten_once(monkeypatch):
+    asked = []
+    canonicalise = compiler_module.canonicalise
+    monkeypatch.setattr(compiler_module, "canonicalise", lambda one: asked.append(one) or canonicalise(one))
+    schema = {"type": "array", "items": {"type": "string", "pattern": "(?=a)"}, "uniqueItems": True}
+    loose = GrammarSpec("json_schema", json.dumps(schema), strict=False)
+    assert GrammarCompiler(byte_level_vocabulary(), sandboxed=False).compile(loose).shortest
+    assert asked == [schema]

@@ -50,3 +50,18 @@ def test_a_measure_is_what_the_hardest_rest_of_a_text_takes(text: bytes) -> None
     rests = [TABLE.spell_shortest(text[at:]) for at in range(len(text))]
     expected = [len(text) if rest is None else len(rest) for rest in rests]
     assert TABLE.measure(text) == max(expected, default=0)
+
+
+def test_a_value_is_measured_only_if_it_may_be_the_longest() -> None:
+    values = [f"value {n}" for n in range(500)] + ["zq" * 40]
+    measured: list[bytes] = []
+
+    def measure(text: bytes) -> int:
+        measured.append(text)
+        return TABLE.measure(text)
+
+    short = schema_reach({"enum": values[:2]}, TABLE.measure)
+    long = schema_reach({"enum": values}, measure)
+    most = max(TABLE.measure(b'"%s"' % value.encode()) for value in values)
+    assert long.lexeme - short.lexeme == most - TABLE.measure(b'"value 0"')
+    assert {*measured} == {b'"' + b"zq" * 40 + b'"'}
