@@ -25,7 +25,7 @@ class Tile:
     stages: int
 
 
-def tile_for(max_query: int, group: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+def tile_for(max_query: int, group: int, dim: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     """Small for decode; 64 rows, Hopper's smallest matrix instruction, where there is a prefill.
 
     Before ptxas 13.3 a pipelined chain of those instructions with operands in registers could go wrong for
@@ -39,10 +39,10 @@ def tile_for(max_query: int, group: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
         # Keys are two reads away, by their page: of three stages one block is waited for while nothing is on
         # its way. Of five another is; only Hopper has the room.
         return Tile(rows=16 if rows <= 16 else 32, keys=64, warps=4, stages=5 if gpu.hopper else 3)
-    rows = max(64, power_of_two(group))
+    rows, warps = max(64, power_of_two(group)), 4 if dim <= 128 else 8  # the sums of larger heads would spill
     if not gpu.hopper:  # accumulators and keys lie in registers: 64 keys would spill
-        return Tile(rows, keys=32, warps=4, stages=3)
-    return Tile(rows, keys=64, warps=4, stages=3 if dtype is torch.bfloat16 else 1)
+        return Tile(rows, keys=32, warps=warps, stages=3)
+    return Tile(rows, keys=64, warps=warps, stages=3 if dtype is torch.bfloat16 else 1)
 
 
 def most_splits_for(max_kv: int, kv_heads: int, processors: int) -> int:
@@ -63,7 +63,7 @@ def paged_attention(
     tokens, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     group, sequences = heads // kv_heads, batch.kv_length.shape[0]
-    tile = tile_for(batch.max_query, group, q.dtype, gpu)
+    tile = tile_for(batch.max_query, group, dim, q.dtype, gpu)
     splits = most_splits_for(batch.max_kv, kv_heads, gpu.processors)
     single = batch.max_query == 1
     split_queries = 1 if single else min(batch.max_query, max(1, SPLIT_SLOTS // sequences))

@@ -122,6 +122,23 @@ def test_attention_runs_on_tensor_cores_without_spills(
         assert found[0].options["num_stages"] > 1
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+def test_prompts_of_models_with_large_heads_compile_without_spills(capability: int, tmp_path: Path) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.sizes import Gpu
+
+    caches = meta(2, 4096, 4, 16, 256)  # Gemma 3
+    batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), max_query=512, max_kv=8192)
+    with launches() as found:
+        gpu = Gpu(132, hopper=capability == 90)
+        paged_attention(meta(575, 8, 256), caches[0], caches[1], batch, 0.1, 1024, gpu)
+    machine = compiled(found[0], capability, tmp_path)
+    assert machine.stack == machine.spills == 0
+    assert machine.instructions["HGMMA" if capability == 90 else "HMMA"]
+
+
 @pytest.mark.parametrize("max_query", [1, 512])
 def test_a_cache_of_fp8_compiles_for_hopper_without_spills(max_query: int, tmp_path: Path) -> None:
     from triton_aot import compiled, launches
