@@ -136,6 +136,8 @@ class Runner:
             hidden = self.model.forward(
                 tokens, packed.positions, self.kv, packed.attention, packed.lora, meanwhile
             )
+        elif meanwhile is not None:
+            meanwhile()
         slots = packed.sampled_slots
         logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
         return Forward(packed, hidden, logits)
