@@ -8,6 +8,7 @@ Front.
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -28,9 +29,20 @@ class PacedModel:
         self.config = config
         self._seconds = seconds
 
-    def forward(self, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
-        """Take the time. tokens [T]; returns [T, 1]."""
-        time.sleep(self._seconds)
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: object,
+        kv: object,
+        batch: object,
+        lora: object = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
+        """Take the time, what is to be done meanwhile included. tokens [T]; returns [T, 1]."""
+        begun = time.perf_counter()
+        if meanwhile is not None:
+            meanwhile()
+        time.sleep(max(0.0, self._seconds - (time.perf_counter() - begun)))
         return torch.zeros(len(tokens), 1)
 
     def logits(self, hidden: torch.Tensor, output: object) -> torch.Tensor:
