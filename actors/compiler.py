@@ -64,8 +64,6 @@ class Compiler(Actor[Message]):
         self._begun.discard(spec)
         error = outcome if isinstance(outcome, PersonaeError) else None
         grammar = None if isinstance(outcome, PersonaeError) else outcome
-        if grammar is not None:
-            self._grammars.put(spec, grammar)
         if not late:
             self._scheduler.tell(Compiled(spec, grammar, error))
 
@@ -86,9 +84,11 @@ class Compiler(Actor[Message]):
     def _outcome(self, spec: GrammarSpec) -> BoundGrammar | PersonaeError:
         self._begun.add(spec)
         try:
-            return self._grammars.compile(spec)
+            grammar = self._grammars.compile(spec)
+            self._grammars.put(spec, grammar)  # here: a large one is counted member by member
         except PersonaeError as error:
             return error
         except BaseException:  # a panic in a Rust library is no Exception
             log.exception("a grammar of kind %s could not be compiled", spec.kind)
             return RequestFailed("The grammar could not be compiled.", code="grammar_failed")
+        return grammar
