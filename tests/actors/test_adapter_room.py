@@ -16,6 +16,15 @@ from personae.lora.adapter import Adapter, Stored
 pytestmark = virtual_clock
 
 
+async def two_placed_and_one_without_room(b: Bench) -> list[str]:
+    digests = one, two, three = DIGESTS[:3]
+    await b.tell(*(Pin(digest, LIFE) for digest in digests))
+    await b.tell(Placed(one, True), Placed(two, True), Placed(three, False))
+    for digest in (one, two):
+        b.queue_of(digest).clear()
+    return digests
+
+
 async def test_who_finds_no_room_tries_again_when_there_is_some() -> None:
     async with bench() as b:
         one, two = DIGESTS[:2]
@@ -71,11 +80,7 @@ async def test_room_that_is_made_while_the_pool_is_asked_is_not_overlooked() -> 
 
 async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_none_when_nobody_does() -> None:
     async with bench() as b:
-        one, two, three = DIGESTS[:3]
-        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
-        await b.tell(Placed(one, True), Placed(two, True), Placed(three, False))
-        for digest in (one, two):
-            b.queue_of(digest).clear()
+        one, two, three = await two_placed_and_one_without_room(b)
         await anyio.sleep(0.4)
         assert not b.queue_of(one)
         await anyio.sleep(0.2)
@@ -91,11 +96,7 @@ async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_non
 
 async def test_who_was_told_to_yield_and_does_not_in_time_must_do_so_now() -> None:
     async with bench() as b:
-        one, two, three = DIGESTS[:3]
-        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
-        await b.tell(Placed(one, True), Placed(two, True), Placed(three, False))
-        for digest in (one, two):
-            b.queue_of(digest).clear()
+        one, two, three = await two_placed_and_one_without_room(b)
         await anyio.sleep(2.2)
         assert b.queue_of(one).take() == [Yield(one, LIFE)], "told once"
         await anyio.sleep(0.5)
