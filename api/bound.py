@@ -1,7 +1,7 @@
 """What the caller binds the text of an answer by: `response_format`, and vLLM's `structured_outputs` with the
 names that it had before."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from personae.api.schema import (
 )
 from personae.errors import GrammarError, RequestError, UnsupportedParameter
 from personae.grammar.registry import BACKENDS, BACKENDS_OF_KIND
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarKind, GrammarSpec
 from personae.grammar.structure.elements import (
     Element,
     Json,
@@ -31,6 +31,15 @@ from personae.grammar.structure.tags import structural_tag
 _NAME_LENGTH = 64
 _MOST_CHOICES = 1024
 _BACKEND = "guided_decoding_backend"
+_KINDS: dict[GrammarKind, str] = {
+    "json_schema": "schemas",
+    "json_object": "schemas",
+    "regex": "regular expressions",
+    "choice": "choices",
+    "lark": "grammars of Lark",
+    "ebnf": "grammars of GBNF",
+    "structure": "answers of parts, as with tools, reasoning or a structural tag",
+}
 _OLDER = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -52,13 +61,8 @@ class Bound:
         return self.spec if self.spec.kind == "json_schema" and not self.spec.strict else None
 
     def element(self) -> Element:
-        """The same as a part of an answer with other parts. Raises GrammarError if it cannot be one, and
-        UnsupportedParameter if a backend is asked for by name that takes no such answers."""
+        """The same as a part of an answer with other parts. Raises GrammarError if it cannot be one."""
         source = self.spec.source
-        if self.spec.backend not in (None, *BACKENDS_OF_KIND["structure"]):
-            raise UnsupportedParameter(
-                f"`{_BACKEND}`: an answer with reasoning or tool calls is bound by guidance.", param=_BACKEND
-            )
         match self.spec.kind:
             case "json_schema":
                 return Json(msgspec.json.decode(source), self.spec.strict, self.param)
@@ -75,29 +79,11 @@ class Bound:
 
 
 def bound_of(body: SamplingFields) -> Bound | None:
-    """What binds the answer's text, and by which backend if one is asked for; None if nothing does.
+    """What binds the answer's text; None if nothing does.
 
     Raises RequestError or GrammarError when that is malformed or asked for twice, UnsupportedParameter for
     what would have to be ignored.
     """
-    bound = _bound_of(body)
-    name = body.guided_decoding_backend
-    if name in (None, "auto"):
-        return bound
-    backend = BACKENDS.get(name)
-    if backend is None:
-        names = ", ".join(("auto", *BACKENDS))
-        raise UnsupportedParameter(
-            f"`{_BACKEND}`: there is no such backend; there are {names}.", param=_BACKEND
-        )
-    if bound is None:
-        raise UnsupportedParameter(f"`{_BACKEND}`: nothing binds the answer; leave it out.", param=_BACKEND)
-    if backend not in BACKENDS_OF_KIND[bound.spec.kind]:
-        raise UnsupportedParameter(f"`{_BACKEND}`: {name} does not take `{bound.param}`.", param=_BACKEND)
-    return replace(bound, spec=msgspec.structs.replace(bound.spec, backend=backend))
-
-
-def _bound_of(body: SamplingFields) -> Bound | None:
     asked = {name: value for name in _OLDER if (value := getattr(body, name)) is not None}
     if body.structured_outputs is not None:
         asked["structured_outputs"] = body.structured_outputs
@@ -111,6 +97,30 @@ def _bound_of(body: SamplingFields) -> Bound | None:
     for name, value in asked.items():
         return _one(_OLDER[name], value, name)
     return formatted
+
+
+def by_backend(spec: GrammarSpec | None, body: SamplingFields) -> GrammarSpec | None:
+    """What binds the whole answer, by the backend that is asked for by name, if one is.
+
+    Raises UnsupportedParameter when there is no such backend, or it does not take what binds the answer.
+    """
+    name = body.guided_decoding_backend
+    if name in (None, "auto"):
+        return spec
+    if name not in BACKENDS:
+        names = ", ".join(("auto", *BACKENDS))
+        raise UnsupportedParameter(
+            f"`{_BACKEND}`: there is no such backend; there are {names}.", param=_BACKEND
+        )
+    if spec is None:
+        raise UnsupportedParameter(f"`{_BACKEND}`: nothing binds the answer; leave it out.", param=_BACKEND)
+    taking = BACKENDS_OF_KIND[spec.kind]
+    if BACKENDS[name] not in taking:
+        others = " or ".join(other for other, backend in BACKENDS.items() if backend in taking)
+        raise UnsupportedParameter(
+            f"`{_BACKEND}`: {name} does not take {_KINDS[spec.kind]}; {others} does.", param=_BACKEND
+        )
+    return msgspec.structs.replace(spec, backend=BACKENDS[name])
 
 
 def _formatted(body: SamplingFields) -> Bound | None:

@@ -5,7 +5,8 @@ is turned into the `param` of the error here, and nowhere else.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ T = TypeVar("T", bound=Body)
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_NO_INTEGER = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float`")
 _INVALID = re.compile(r"^Invalid (?:enum )?value ")
 _STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
 _SHOWN = 100
@@ -55,7 +57,7 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
     if not body:
         raise RequestError("The body is empty; it must be a JSON object.", code="invalid_json")
     try:
-        value = type.read(body)
+        value = _read(body, type)
     except msgspec.ValidationError as error:
         raise _named(str(error), type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -65,6 +67,38 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
     for name in type.free_form:
         if _deeper(getattr(value, name), max_depth):
             raise RequestError(f"`{name}` is nested deeper than {max_depth} levels.", param=name)
+    return value
+
+
+def _read(body: bytes, type: type[T]) -> T:
+    """Parse `body`, in which 5.0 is an integer as 5 is, as JSON Schema has it. Raises what msgspec raises."""
+    try:
+        return type.read(body)
+    except msgspec.ValidationError as error:
+        if not _NO_INTEGER.match(str(error)):
+            raise
+    [value] = _with_integers([msgspec.json.decode(body)], _described(type))
+    return type.of(value)
+
+
+def _with_integers(values: Iterable[Any], types: Sequence[inspect.Type]) -> list[Any]:
+    """`values`, each to be of one of `types`, with integers for floats where integers alone are taken."""
+    kinds = {one.__class__ for one in types}
+    whole = inspect.IntType in kinds and inspect.FloatType not in kinds
+    return [
+        int(value) if whole and isinstance(value, float) and value.is_integer() else _inner(value, types)
+        for value in values
+    ]
+
+
+def _inner(value: Any, types: Sequence[inspect.Type]) -> Any:
+    """`_with_integers` for what is in a list or an object."""
+    if isinstance(value, list) and (items := _within(types, "[]")):
+        return _with_integers(value, items)
+    if isinstance(value, dict):
+        structs = (one for one in types if isinstance(one, inspect.StructType))
+        names = {field.encode_name for struct in structs for field in struct.fields} & value.keys()
+        return value | {name: _with_integers([value[name]], _within(types, name))[0] for name in names}
     return value
 
 
@@ -118,12 +152,23 @@ def _fields(type: type[Body], path: str) -> set[str]:
     }
 
 
-def _at(type: type[Body], path: str) -> list[inspect.Type]:
+def _at(type: type[Body], path: str) -> Sequence[inspect.Type]:
     """What may stand at `path`."""
-    found = [inspect.type_info(type)]
+    found = _described(type)
     for step in _STEP.findall(path):
-        found = [inner for one in found for member in _members(one) for inner in _inside(member, step)]
-    return [member for one in found for member in _members(one)]
+        found = _within(found, step)
+    return found
+
+
+@cache
+def _described(type: type[Body]) -> Sequence[inspect.Type]:
+    """What a body of `type` may be; a millisecond the first time."""
+    return _members(inspect.type_info(type))
+
+
+def _within(types: Iterable[inspect.Type], step: str) -> Sequence[inspect.Type]:
+    """What may stand at one step of a path within one of `types`."""
+    return [member for one in types for inner in _inside(one, step) for member in _members(inner)]
 
 
 def _members(type: inspect.Type) -> tuple[inspect.Type, ...]:

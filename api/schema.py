@@ -28,6 +28,11 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Parse `body`. Raises what msgspec raises."""
         return msgspec.json.decode(body, type=cls)
 
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """A body that has been parsed already, untyped. Raises msgspec's ValidationError."""
+        return msgspec.convert(value, cls, str_keys=True)
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`: whether a last chunk carries the usage, and every chunk what it is so far."""

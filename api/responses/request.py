@@ -103,11 +103,15 @@ class ResponsesRequest(Sampling, kw_only=True):
 
     @classmethod
     def read(cls, body: bytes) -> Self:
-        """Parse `body`; an item without a `type` that has a `role` is a message."""
-        value = msgspec.json.decode(body)
+        """Parse `body`. Raises what msgspec raises."""
+        return cls.of(msgspec.json.decode(body))
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """See Body; an item without a `type` that has a `role` is a message."""
         if isinstance(value, dict) and isinstance(items := value.get("input"), list):
-            value["input"] = [_typed(item) for item in items]
-        return msgspec.convert(value, cls, str_keys=True)
+            value = {**value, "input": [_typed(item) for item in items]}
+        return super().of(value)
 
 
 def _typed(item: Any) -> Any:

@@ -404,7 +404,14 @@ async def test_a_wrong_entry_of_logit_bias_is_told_from_the_others(
             "there are auto, guidance, ",
         ),
         ({"guided_decoding_backend": "outlines"}, "nothing binds the answer; leave it out."),
-        ({"guided_decoding_backend": "outlines", "guided_json": {}}, "outlines does not take `guided_json`."),
+        (
+            {"guided_decoding_backend": "outlines", "guided_json": {}},
+            "outlines does not take schemas; guidance does.",
+        ),
+        (
+            {"guided_decoding_backend": "xgrammar", "guided_regex": "a"},
+            "xgrammar does not take regular expressions; guidance or outlines does.",
+        ),
     ],
 )
 async def test_a_backend_that_cannot_be_had_says_why(

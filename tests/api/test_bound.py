@@ -110,6 +110,21 @@ async def test_what_binds_the_text_begins_after_reasoning_and_stands_beside_tool
     assert Json(SCHEMA, True, "guided_json").param == "guided_json"
 
 
+async def test_a_backend_may_be_asked_for_beside_tools_alone() -> None:
+    engine = FakeEngine("hm", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    app = create_app(engine)
+    path, tools = "/v1/chat/completions", {"tools": [WEATHER]}
+    spec = await spec_of(app, engine, path, guided_decoding_backend="auto", **tools)
+    assert (spec.kind, spec.backend) == ("structure", None)
+    spec = await spec_of(app, engine, path, guided_decoding_backend="guidance", **tools)
+    assert (spec.kind, spec.backend) == ("structure", "llguidance")
+    body = {"model": "base", "messages": [USER], "guided_decoding_backend": "xgrammar"}
+    for extra in (tools, {"guided_grammar": GBNF, **tools}):
+        visit = await asgi.Visit(path, {**body, **extra}).run(app)
+        assert visit.error["param"] == "guided_decoding_backend"
+        assert visit.error["message"].endswith("with tools, reasoning or a structural tag; guidance does.")
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
