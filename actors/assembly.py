@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Callable, Collection
@@ -34,6 +35,7 @@ from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.container import free_memory, keep_to_share
 from personae.kernels.memory import Memory, granule_of, main_memory, memory_of, warn_of_fixed_shares
 from personae.kernels.quantized import Quantization
 from personae.kernels.reference import FP8
@@ -52,9 +54,11 @@ from personae.lora.writing import made_ready
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
-HOST_KV_BYTES = 2 * 2**30
+HOST_KV_BYTES = 2 * 2**30  # or half of a smaller memory, unless told otherwise
 SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise
 HOST_ADAPTER_BYTES = 2 * 2**30  # of adapters that are kept on the host beside those on the device
+
+_log = logging.getLogger("personae.engine")
 
 Progress = Callable[[int, int], None]
 
@@ -111,6 +115,8 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     device = _device(options.device)
     if options.quantize is not None and device.type != "cpu":
         raise LoadError(f"--quantize {options.quantize} is served on a CPU only; use --device cpu.")
+    if device.type == "cpu":
+        keep_to_share()
     model = _loaded(options, device, on_progress)
     config, kv_dtype = model.config, _kv_dtype(options, model)
     tokenizer = Tokenizer.load(options.model)
@@ -256,13 +262,17 @@ def _layout(options: EngineOptions, model: Decoder, reserved: int, granule: int 
     on_cpu = model.device.type == "cpu"
     source = "--kv-memory"
     if on_cpu:
-        memory = options.kv_memory or HOST_KV_BYTES
         asked = (options.kv_memory or 0) + (options.adapter_memory or 0)
         there = main_memory()
         if there is not None and asked > there:
             raise LoadError(
-                f"--kv-memory and --adapter-memory ask for {asked} bytes; the machine has {there}."
+                f"--kv-memory and --adapter-memory ask for {asked} bytes; "
+                f"this machine or container has {there}."
             )
+        free = free_memory()
+        if free is not None and asked > free:
+            _log.warning("--kv-memory and --adapter-memory ask for %d bytes; %d are free now", asked, free)
+        memory = options.kv_memory or (HOST_KV_BYTES if there is None else min(HOST_KV_BYTES, there // 2))
     else:
         free, _ = torch.cuda.mem_get_info()
         memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)

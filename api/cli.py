@@ -153,7 +153,7 @@ def serve(
             parser=size_option,
             metavar="SIZE",
             help="Memory for the KV cache, as 2GiB; half may be lent to adapters.",
-            show_default="2GiB on a CPU, most of what is free on a GPU",
+            show_default="on a CPU 2GiB, or half of a small memory; most of what is free on a GPU",
         ),
     ] = None,
     adapter_memory: Annotated[

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import DriverError
+from personae.kernels.container import memory_limit
 from personae.kernels.vmm import DeviceMemory, Driver
 
 _log = logging.getLogger("personae.kernels")
@@ -97,10 +98,12 @@ class FixedMemory:
 
 
 def main_memory() -> int | None:
-    """Bytes of the machine's own memory; None where the system does not say."""
+    """Bytes of memory that the machine has, or its container may have; None where the system does not say."""
     if sys.platform == "win32":
         return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return there if limit is None else min(there, limit)
 
 
 def granule_of(device: torch.device) -> int | None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from safetensors.torch import load_file
 from tiny_adapters import make_adapter_folder
@@ -78,7 +79,10 @@ def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
         ({"adapters": (Path("nowhere"),)}, "no such folder"),
         ({"max_model_len": 4096}, "more than the model's own 1024"),
         ({"kv_memory": 2**17, "max_model_len": 1024}, "--kv-memory holds"),
-        ({"kv_memory": 2**60}, r"ask for 1152921504606846976 bytes; the machine has [1-9]\d*"),
+        (
+            {"kv_memory": 2**60},
+            r"ask for 1152921504606846976 bytes; this machine or container has [1-9]\d*",
+        ),
         ({"kv_memory": 1}, r"holds 0 tokens; a context of 16 \(--max-model-len\) needs [1-9]\d* bytes"),
         ({"device": "cuda"}, "No CUDA device"),
     ],
@@ -87,6 +91,23 @@ def test_sizes_and_places_that_cannot_be_are_refused(changes, match, monkeypatch
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(LoadError, match=match):
         assemble(EngineOptions(model_folder("qwen3"), **{"device": "cpu", **changes}))
+
+
+def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger_one(monkeypatch) -> None:
+    options = EngineOptions(model_folder("qwen3"), device="cpu")
+    whole = assemble(options).script.layout.num_pages
+    monkeypatch.setattr("personae.kernels.memory.memory_limit", lambda: 2**20)
+    assert assemble(options).script.layout.num_pages == pytest.approx(whole * 2**19 / (2 * 2**30), abs=1)
+    with pytest.raises(LoadError, match="or container has 1048576"):
+        assemble(msgspec.structs.replace(options, kv_memory=2**20, adapter_memory=2**20))
+
+
+def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:
+    monkeypatch.setattr("personae.actors.assembly.free_memory", lambda: 5)
+    assemble(EngineOptions(model_folder("qwen3"), device="cpu"))
+    assert not caplog.messages, "nobody asked for a size"
+    assemble(EngineOptions(model_folder("qwen3"), device="cpu", kv_memory=2**24))
+    assert caplog.messages == ["--kv-memory and --adapter-memory ask for 16777216 bytes; 5 are free now"]
 
 
 def test_a_context_is_cut_to_what_the_memory_holds_when_nobody_asked_for_one() -> None:
