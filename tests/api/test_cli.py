@@ -74,7 +74,7 @@ def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) 
             next(response.iter_raw())
             program.process.send_signal(signal.SIGTERM)
             program.process.send_signal(signal.SIGINT)
-        program.end(0)
+            program.end(0)  # before the client leaves, or there is nothing to stop
         said = program.errors.splitlines()
     if kind == "json":
         said = [json.loads(line)["message"] for line in said]
