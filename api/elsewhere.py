@@ -3,8 +3,10 @@
 vLLM, SGLang, LoRAX, llama.cpp, and OpenAI's other routes; docs/migrating.md has the longer story.
 """
 
+import re
 from collections.abc import Collection
 
+_PLACE = re.compile(r"\[\d+\]")
 _LENGTH = ("max_tokens", "max_output_tokens")
 _SCHEMA = ("response_format.json_schema", "text.format")
 
@@ -36,17 +38,28 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "response_format": _SCHEMA,
     "response_format.schema": ("response_format.json_schema.schema",),
     "stop_sequences": ("stop",),
+    "text.format.json_schema": ("text.format",),
+    "tool_choice.function": ("tool_choice",),
+    "tool_choice.name": ("tool_choice.function.name",),
+    "tools[].description": ("tools[].function.description",),
+    "tools[].function": ("tools[]",),
+    "tools[].name": ("tools[].function.name",),
+    "tools[].parameters": ("tools[].function.parameters",),
+    "tools[].strict": ("tools[].function.strict",),
 }
-"""A field elsewhere, and those that it may be here: the first that the request can have."""
+"""A field elsewhere, or of another route, and those that it may be: the first that the request can have."""
 
 _ROUTES = {
     "completion": "/v1/completions",
     "generate": "/v1/completions",
     "generate_stream": "/v1/completions",
+    "healthz": "/health",
     "get_model_info": "/v1/models",
     "invocations": "/v1/chat/completions",
+    "livez": "/health",
     "messages": "/v1/chat/completions",
     "ping": "/ready",
+    "readyz": "/ready",
     "props": "/v1/models",
     "slots": "/metrics",
 }
@@ -119,7 +132,10 @@ _OPTIONS = {
 
 def field_here(name: str, known: Collection[str]) -> str | None:
     """What a field of another server is called in a request with the `known` fields; None if it is none."""
-    return next((here for here in _FIELDS.get(name, ()) if here.partition(".")[0] in known), None)
+    place = _PLACE.search(name)
+    found = _FIELDS.get(_PLACE.sub("[]", name), ())
+    here = next((here for here in found if re.split(r"[.\[]", here, maxsplit=1)[0] in known), None)
+    return here if here is None or place is None else here.replace("[]", place[0])
 
 
 def route_here(path: str) -> str | None:

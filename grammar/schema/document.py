@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import jsonschema_rs
@@ -112,10 +113,22 @@ def validator(document: Schema) -> jsonschema_rs.Validator:
     try:
         return _VALIDATORS[draft](document, offline=True, validate_formats=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        path = getattr(error, "instance_path", None) or _reference_to_nothing(document, error.message)
-        place = pointer(path)
-        reason = error.message.rstrip(".")
+        path, reason = _failure(error)
+        place = pointer(path or _reference_to_nothing(document, reason))
         raise GrammarError(f"The schema is malformed at {place}: {reason}.", param=SCHEMA_PARAM) from error
+
+
+def _failure(error: jsonschema_rs.ValidationError | jsonschema_rs.ReferencingError) -> tuple[Path, str]:
+    """Where a schema breaks its dialect's, and how: where one form of several is asked for, how it fails the
+    one that it comes closest to."""
+    if isinstance(error, jsonschema_rs.ReferencingError):
+        return (), error.message.rstrip(".")
+    while isinstance(kind := error.kind, jsonschema_rs.ValidationErrorKind.AnyOf):
+        error = max(chain.from_iterable(kind.context), key=lambda inner: len(inner.instance_path))
+    reason = error.message.rstrip(".")
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum):
+        reason = f"{error.instance!r:.80} is not one of {', '.join(map(str, kind.options))}"
+    return tuple(error.instance_path), reason
 
 
 def _reference_to_nothing(document: Schema, message: str) -> Path:

@@ -17,6 +17,8 @@ CALLING = {
     "role": "assistant",
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
+FLAT = {"type": "function", "name": "f", "parameters": {}}
+NESTED = {"type": "function", "function": {"name": "f", "parameters": {}}}
 DEEP: Any = {}
 for _ in range(70):
     DEEP = {"a": DEEP}
@@ -371,6 +373,13 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
             {"enable_thinking": True},
             "Here it is `chat_template_kwargs.enable_thinking`.",
         ),
+        ("/v1/chat/completions", {"tools": [FLAT]}, "Here it is `tools[0].function.name`."),
+        (
+            "/v1/chat/completions",
+            {"tool_choice": {"type": "function", "name": "f"}},
+            "`tool_choice.function.name`.",
+        ),
+        ("/v1/responses", {"input": "hi", "tools": [FLAT, NESTED]}, "Here it is `tools[1]`."),
         ("/v1/responses", {"input": "hi", "max_tokens": 5}, "Here it is `max_output_tokens`."),
         ("/v1/responses", {"input": "hi", "response_format": {}}, "Here it is `text.format`."),
         ("/v1/responses", {"input": "hi", "messages": []}, "Here it is `input`."),
