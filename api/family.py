@@ -99,6 +99,12 @@ class Family:
         )
 
 
+def check_formats(tools: str | None, reasoning: str | None) -> None:
+    """Raises ModelLoadError as Family.of does for a name that is no format's, before there is a model."""
+    _chosen(tools, tool_format, None)
+    _chosen(reasoning, reasoning_format, None)
+
+
 def _chosen(name: str | None, format_of: Any, found: Any) -> Any:
     if name is None:
         return found

@@ -19,7 +19,7 @@ from personae.api import logs
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.desk import Batches
-from personae.api.family import Family
+from personae.api.family import Family, check_formats
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.server import Server, bind, url
@@ -41,6 +41,7 @@ def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> N
     logs.configure(options.log_format)
     if (key := access.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")
+    check_formats(options.tool_format, options.reasoning_format)
     with bind(host, port) as listener, serving(access.data_dir) as data:
         tenants = TenantStore(data, access.api_key)
         local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback

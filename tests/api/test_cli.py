@@ -117,6 +117,15 @@ def test_traces_go_to_a_url_or_the_server_does_not_start() -> None:
     assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in told
 
 
+@pytest.mark.parametrize("option", ["--tool-format", "--reasoning-format"])
+def test_a_format_that_there_is_not_is_told_before_a_model_is_loaded(option: str) -> None:
+    with start("serve", "--port", "0", option, "hermess") as program:
+        program.end(2)
+        told = program.errors
+    assert "format 'hermess'; there are " in told
+    assert "loading" not in told
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = textwrap.dedent("""
         import sys
