@@ -35,6 +35,7 @@ from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.branch import Branch
 from personae.kernels.container import free_memory, keep_to_share
 from personae.kernels.memory import Memory, granule_of, main_memory, memory_of, warn_of_fixed_shares
 from personae.kernels.quantized import Quantization
@@ -175,7 +176,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         )
         captures = on_gpu and options.cuda_graphs
         kv = KVCache(config, layout, kv_dtype, device, spare=captures, memory=memory)
-        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture()) if captures else None
+        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), Branch()) if captures else None
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
         if on_gpu:
             warm_up(runner)

@@ -12,6 +12,9 @@ A graph is on trial when it is new: its first steps are also run kernel by kerne
 compared. One that cannot be captured, fails or disagrees is the end of graphs in this process, which says so
 once and goes on without.
 
+In a graph the adapters' updates begin on a branch, beside the base's products; kernel by kernel one follows
+the other.
+
 How work is captured and repeated is a `Capture`: CUDA graphs on a GPU, in the tests a recorder that repeats
 the operators on the tensors that they had.
 """
@@ -28,6 +31,7 @@ from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.branch import Branch
 from personae.kernels.sgmv import WorkList
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch
@@ -91,14 +95,21 @@ class DecodeGraphs:
     """The captured decode steps of one runner; each is captured by `capture_all`, or when a step of its
     bucket first comes.
 
-    kv: with a spare page.
+    kv: with a spare page. branch: for what of a graph runs beside the rest.
     """
 
     def __init__(
-        self, model: Decoder, kv: KVCache, pool: LoraPool, layout: MemoryLayout, capture: Capture
+        self,
+        model: Decoder,
+        kv: KVCache,
+        pool: LoraPool,
+        layout: MemoryLayout,
+        capture: Capture,
+        branch: Branch | None = None,
     ) -> None:
         assert kv.spare_page is not None, "unused rows need a page of their own"
         self._model, self._kv, self._pool, self._layout = model, kv, pool, layout
+        self._branch = branch
         self._capture: Capture | None = capture  # None: given up
         self._buckets = buckets(layout.max_seqs)
         self._graphs: dict[tuple[int, bool], Graph] = {}
@@ -149,7 +160,7 @@ class DecodeGraphs:
         assert self._capture is not None
         graph = self._graphs.get((bucket, adapters))
         if graph is None:
-            graph = Graph(*self._capture(lambda: self._forward(bucket, adapters)))
+            graph = Graph(*self._capture(lambda: self._forward(bucket, adapters, self._branch)))
             self._graphs[bucket, adapters] = graph
         return graph
 
@@ -212,8 +223,8 @@ class DecodeGraphs:
                 buffer[:segments].copy_(values)
                 buffer[segments:bucket].zero_()
 
-    def _forward(self, bucket: int, adapters: bool) -> Tensor:
-        """What is captured: a step of `bucket` rows as it lies in the buffers."""
+    def _forward(self, bucket: int, adapters: bool, branch: Branch | None = None) -> Tensor:
+        """A step of `bucket` rows as it lies in the buffers; with the branch, what is captured."""
         batch = AttentionBatch(
             self._query_start[: bucket + 1],
             self._kv_length[:bucket],
@@ -225,9 +236,8 @@ class DecodeGraphs:
         lora = None
         if adapters:  # a list of its own, so that its plans are made within the graph
             own = self._work
-            lora = LoraBatch(
-                self._pool, WorkList(own.first_row[:bucket], own.rows[:bucket], own.adapter[:bucket])
-            )
+            work = WorkList(own.first_row[:bucket], own.rows[:bucket], own.adapter[:bucket])
+            lora = LoraBatch(self._pool, work, branch=branch)
         return self._model.forward(self._tokens[:bucket], self._positions[:bucket], self._kv, batch, lora)
 
 

@@ -8,7 +8,7 @@ rank of one adapter, its row of A and its row of B^T. So an adapter of rank 8 co
 largest rank is. Rows are given out in pages of RANK_PAGE; a module's page table is the same in all layers.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.registry import select
+from personae.kernels.branch import Branch
+from personae.kernels.registry import optional, select
 
 RANK_PAGE = 8  # ranks a page
+
+Finish = Callable[[tuple[Tensor, ...]], None]
+"""Takes ys: see `begin_sgmv`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +90,22 @@ def sgmv(
     and sums are float32 and y is rounded once.
     """
     select(reference.sgmv, x.device)(x, ys, arenas, tables, work)
+
+
+def begin_sgmv(
+    x: Tensor,
+    arenas: tuple[Arena, ...],
+    tables: tuple[RankTable, ...],
+    work: WorkList,
+    branch: Branch | None,
+) -> Finish:
+    """`sgmv` around what ys are made by: begun before, and completed by the call of what is returned.
+
+    With a branch, on a device whose backend can, x A^T is computed there, beside what is launched until that
+    call; x must stay as it is. Else all of it is done by the call.
+    """
+    begin = None if branch is None else optional("begin_sgmv", x.device)
+    if begin is None:
+        return lambda ys: sgmv(x, ys, arenas, tables, work)
+    finish: Finish = begin(x, arenas, tables, work, branch)
+    return finish

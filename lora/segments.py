@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from personae.kernels.branch import Branch
 from personae.kernels.decoder import LoraStep
-from personae.kernels.sgmv import WorkList, sgmv
+from personae.kernels.sgmv import Finish, WorkList, begin_sgmv
 from personae.kernels.upload import uploads
 from personae.lora.copies import Mark
 from personae.lora.extras import StepExtras
@@ -16,13 +17,14 @@ from personae.lora.pool import LoraPool
 
 
 class LoraLayers(Protocol):
-    """What a model's layer calls after its base linears, to let adapters add their updates."""
+    """What a model's layer calls around its base linears, to let adapters add their updates."""
 
-    def apply(self, layer: int, group: str, x: Tensor, ys: tuple[Tensor, ...]) -> None:
-        """Add the updates of a group of modules, which read the same x, to their outputs, in place.
+    def begin(self, layer: int, group: str, x: Tensor) -> Finish:
+        """Called before the base's modules of a group compute ys from x: [T, in]; what is returned adds the
+        updates to ys, in place.
 
-        group: "qkv" (ys = q, k, v), "o", "gate_up" (ys = gate, up) or "down". x: [T, in], ys: [T, out_m]
-        each, which may be strided slices of one tensor.
+        group: "qkv" (ys = q, k, v), "o", "gate_up" (ys = gate, up) or "down". ys: [T, out_m] each, which may
+        be strided slices of one tensor.
         """
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
@@ -73,7 +75,8 @@ def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int
 class LoraBatch:
     """One step's LoraLayers: the pool's adapters applied to the rows of a work list.
 
-    arriving: for each adapter that may not all be there yet the marks of its layers.
+    arriving: for each adapter that may not all be there yet the marks of its layers. branch: where updates
+    begin, beside the base's products.
     """
 
     def __init__(
@@ -82,19 +85,28 @@ class LoraBatch:
         work: WorkList,
         extras: StepExtras | None = None,
         arriving: Sequence[Sequence[Mark]] = (),
+        branch: Branch | None = None,
     ) -> None:
+        assert branch is None or not arriving, "a branch would read adapters before anybody waits for them"
         self._pool = pool
         self._work = work
         self._extras = extras
         self._arriving = arriving
+        self._branch = branch
 
-    def apply(self, layer: int, group: str, x: Tensor, ys: tuple[Tensor, ...]) -> None:
+    def begin(self, layer: int, group: str, x: Tensor) -> Finish:
         """See LoraLayers."""
-        for marks in self._arriving:
-            marks[layer].wait()
-        if self._extras is not None:
-            self._extras.apply(layer, group, ys)
-        sgmv(x, ys, self._pool.arenas(layer, group), self._pool.tables(group), self._work)
+        arenas, tables = self._pool.arenas(layer, group), self._pool.tables(group)
+        add = begin_sgmv(x, arenas, tables, self._work, self._branch)
+
+        def finish(ys: tuple[Tensor, ...]) -> None:
+            for marks in self._arriving:
+                marks[layer].wait()
+            if self._extras is not None:
+                self._extras.apply(layer, group, ys)
+            add(ys)
+
+        return finish
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """See LoraLayers."""

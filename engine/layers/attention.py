@@ -51,9 +51,7 @@ class Attention:
 
     def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
-        q, k, v = torch.split(self.qkv(x), self.sizes, dim=-1)
-        if step.lora is not None:
-            step.lora.apply(self.layer, "qkv", x, (q, k, v))
+        q, k, v = torch.split(step.linear(self.qkv, self.layer, "qkv", x), self.sizes, dim=-1)
         if self.qk_norms is not None:
             # Each head by itself, or all of them at once.
             q, k = (
@@ -67,10 +65,7 @@ class Attention:
             rotary(q[..., :turned], k[..., :turned], step.positions, cos, sin)
         append_kv(k, v, *cache, step.batch.write_index)
         mixed = paged_attention(q, *cache, step.batch, self.scale, self.window).flatten(1)
-        y = self.o(mixed)
-        if step.lora is not None:
-            step.lora.apply(self.layer, "o", mixed, (y,))
-        return y
+        return step.linear(self.o, self.layer, "o", mixed)
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the view to fill)."""

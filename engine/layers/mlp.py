@@ -25,15 +25,8 @@ class MLP:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
-        gate_up = self.gate_up(x)
-        if step.lora is not None:
-            gate, up = gate_up.chunk(2, dim=-1)
-            step.lora.apply(self.layer, "gate_up", x, (gate, up))
-        inner = self.gate(gate_up)
-        y = self.down(inner)
-        if step.lora is not None:
-            step.lora.apply(self.layer, "down", inner, (y,))
-        return y
+        inner = self.gate(step.linear(self.gate_up, self.layer, "gate_up", x))
+        return step.linear(self.down, self.layer, "down", inner)
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         """(checkpoint name, the view to fill)."""

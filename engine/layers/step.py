@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
+from personae.engine.layers.linear import Linear
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import LoraStep
+from personae.kernels.sgmv import Finish
 
 LoraGroup = Literal["qkv", "o", "gate_up", "down"]
 
@@ -14,11 +17,10 @@ LoraGroup = Literal["qkv", "o", "gate_up", "down"]
 class LoraLayers(Protocol):
     """The adapters of a step: adds each row's low-rank update to the outputs of the base linear modules."""
 
-    def apply(self, layer: int, group: LoraGroup, x: Tensor, ys: tuple[Tensor, ...]) -> None:
-        """Updates `ys` in place.
-
-        x: [T, in], the group's input; ys: the outputs [T, out] of its modules, in the order of the group's
-        name, perhaps strided views of one tensor.
+    def begin(self, layer: int, group: LoraGroup, x: Tensor) -> Finish:
+        """Called before the modules of a group compute ys from x: [T, in], which stays as it is until what is
+        returned is called with ys, the outputs [T, out] of the modules in the order of the group's name,
+        perhaps strided views of one tensor. That updates them in place.
         """
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
@@ -43,3 +45,12 @@ class Step:
     """[T] int64: each token's position in its own sequence."""
     batch: AttentionBatch
     lora: LoraLayers | None
+
+    def linear(self, module: Linear, layer: int, group: LoraGroup, x: Tensor) -> Tensor:
+        """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""
+        if self.lora is None:
+            return module(x)
+        finish = self.lora.begin(layer, group, x)
+        y = module(x)
+        finish(torch.split(y, module.outputs, dim=-1))
+        return y

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.branch import Branch
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import Arena, RankTable, WorkList
+from personae.kernels.sgmv import Arena, Finish, RankTable, WorkList
 from personae.kernels.triton import attention as triton_attention
 from personae.kernels.triton import pointwise
 from personae.kernels.triton import sampling as triton_sampling
@@ -27,8 +28,8 @@ class TritonOperators:
         self.gpu = gpu
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """The operators under the reference's names."""
-        return {name: getattr(self, name) for name in reference.OPERATORS}
+        """The operators under the reference's names, and `begin_sgmv`."""
+        return {name: getattr(self, name) for name in (*reference.OPERATORS, "begin_sgmv")}
 
     def paged_attention(
         self,
@@ -58,6 +59,19 @@ class TritonOperators:
             reference.sgmv(x, ys, arenas, tables, work)
             return
         triton_sgmv.sgmv(x, ys, arenas, tables, work, self.gpu)
+
+    def begin_sgmv(
+        self,
+        x: Tensor,
+        arenas: tuple[Arena, ...],
+        tables: tuple[RankTable, ...],
+        work: WorkList,
+        branch: Branch,
+    ) -> Finish:
+        """See `begin_sgmv`; ys with contiguous rows."""
+        if x.dtype not in TYPES or len(arenas) > 3 or x.stride(1) != 1:
+            return lambda ys: self.sgmv(x, ys, arenas, tables, work)
+        return triton_sgmv.begin_sgmv(x, arenas, tables, work, branch, self.gpu)
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""

@@ -1,5 +1,8 @@
 """Calls the SGMV kernels: a plan once per step and group of modules, then shrink and expand.
 
+Either one behind the other, expand beginning while shrink still computes; or shrink on a branch, beside the
+base's product, and expand when both are there.
+
 Nothing here waits for the device. Block shapes follow from the number of packed rows, which the host knows;
 who takes which adapter, and its ranks, stay on the device. So one captured graph serves any mix of adapters.
 """
@@ -10,7 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+from personae.kernels.branch import Branch
+from personae.kernels.sgmv import RANK_PAGE, Arena, Finish, RankTable, WorkList
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
@@ -20,6 +24,7 @@ VECTOR_ROWS = 4  # up to here a segment's rows are multiplied one by one, withou
 SPLIT_K = 512  # the least inputs of a split
 MOST_SPLITS = 16
 PROGRAMS = 4  # of the fixed grid for each multiprocessor: as many as its registers hold at once
+BESIDE = 2  # of shrink's beside a product, which has the other half of the registers
 
 Item = TypeVar("Item")
 
@@ -81,39 +86,127 @@ def padded_segments(count: int, tiles: Tiles) -> int:
     return length
 
 
-def make_plan(
-    tables: tuple[RankTable, ...], outputs: tuple[int, ...], work: WorkList, tiles: Tiles, splits: int
-) -> Plan:
-    """One launch that turns the work list and the rank tables into the step's plan."""
-    segments, width = work.rows.shape[0], sum(table.pages.shape[1] for table in tables)
-    device = work.rows.device
-    plan = Plan(
-        ends=torch.empty(2, segments, dtype=torch.int32, device=device),
-        ranks=torch.empty(segments, 4, dtype=torch.int32, device=device),
-        pages=torch.empty(segments, width, dtype=torch.int32, device=device),
-        tables=tables,
-    )
-    three = _three(tables)
-    plan_kernel[(segments + 1,)](
-        work.rows,
-        work.adapter,
-        *(table.rank for table in three),
-        *(table.pages for table in three),
-        *(table.pages.stride(0) for table in three),
-        *(ceil_div(width, tiles.expand_outputs) for width in _three(outputs)),
-        plan.ends,
-        plan.ranks,
-        plan.pages,
-        segments,
-        width,
-        MODULES=len(tables),
-        SPLITS=splits,
-        ROWS=tiles.rows,
-        RANKS=tiles.shrink_ranks,
-        SEGMENTS=padded_segments(segments, tiles),
-        CHUNK=32,
-    )
-    return plan
+class Update:
+    """The launches for one group of modules in one layer: `shrink`, then `expand`, in that order on the
+    device. All memory is taken here, on the stream of whoever makes it.
+
+    x: [T, in] with T > 0; at least one segment, up to three modules. early: expand begins beside shrink, and
+    has to be launched right behind it.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        arenas: tuple[Arena, ...],
+        tables: tuple[RankTable, ...],
+        work: WorkList,
+        gpu: Gpu,
+        *,
+        early: bool,
+    ) -> None:
+        self._x, self._arenas, self._work, self._gpu, self._early = x, arenas, work, gpu, early
+        segments, (tokens, inputs) = work.rows.shape[0], x.shape
+        self._tiles = tiles_for(tokens)
+        self._splits = splits_for(tokens, inputs)
+        self._outputs = tuple(arena.b.shape[1] for arena in arenas)
+        key = (tuple(map(id, tables)), self._outputs, tokens, inputs)
+        plan = work.plans.get(key)
+        self._planned = plan is not None
+        if plan is None:
+            width = sum(table.pages.shape[1] for table in tables)
+            plan = work.plans[key] = Plan(
+                ends=torch.empty(2, segments, dtype=torch.int32, device=x.device),
+                ranks=torch.empty(segments, 4, dtype=torch.int32, device=x.device),
+                pages=torch.empty(segments, width, dtype=torch.int32, device=x.device),
+                tables=tables,
+            )
+        self._plan: Plan = plan
+        self._width = plan.pages.shape[1]
+        self._planes = torch.empty(
+            self._splits, tokens, self._width * RANK_PAGE, dtype=torch.float32, device=x.device
+        )
+        self._shared = {
+            "MODULES": len(arenas),
+            "SPLITS": self._splits,
+            "ROWS": self._tiles.rows,
+            "SEGMENTS": padded_segments(segments, self._tiles),
+        }
+        self._few = {"VECTOR_ROWS": VECTOR_ROWS, "EARLY": early}
+
+    def shrink(self, programs: int) -> None:
+        """Launch x A^T, `programs` to a multiprocessor; before it the plan, where the step has none yet."""
+        if not self._planned:
+            self._make_plan()
+        x, arenas, tiles = self._x, self._arenas, self._tiles
+        tokens, inputs = x.shape
+        shrink_kernel[(self._gpu.processors * programs,)](
+            x,
+            *(arena.a for arena in _three(arenas)),
+            self._planes,
+            *self._lists(),
+            tokens,
+            inputs,
+            x.stride(0),
+            self._width,
+            self._work.rows.shape[0],
+            split_length(inputs, self._splits),
+            RANKS=tiles.shrink_ranks,
+            BLOCK_K=tiles.shrink_inputs,
+            VECTOR_K=tiles.vector_inputs,
+            ALIGNED=inputs * x.element_size() % 16 == 0
+            and all(arena.a.data_ptr() % 16 == 0 for arena in arenas),
+            num_warps=4,
+            num_stages=3,
+            **self._shared,
+            **self._few,
+        )
+
+    def expand(self, ys: tuple[Tensor, ...]) -> None:
+        """Launch its product with B, added to ys."""
+        expand_kernel[(self._gpu.processors * PROGRAMS,)](
+            self._planes,
+            *(arena.b for arena in _three(self._arenas)),
+            *_three(ys),
+            *self._lists(),
+            self._x.shape[0],
+            *(y.stride(0) for y in _three(ys)),
+            *_three(self._outputs),
+            self._width,
+            self._work.rows.shape[0],
+            RANKS=self._tiles.expand_ranks,
+            BLOCK_OUT=self._tiles.expand_outputs,
+            VECTOR_RANKS=16,
+            num_warps=4,
+            num_stages=1,  # there are few ranks to loop over
+            launch_pdl=self._early,  # shrink lets it begin: see EARLY
+            **self._shared,
+            **self._few,
+        )
+
+    def _lists(self) -> tuple[Tensor, ...]:
+        work, plan = self._work, self._plan
+        return work.first_row, work.rows, plan.ends, plan.ranks, plan.pages
+
+    def _make_plan(self) -> None:
+        """One launch that turns the work list and the rank tables into the step's plan."""
+        plan, three = self._plan, _three(self._plan.tables)
+        segments = self._work.rows.shape[0]
+        plan_kernel[(segments + 1,)](
+            self._work.rows,
+            self._work.adapter,
+            *(table.rank for table in three),
+            *(table.pages for table in three),
+            *(table.pages.stride(0) for table in three),
+            *(ceil_div(outputs, self._tiles.expand_outputs) for outputs in _three(self._outputs)),
+            plan.ends,
+            plan.ranks,
+            plan.pages,
+            segments,
+            self._width,
+            RANKS=self._tiles.shrink_ranks,
+            CHUNK=32,
+            **self._shared,
+        )
 
 
 def sgmv(
@@ -125,66 +218,35 @@ def sgmv(
     gpu: Gpu,
 ) -> None:
     """See `reference.sgmv`; up to three modules, features contiguous."""
-    segments, (tokens, inputs) = work.rows.shape[0], x.shape
-    if not segments or not tokens:
-        return
-    tiles = tiles_for(tokens)
-    splits = splits_for(tokens, inputs)
-    outputs = tuple(y.shape[1] for y in ys)
-    key = (tuple(map(id, tables)), outputs, tokens, inputs)
-    plan = work.plans.get(key)
-    if plan is None:
-        plan = work.plans[key] = make_plan(tables, outputs, work, tiles, splits)
+    if work.rows.shape[0] and x.shape[0]:
+        update = Update(x, arenas, tables, work, gpu, early=gpu.hopper)
+        update.shrink(PROGRAMS)
+        update.expand(ys)
 
-    width = plan.pages.shape[1]
-    planes = torch.empty(splits, tokens, width * RANK_PAGE, dtype=torch.float32, device=x.device)
-    lists = work.first_row, work.rows, plan.ends, plan.ranks, plan.pages
-    shared = {
-        "MODULES": len(ys),
-        "SPLITS": splits,
-        "ROWS": tiles.rows,
-        "VECTOR_ROWS": VECTOR_ROWS,
-        "SEGMENTS": padded_segments(segments, tiles),
-        "EARLY": gpu.hopper,
-    }
-    three = _three(arenas)
-    shrink_kernel[(gpu.processors * PROGRAMS,)](
-        x,
-        *(arena.a for arena in three),
-        planes,
-        *lists,
-        tokens,
-        inputs,
-        x.stride(0),
-        width,
-        segments,
-        split_length(inputs, splits),
-        RANKS=tiles.shrink_ranks,
-        BLOCK_K=tiles.shrink_inputs,
-        VECTOR_K=tiles.vector_inputs,
-        ALIGNED=inputs * x.element_size() % 16 == 0 and all(arena.a.data_ptr() % 16 == 0 for arena in arenas),
-        num_warps=4,
-        num_stages=3,
-        **shared,
-    )
-    expand_kernel[(gpu.processors * PROGRAMS,)](
-        planes,
-        *(arena.b for arena in three),
-        *_three(ys),
-        *lists,
-        tokens,
-        *(y.stride(0) for y in _three(ys)),
-        *_three(outputs),
-        width,
-        segments,
-        RANKS=tiles.expand_ranks,
-        BLOCK_OUT=tiles.expand_outputs,
-        VECTOR_RANKS=16,
-        num_warps=4,
-        num_stages=1,  # there are few ranks to loop over
-        launch_pdl=gpu.hopper,  # shrink lets it begin: see EARLY
-        **shared,
-    )
+
+def begin_sgmv(
+    x: Tensor,
+    arenas: tuple[Arena, ...],
+    tables: tuple[RankTable, ...],
+    work: WorkList,
+    branch: Branch,
+    gpu: Gpu,
+) -> Finish:
+    """See `kernels/sgmv.py`; as `sgmv`.
+
+    Expand does not begin early: it follows the base's product as well, which is not ours.
+    """
+    if not work.rows.shape[0] or not x.shape[0]:
+        return lambda ys: None
+    update = Update(x, arenas, tables, work, gpu, early=False)
+    with branch.fork():
+        update.shrink(BESIDE)
+
+    def finish(ys: tuple[Tensor, ...]) -> None:
+        branch.join()
+        update.expand(ys)
+
+    return finish
 
 
 def _three(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -56,13 +56,13 @@ def test_answers_are_those_of_adapters_that_were_there_and_each_layer_waits_for_
         cold.place(name, read_adapter(path, cold.shapes))
     assert copies.arrived == 0 < len(copies)
     seen: list[tuple[int, int]] = []
-    apply = LoraBatch.apply
+    begin = LoraBatch.begin
 
-    def noted(self, layer, group, x, ys):  # type: ignore[no-untyped-def]  # as the original
-        apply(self, layer, group, x, ys)
-        seen.append((layer, copies.arrived))
+    def noted(self, layer, group, x):  # type: ignore[no-untyped-def]  # as the original
+        finish = begin(self, layer, group, x)
+        return lambda ys: (finish(ys), seen.append((layer, copies.arrived)))
 
-    monkeypatch.setattr(LoraBatch, "apply", noted)
+    monkeypatch.setattr(LoraBatch, "begin", noted)
     found = answers(cold)
     assert {id: one.tokens for id, one in found.items()} == {id: one.tokens for id, one in truth.items()}
     for id, one in found.items():

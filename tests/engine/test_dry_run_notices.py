@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +17,17 @@ pytestmark = pytest.mark.skipif(
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
 from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
+from paper_gpu.machine import Place  # noqa: E402
 from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
 from personae.actors import assembly  # noqa: E402
-from personae.engine import runner  # noqa: E402
+from personae.engine import graphs, runner  # noqa: E402
 from personae.engine.arrival import Arrival  # noqa: E402
 from personae.engine.layers.norm import RMSNorm  # noqa: E402
 from personae.kernels import upload  # noqa: E402
+from personae.kernels.branch import Branch  # noqa: E402
+from personae.kernels.triton import sgmv  # noqa: E402
 from personae.kernels.vmm import DeviceMemory  # noqa: E402
 from personae.lora.copies import SideStream, _EventMark  # noqa: E402
 
@@ -134,6 +137,62 @@ def test_tokens_that_are_read_before_they_are_there(base, adapters, monkeypatch,
 def test_copies_beside_the_steps_without_an_order(owner, name, base, adapters, monkeypatch, truth) -> None:
     monkeypatch.setattr(owner, name, lambda self: None)
     assert any(answers(base, adapters, late)[1] != truth for late in Late)
+
+
+def forked_once(self: Branch) -> AbstractContextManager[None]:
+    """As `fork`, but only the first one of a graph waits."""
+    if not any(isinstance(entry, Place) for entry in entries(self)):
+        return FORK(self)
+    return torch.cuda.stream(self._stream)
+
+
+def joined_by_turns(self: Branch) -> None:
+    """As `join`, but for every second one."""
+    if sum(isinstance(entry, Place) for entry in entries(self)) % 2 == 0:
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def entries(branch: Branch) -> list[object]:
+    recording = branch._stream.here.capturing
+    return [] if recording is None else [entry for _, entry in recording.lines.get(branch._stream.stream, [])]
+
+
+def taken_on_the_branch(x, arenas, tables, work, branch, gpu):  # type: ignore[no-untyped-def]  # as the original
+    with branch.fork():
+        update = sgmv.Update(x, arenas, tables, work, gpu, early=False)
+        update.shrink(sgmv.BESIDE)
+    return lambda ys: (branch.join(), update.expand(ys))
+
+
+FORK = Branch.fork
+BRANCHES = {
+    "a fork that waits for nothing": (Branch, "fork", forked_once),
+    "a join that waits for nothing": (Branch, "join", joined_by_turns),
+    "memory taken on the branch": (sgmv, "begin_sgmv", taken_on_the_branch),
+}
+
+
+@pytest.mark.parametrize("mistake", BRANCHES)
+def test_a_branch_of_a_graph_without_an_order(mistake, base, adapters, monkeypatch, truth, caplog) -> None:
+    monkeypatch.setattr(*BRANCHES[mistake])
+    assert all(answers(base, adapters, late)[1] == truth for late in Late), "its trial finds it out"
+    assert "a graph's rows differ" in caplog.text
+    monkeypatch.setattr(graphs, "check", lambda found, wanted: None)
+    assert any(answers(base, adapters, late)[1] != truth for late in Late)
+
+
+def test_a_branch_that_is_never_joined(base, adapters, monkeypatch, caplog, truth) -> None:
+    monkeypatch.setattr(Branch, "join", lambda self: None)
+    assert answers(base, adapters)[1] == truth  # without graphs
+    assert "the capture ends before side" in caplog.text
+
+
+def test_a_kernel_that_begins_early_behind_another_than_its_own(base, adapters, monkeypatch, caplog) -> None:
+    update = sgmv.Update.__init__
+    early = lambda self, *args, **options: update(self, *args, **{**options, "early": True})  # noqa: E731
+    monkeypatch.setattr(sgmv.Update, "__init__", early)
+    answers(base, adapters)
+    assert "expand_kernel begins early behind" in caplog.text
 
 
 def test_memory_that_another_stream_still_reads() -> None:

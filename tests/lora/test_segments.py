@@ -58,7 +58,7 @@ def test_a_batch_of_all_adapters_and_the_base_gets_the_updates_that_peft_compute
             widths = [SHAPES.modules[module][1] for module in modules]
             base = torch.randn(len(per_row), sum(widths), generator=random)
             out = base.clone()
-            batch.apply(layer, group, x, out.split(widths, dim=1))
+            batch.begin(layer, group, x)(out.split(widths, dim=1))
             for module, found, before in zip(
                 modules, out.split(widths, dim=1), base.split(widths, dim=1), strict=True
             ):
@@ -85,8 +85,8 @@ def test_a_slot_that_changed_hands_serves_its_new_adapter_alone(tmp_path: Path) 
     batch = LoraBatch(pool, work_list([0], [1], CPU))
     x = torch.randn(1, 48, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(1, 32)
-    batch.apply(0, "down", x, (y,))
+    batch.begin(0, "down", x)((y,))
     assert not y.any()  # the first had a down, the second has none
-    batch.apply(0, "o", x[:, :32], (y,))
+    batch.begin(0, "o", x[:, :32])((y,))
     pair = second.pairs[0, "o"]
     torch.testing.assert_close(y, x[:, :32] @ pair.a.T @ pair.b * pair.scaling)

@@ -49,6 +49,7 @@ from personae.evals.bench.gpu.tables import (
 )
 from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
 from personae.kernels import registry
+from personae.kernels.branch import Branch
 from personae.kernels.reference import FP8, OPERATORS
 from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.copies import Copies, SideStream, pinned
@@ -97,7 +98,7 @@ def table_parts(
 
 def rig(generator: torch.Generator, copies: Copies | None = None, *, lends: bool = False) -> Rig:
     """A fresh one of the shape that is measured."""
-    return Rig(SHAPE, CudaCapture(), generator, copies=copies, lends=lends)
+    return Rig(SHAPE, CudaCapture(), generator, copies=copies, branch=Branch(), lends=lends)
 
 
 class Findings:

@@ -31,6 +31,7 @@ from personae.evals.bench.gpu.shapes import (
     work_list,
 )
 from personae.kernels import reference
+from personae.kernels.branch import Branch
 from personae.kernels.masks import Scratch
 from personae.kernels.sgmv import Arena
 
@@ -222,25 +223,28 @@ def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[C
 
 
 def step_graph_checks(generator: torch.Generator) -> Iterator[Check]:
-    """A layer of a decode step captured once, replayed with other adapters, lengths and positions."""
+    """A layer of a decode step captured once, with shrink behind the product and beside it, replayed with
+    other adapters, lengths and positions."""
     rows, dtype = 16, torch.bfloat16
     batch, num_pages = attention_batch([(1, 900)] * rows, generator.device, seed=4)
     layers, inputs = [Layer(num_pages, generator)], step_inputs(rows, 900, generator)
     adapters = make_adapters((16, 8, 64, 1), 1, dtype, generator)
     work = work_list((0,) * 8 + (1,) * 8, rows, generator.device)
-    step = Step(layers, batch, adapters, work)
-    step.run(*inputs)  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step.run(*inputs)
-    for name, mix, length in (("fewer", (2, *[None] * 15), 40), ("more", tuple(range(4)) * 4, 900)):
-        live = work_list(mix, rows, generator.device)
-        for captured, new in ((work.first_row, live.first_row), (work.rows, live.rows)):
-            captured.copy_(new)
-        work.adapter.copy_(live.adapter)
-        batch.kv_length.fill_(length)
-        inputs[2].fill_(length - 1)
-        graph.replay()
-        once = Step(layers, batch, adapters, live).run(*inputs)
-        yield Check(f"step, graph replayed with {name} adapters", relative_error(found, once), LIMITS[dtype])
+    for how, branch in {"behind": None, "beside": Branch()}.items():
+        step = Step(layers, batch, adapters, work, branch)
+        step.run(*inputs)  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step.run(*inputs)
+        for name, mix, length in (("fewer", (2, *[None] * 15), 40), ("more", tuple(range(4)) * 4, 900)):
+            live = work_list(mix, rows, generator.device)
+            for captured, new in ((work.first_row, live.first_row), (work.rows, live.rows)):
+                captured.copy_(new)
+            work.adapter.copy_(live.adapter)
+            batch.kv_length.fill_(length)
+            inputs[2].fill_(length - 1)
+            graph.replay()
+            once = Step(layers, batch, adapters, live).run(*inputs)
+            error = relative_error(found, once)
+            yield Check(f"step, shrink {how}, graph replayed with {name} adapters", error, LIMITS[dtype])

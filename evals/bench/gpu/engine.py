@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import nan
 
 import torch
@@ -16,6 +17,7 @@ from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
 from personae.evals.bench.gpu.timing import event_time
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.branch import Branch
 from personae.kernels.memory import memory_of
 from personae.kernels.vmm import Driver
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
@@ -47,8 +49,9 @@ Mix = Sequence[int | None]
 
 
 class Rig:
-    """A decoder with random weights, adapters in its pool, and graphs of its decode steps. `lends`: its cache
-    and its adapters share memory, or DriverError is raised."""
+    """A decoder with random weights, adapters in its pool, and graphs of its decode steps. branch: for what
+    of these runs beside the rest. `lends`: its cache and its adapters share memory, or DriverError is
+    raised."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Rig:
         dtype: torch.dtype = torch.bfloat16,
         copies: Copies | None = None,
         *,
+        branch: Branch | None = None,
         lends: bool = False,
     ) -> None:
         device = generator.device
@@ -103,7 +107,9 @@ class Rig:
         self.layout = MemoryLayout(pages, PAGE, ROWS, config.max_position, 512, run=run)
         self.kv = KVCache(config, self.layout, dtype, device, spare=True, memory=memory)
         self.kv.data.copy_(noise(tuple(self.kv.data.shape[1:]), dtype, generator))
-        self.graphs = DecodeGraphs(self.model, self.kv, self.pool, self.layout, capture)
+        self.graphs, self.on_one_stream = (
+            DecodeGraphs(self.model, self.kv, self.pool, self.layout, capture, own) for own in (branch, None)
+        )
 
     def step(self, mix: Mix, lengths: Sequence[int]) -> "RigStep":
         """A row per entry of `mix`, an adapter's number or None, with a context of that many tokens."""
@@ -131,10 +137,10 @@ class RigStep:
             lora = LoraBatch(rig.pool, replace(self._lora.work, plans={}))
         return rig.model.forward(self.tokens, self.positions, rig.kv, self.batch, lora)
 
-    def replayed(self) -> Tensor | None:
-        """As a graph; None where there is none."""
+    def replayed(self, graphs: DecodeGraphs | None = None) -> Tensor | None:
+        """As a graph, one of the rig's; None where there is none."""
         work = None if self._lora is None else self._lora.work
-        return self._rig.graphs.run(self.tokens, self.positions, self.batch, work)
+        return (graphs or self._rig.graphs).run(self.tokens, self.positions, self.batch, work)
 
 
 def cases(config: ModelConfig) -> Iterator[tuple[str, Mix, list[int]]]:
@@ -164,7 +170,8 @@ def engine_checks(rig: Rig) -> Iterator[Check]:
 
 
 def engine_table(rig: Rig) -> Iterator[dict[str, object]]:
-    """A decode step's layers from its first work on the device to its last, both ways, in microseconds."""
+    """A decode step's layers from its first work on the device to its last, in microseconds: kernel by
+    kernel, as a graph, and as one in which shrink is behind the base's products instead of beside them."""
     for rows in (1, 8, ROWS):
         mixes: dict[str, Mix] = {
             "none": [None] * rows,
@@ -174,8 +181,9 @@ def engine_table(rig: Rig) -> Iterator[dict[str, object]]:
             step = rig.step(mix, [rig.config.max_position // 2] * rows)
             row: dict[str, object] = {"rows": rows, "adapters": name, "layers": rig.config.layers}
             row["kernel by kernel us"] = event_time(step.eager)
-            if step.replayed() is None:
-                row["left out"] = "no graph"
-            else:
-                row["as a graph us"] = event_time(step.replayed)
+            for how, graphs in {"as a graph": rig.graphs, "on one stream": rig.on_one_stream}.items():
+                if step.replayed(graphs) is None:
+                    row["left out"] = f"no graph {how}"
+                else:
+                    row[f"{how} us"] = event_time(partial(step.replayed, graphs))
             yield row

@@ -19,9 +19,10 @@ from personae.evals.bench.gpu.shapes import (
 )
 from personae.kernels.activation import silu_and_mul
 from personae.kernels.attention import AttentionBatch, append_kv, paged_attention
+from personae.kernels.branch import Branch
 from personae.kernels.norm import add_rms_norm
 from personae.kernels.rotary import rotary
-from personae.kernels.sgmv import WorkList, sgmv
+from personae.kernels.sgmv import WorkList, begin_sgmv
 
 
 class Layer:
@@ -40,13 +41,20 @@ class Layer:
 class Step:
     """One step through some layers: x and residual [T, HIDDEN], positions [T] int64, tables [P, DIM / 2].
 
-    Where there are fewer layers of adapters than layers, they take turns.
+    Where there are fewer layers of adapters than layers, they take turns. branch: where shrink runs, beside
+    the base's products; else it runs behind them.
     """
 
     def __init__(
-        self, layers: list[Layer], batch: AttentionBatch, adapters: Adapters | None, work: WorkList | None
+        self,
+        layers: list[Layer],
+        batch: AttentionBatch,
+        adapters: Adapters | None,
+        work: WorkList | None,
+        branch: Branch | None = None,
     ) -> None:
         self.layers, self.batch, self.adapters, self.work = layers, batch, adapters, work
+        self.branch = branch
 
     def run(self, x: Tensor, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """All layers, one after the other, as the engine runs them.
@@ -68,10 +76,13 @@ class Step:
         return x
 
     def _linear(self, work: WorkList | None, index: int, group: str, x: Tensor) -> Tensor:
-        y = F.linear(x, self.layers[index].weights[group])
-        if self.adapters is not None and work is not None:
-            arenas, tables = self.adapters.arenas[group], self.adapters.tables[group]
-            sgmv(x, torch.split(y, list(GROUPS[group][1]), 1), arenas[index % len(arenas)], tables, work)
+        weight = self.layers[index].weights[group]
+        if self.adapters is None or work is None:
+            return F.linear(x, weight)
+        arenas, tables = self.adapters.arenas[group], self.adapters.tables[group]
+        finish = begin_sgmv(x, arenas[index % len(arenas)], tables, work, self.branch)
+        y = F.linear(x, weight)
+        finish(torch.split(y, list(GROUPS[group][1]), 1))
         return y
 
 

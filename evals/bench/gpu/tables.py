@@ -33,6 +33,7 @@ from personae.evals.bench.gpu.timing import Call, Deadline, event_time, replay_t
 from personae.kernels import reference
 from personae.kernels.activation import silu_and_mul
 from personae.kernels.attention import AttentionBatch, paged_attention
+from personae.kernels.branch import Branch
 from personae.kernels.masks import Scratch
 from personae.kernels.norm import add_rms_norm
 from personae.kernels.sampling import SamplingRows, choose
@@ -46,15 +47,17 @@ CUDA = torch.device("cuda")
 
 
 def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline) -> Iterator[Row]:
-    """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules.
+    """Decode steps with context 1024: per layer, the base alone and with adapters on all seven modules,
+    shrink beside the base's products as in the engine's graphs, and behind them on one stream.
 
     As many layers as the model has share a few layers' weights, so that what a step does once (its plans)
     weighs as much as in life, and weights are cold.
     """
+    branch = Branch()
     for batch in (1, 16, 64):
         attention, num_pages = attention_batch([(1, CONTEXT)] * batch, CUDA, seed=batch)
-        own = [Layer(num_pages, generator) for _ in range(COPIES)]
-        layers = [own[index % COPIES] for index in range(LAYERS)]
+        few = [Layer(num_pages, generator) for _ in range(COPIES)]
+        layers = [few[index % COPIES] for index in range(LAYERS)]
         inputs = step_inputs(batch, CONTEXT, generator)
         alone = Step(layers, attention, None, None)
         base = replay_time([partial(alone.run, *inputs)]) / LAYERS
@@ -66,15 +69,19 @@ def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
                 yield {"rows": batch, "adapters": mix.name, "left out": "no time left"}
                 continue
             adapters = make_adapters(mix.ranks, COPIES, torch.bfloat16, generator)
-            step = Step(layers, attention, adapters, work_list(mix.rows, batch, CUDA))
-            time = replay_time([partial(step.run, *inputs)]) / LAYERS
+            work = work_list(mix.rows, batch, CUDA)
+            time, behind = (
+                replay_time([partial(Step(layers, attention, adapters, work, own).run, *inputs)]) / LAYERS
+                for own in (branch, None)
+            )
             row = {"rows": batch, "adapters": mix.name, "us a layer": time, "slower by %": slower(time, base)}
+            row["shrink behind, slower by %"] = slower(behind, base)
             if mix.lora_bytes:
                 row["floor %"] = 100 * mix.lora_bytes / bandwidth / base
                 row["LoRA bandwidth %"] = 100 * mix.lora_bytes / bandwidth / max(time - base, 1e-9)
             yield row
-            del adapters, step
-        del own, layers, alone
+            del adapters
+        del few, layers, alone
         torch.cuda.empty_cache()
 
 

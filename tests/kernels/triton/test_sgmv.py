@@ -1,6 +1,7 @@
 """The Triton SGMV in the interpreter, over ranks, popularity, dtypes, shapes, and graphs' fixed lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -99,6 +100,38 @@ def test_a_captured_list_of_fixed_length_serves_more_and_fewer_adapters_than_it_
         sgmv(x, (ours,), (module.arena,), (module.table,), replace(work, plans={}))
         reference.sgmv(x, (truth,), (module.arena,), (module.table,), live)
         torch.testing.assert_close(ours, truth)
+
+
+class Order:
+    """A branch that notes when it is forked and joined."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        self.noted.append("fork")
+        yield
+
+    def join(self) -> None:
+        self.noted.append("join")
+
+
+@pytest.mark.parametrize("popularity", ["with base rows", "skewed"])
+def test_begun_before_ys_are_there_it_equals_one_product_per_row(popularity: str) -> None:
+    def halves(x, ys, arenas, tables, work):  # type: ignore[no-untyped-def]  # as `sgmv`
+        later = [y.clone() for y in ys]
+        for y in ys:
+            y.fill_(torch.nan)
+        order = Order()
+        finish = host.begin_sgmv(x, arenas, tables, work, order, Gpu(1, hopper=True))
+        assert order.noted == ["fork"]
+        for y, value in zip(ys, later, strict=True):
+            y.copy_(value)
+        finish(ys)
+        assert order.noted == ["fork", "join"]
+
+    check_sgmv(halves, RANKS["mixed"], POPULARITY[popularity], **NARROW)
 
 
 def test_what_the_kernels_do_not_take_the_reference_does() -> None:

@@ -164,16 +164,12 @@ class Stream:
     def __hash__(self) -> int:
         return id(self.stream)
 
-    @property
-    def place(self) -> int:
-        return len(self.stream.jobs)
-
     def wait_stream(self, other: "Stream") -> None:
-        self.here.wait_for(self.stream, other.stream, other.place)
+        self.here.wait_for(self.stream, self.here.place(other.stream))
 
     def wait_event(self, event: "Event") -> None:
-        if event.stream is not None:
-            self.here.wait_for(self.stream, event.stream, event.at)
+        if event.place is not None:
+            self.here.wait_for(self.stream, event.place)
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         event = event or Event(self.here)
@@ -190,12 +186,12 @@ class Event:
 
     def __init__(self, here: Machine, **_options: Any) -> None:
         self.here = here
-        self.stream: machine.Stream | None = None
-        self.at = self.polls = 0
+        self.place: machine.Place | None = None
+        self.polls = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.stream = self.here.current if stream is None else stream.stream
-        self.at, self.polls = len(self.stream.jobs), 0
+        self.place = self.here.place(self.here.current if stream is None else stream.stream)
+        self.polls = 0
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or Stream(self.here, self.here.current)).wait_event(self)
@@ -204,14 +200,16 @@ class Event:
         if self.here.capturing is not None:
             raise Mistake("an event is asked for while a graph is captured")
         self.polls += 1
-        if self.stream is not None and self.polls > POLLS:
-            self.here.catch_up(self.stream, self.at)
-        return self.stream is None or self.stream.done >= self.at
+        if self.place is None:
+            return True
+        if self.polls > POLLS:
+            self.here.catch_up(self.place.stream, self.place.at)
+        return self.place.stream.done >= self.place.at
 
     def synchronize(self) -> None:
         self.here.wait("the host waits for an event", flush=False)
-        if self.stream is not None:
-            self.here.catch_up(self.stream, self.at)
+        if self.place is not None:
+            self.here.catch_up(self.place.stream, self.place.at)
 
     def elapsed_time(self, other: "Event") -> float:
         if not (self.query() and other.query()):

@@ -2,13 +2,15 @@
 
 Triton's own binder says what would be compiled (types of pointers, alignment, constants, options) and refuses
 what it does not know. What it cannot know is checked here: that pointers are the device's, that none of them
-is beyond its block, that the grid is one that CUDA takes. The numbers are the references', as a job of the
-operator.
+is beyond its block, that the grid is one that CUDA takes, that a kernel that begins early is right behind one
+that lets it. The numbers are the references', as a job of the operator; SGMV's, whose kernels may be on two
+streams, are each kernel's own (`lowrank.py`).
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paper_gpu import lowrank
 from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import PaperTensor, leaves, mapped
@@ -54,7 +57,10 @@ def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyP
         if found is None:
             from personae.kernels import triton as backend
 
-            found = {name: _whole(machine, name, run) for name, run in backend.operators().items()}
+            found = {
+                name: run if name in ("sgmv", "begin_sgmv") else _whole(machine, name, run)
+                for name, run in backend.operators().items()
+            }
         return found
 
     patch.setattr(registry, "operators", operators)
@@ -95,8 +101,18 @@ def launched(
     blocks = (*grid, 1, 1)[:3]
     if not all(isinstance(n, int) and 1 <= n <= most for n, most in zip(blocks, MOST_BLOCKS, strict=True)):
         raise Mistake(f"{name}: a grid of {blocks}")
+    stream = machine.current
+    if kwargs.get("launch_pdl") and stream.kernel != "shrink_kernel":
+        raise Mistake(f"{name} begins early behind {stream.kernel or 'what is no kernel'}")
+    if name in lowrank.KERNELS:
+        given = {
+            key: value.sheet if isinstance(value, PaperTensor) else value for key, value in bound.items()
+        }
+        machine.push(partial(lowrank.KERNELS[name], SimpleNamespace(**given)))
+    stream.kernel = name
     machine.launches[name] += 1
-    machine.bound[name] = bound
+    if name == "greatest_kernel":
+        machine.greatest = bound
     key = compute_cache_key({}, specialization, options)
     machine.compiled.add((name, key))
     machine.sources.setdefault((name, key), (kernel, *packed))
@@ -122,7 +138,7 @@ def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[...
         if machine.launches.total() == before:  # nothing to do, or left to the reference
             return result
         given = [_given(value) for value in args]
-        sampling = machine.bound.get("greatest_kernel") if name == "choose" else None
+        sampling = machine.greatest if name == "choose" else None
         targets = [value.sheet for value in leaves(result) if isinstance(value, PaperTensor)]
         truth = getattr(reference, name)
 

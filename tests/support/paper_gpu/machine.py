@@ -8,6 +8,9 @@ bytes. `Late` says which streams dawdle: one schedule finds what another hides.
 Memory comes as 0xFF (NaN, or -1) and becomes that again when its last tensor goes, in the order of the stream
 it was taken on, as torch's allocator gives it to the next who asks. Each replay of a graph poisons what the
 captures of its pool have let go of.
+
+A graph has the streams that were forked within its capture, as late or as early as `Late` has it of streams
+beside the steps' own: they run when they are waited for, or as soon as what they wait for is done.
 """
 
 import sys
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ import numpy as np
 import torch
 
 Job = Callable[[], None]
+ALLOCATOR = "the allocator"  # whose jobs are nobody's: they stand for what may come next
 BLOCK = 512  # bytes: what the allocator rounds up to, and every block's alignment
 TESTS = Path(__file__).resolve().parent
 TORCH = Path(torch.__file__).resolve().parent
@@ -61,6 +66,7 @@ class Stream:
         self.jobs: list[tuple[str, Job]] = []
         self.done = 0
         self.running = False
+        self.kernel: str | None = None  # that was launched last, if nothing else came behind it
 
     def run(self, until: int) -> None:
         """Run the first `until` jobs, those of other streams that they wait for before them."""
@@ -112,21 +118,72 @@ class Pool:
     dead: list[torch.Tensor] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Behind the first `at` jobs of a stream; of a graph's, if they are captured."""
+
+    stream: Stream
+    at: int
+    recording: "Recording | None"
+
+
 @dataclass
 class Recording:
-    """A graph that is captured: the jobs of a stream, which each replay repeats."""
+    """A graph that is captured: its streams' jobs, and the places that they wait for; each replay repeats
+    them. The capture began on `origin`."""
 
+    machine: "Machine"
     pool: Pool
-    stream: Stream
+    origin: Stream
     thread: int
-    jobs: list[tuple[str, Job]] = field(default_factory=list)
+    lines: dict[Stream, list[tuple[str, Job | Place]]] = field(default_factory=dict)
     over: bool = False
+
+    def __post_init__(self) -> None:
+        self.lines[self.origin] = []
+
+    def unjoined(self) -> list[str]:
+        """The streams with work that the origin does not wait for."""
+        reached = {self.origin: len(self.lines[self.origin])}
+        todo = [self.origin]
+        while todo:
+            stream = todo.pop()
+            for _, entry in self.lines[stream][: reached[stream]]:
+                if isinstance(entry, Place) and entry.at > reached.get(entry.stream, 0):
+                    reached[entry.stream] = entry.at
+                    todo.append(entry.stream)
+        return [
+            stream.name
+            for stream, line in self.lines.items()
+            if any(where != ALLOCATOR for where, _ in line[reached.get(stream, 0) :])
+        ]
+
+    def run(self, *, late: bool) -> None:
+        """Repeat it. late: what was forked waits until it is waited for; else it is as early as it may."""
+        for contents in self.pool.dead:
+            _poison(contents)
+        streams = {stream: Stream(self.machine, stream.name) for stream in self.lines}
+        for stream, line in self.lines.items():
+            streams[stream].jobs = [
+                (where, partial(streams[entry.stream].run, entry.at) if isinstance(entry, Place) else entry)
+                for where, entry in line
+            ]
+        origin = streams[self.origin]
+        while origin.done < len(origin.jobs):
+            origin.run(origin.done + 1)
+            for stream, line in self.lines.items():
+                own = streams[stream]
+                while not late and own is not origin and own.done < len(line):
+                    entry = line[own.done][1]
+                    if isinstance(entry, Place) and streams[entry.stream].done < entry.at:
+                        break
+                    own.run(own.done + 1)
 
 
 class Machine:
     """One device. `total`: its memory in bytes. `waits`: whenever the host waited; `launches`: kernels by
-    name; `compiled`: those that had to be compiled for a launch, by name and Triton's key. `blank`: nothing
-    is computed, so shapes may be as large as in life."""
+    name; `compiled`: those that had to be compiled for a launch, by name and Triton's key; `captures`: each
+    graph's streams. `blank`: nothing is computed, so shapes may be as large as in life."""
 
     def __init__(self, total: int = 1 << 30, late: Late = Late.ALL, blank: bool = False) -> None:
         self.total, self.late, self.blank = total, late, blank
@@ -138,9 +195,9 @@ class Machine:
         self.launches: Counter[str] = Counter()
         self.compiled: set[tuple[str, str]] = set()
         self.sources: dict[tuple[str, str], tuple[Any, ...]] = {}  # what Triton would compile for them
-        self.bound: dict[str, Any] = {}  # the arguments of each kernel's last launch
+        self.greatest: dict[str, Any] = {}  # the arguments of the last launch of `greatest_kernel`
         self.pinned: list[tuple[int, int]] = []  # addresses, from and to
-        self.captures = 0
+        self.captures: list[int] = []
         self.over = False
         self.recording: Recording | None = None
         self._kept: list[object] = []
@@ -172,11 +229,12 @@ class Machine:
         """Launch a job on a stream, else the current one."""
         with self.lock:
             stream = stream or self.current
+            stream.kernel = None
             recording = self.capturing
             if recording is not None:
-                if stream is not recording.stream:
-                    raise Mistake(f"work on stream {stream.name} while {recording.stream.name} is captured")
-                recording.jobs.append((here()[0], job))
+                if stream not in recording.lines:
+                    raise Mistake(f"work on stream {stream.name} while {recording.origin.name} is captured")
+                recording.lines[stream].append((here()[0], job))
                 return
             if self.blank:
                 return
@@ -188,12 +246,24 @@ class Machine:
         """Whether the stream runs only when something waits for it."""
         return self.late is Late.ALL or (stream is self.main) == (self.late is Late.MAIN)
 
-    def wait_for(self, stream: Stream, other: Stream, place: int) -> None:
-        """Have a stream wait for another's first `place` jobs."""
+    def place(self, stream: Stream) -> Place:
+        """Behind what the stream was told so far."""
+        recording = self.capturing
+        if recording is not None and stream in recording.lines:
+            return Place(stream, len(recording.lines[stream]), recording)
+        return Place(stream, len(stream.jobs), None)
+
+    def wait_for(self, stream: Stream, place: Place) -> None:
+        """Have a stream wait for a place on another. In a capture that forks the other's graph."""
         with self.lock:
-            if self.capturing is not None and other.done < place:
-                raise Mistake("a captured graph waits for work outside of it")
-            self.push(lambda: other.run(place), stream)
+            recording = self.capturing
+            if place.recording is not recording:
+                raise Mistake("a captured graph waits for work outside of it, or work outside for a graph's")
+            if recording is None:
+                self.push(lambda: place.stream.run(place.at), stream)
+                return
+            stream.kernel = None
+            recording.lines.setdefault(stream, []).append((here()[0], place))
 
     def wait(self, kind: str, *, flush: bool = True) -> None:
         """The host waits for its current stream, or may."""
@@ -234,7 +304,7 @@ class Machine:
             if recording is not None:
                 recording.pool.dead.append(contents)
                 if not recording.over:
-                    recording.jobs.append(("the allocator", lambda: _poison(contents)))
+                    recording.lines[memory.stream].append((ALLOCATOR, lambda: _poison(contents)))
                 return
             self.live -= memory.size
             if self.blank:
@@ -242,7 +312,7 @@ class Machine:
             stream = memory.stream
             for other, place in memory.also:
                 stream.jobs.append(("record_stream", lambda o=other, p=place: o.run(p)))
-            stream.jobs.append(("the allocator", lambda: _poison(contents)))
+            stream.jobs.append((ALLOCATOR, lambda: _poison(contents)))
 
     def pin(self, size: int) -> torch.Tensor:
         """Bytes of the host that the device reads by itself. They stay, as nobody knows who still reads
@@ -261,11 +331,14 @@ class Machine:
 
     @contextmanager
     def capture(self, pool: Pool, stream: Stream) -> Iterator[Recording]:
-        """Within the block what this thread launches on the stream is recorded."""
-        self.captures += 1
-        recording = self.recording = Recording(pool, stream, threading.get_ident())
+        """Within the block what this thread launches on the stream is recorded, and on those forked from
+        it."""
+        recording = self.recording = Recording(self, pool, stream, threading.get_ident())
         try:
             yield recording
+            if unjoined := recording.unjoined():
+                raise Mistake(f"the capture ends before {', '.join(unjoined)} is joined")
+            self.captures.append(len(recording.lines))
         finally:
             recording.over, self.recording = True, None
 
@@ -273,19 +346,7 @@ class Machine:
         """Launch a graph: all its jobs, again."""
         if self.capturing is not None:
             raise Mistake("a graph is replayed while another is captured")
-        dead = recording.pool.dead
-
-        def run() -> None:
-            for contents in dead:
-                _poison(contents)
-            for where, job in recording.jobs:
-                try:
-                    job()
-                except Exception as error:
-                    error.add_note(f"captured at {where}")
-                    raise
-
-        self.push(run)
+        self.push(lambda: recording.run(late=self.late is not Late.MAIN))
 
 
 def _poison(contents: torch.Tensor) -> None:
