@@ -14,7 +14,7 @@ from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 
 AT_ONCE = 4  # compiles of a tenant; more would only take the cores from the steps
-SECONDS = 30.0  # that a request waits for its grammar
+SECONDS = 90.0  # that a request waits for its grammar
 
 log = logging.getLogger(__name__)
 

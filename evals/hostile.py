@@ -2,18 +2,24 @@
 
     python -m personae.evals.hostile
 
-Schemas that mean far more than they say are sent to a server one by one, while another client reads an answer
-that goes on and on. Prints what each sender got, after how long, and how long the other had to wait for a
-token meanwhile, against how long it waits in any case.
+Schemas that mean far more than they say are sent to a server one by one, from a process of their sender's,
+while another client reads an answer that goes on and on. Prints what each sender got, after how long, and the
+longest that the other had to wait for a token meanwhile, against its longest wait in as much time of calm
+after each: medians of the rounds. It is meant to be no more than one step longer. A harmless schema as large
+as any of them is sent too: what that costs is the price of a long request.
 """
 
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
+import anyio.to_process
 import httpx
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -128,7 +134,31 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a far multiple": {"type": "integer", "multipleOf": 9_999_991, "minimum": 1, "maximum": 10**15},
 }
 
-CALM = 5.0  # seconds before each
+CONTROL = "(harmless, and as long)"
+HARMLESS: dict[str, Any] = {"type": "string", "maxLength": 8, "description": "word " * 150_000}
+AFTERWARDS = 0.1  # seconds in which what an answer leaves to be done still counts as its own
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What was seen of one schema, a round each; the waits are the longest, in seconds."""
+
+    outcomes: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    meanwhile: list[float] = field(default_factory=list)
+    calm: list[float] = field(default_factory=list)
+
+    @property
+    def longer(self) -> float:
+        """By how many seconds others wait longer than in the calm."""
+        return statistics.median(self.meanwhile) - statistics.median(self.calm)
+
+    def row(self, step: float) -> list[str]:
+        """Of the table; `step` is how long one takes."""
+        longest, calm = (1e3 * statistics.median(waits) for waits in (self.meanwhile, self.calm))
+        outcomes = ", ".join(dict.fromkeys(self.outcomes))
+        within = "yes" if self.longer <= step else "no"
+        return [outcomes, f"{statistics.median(self.seconds):.2f}", f"{longest:.0f}", f"{calm:.0f}", within]
 
 
 class Bystander:
@@ -165,61 +195,116 @@ class Bystander:
         return gaps
 
 
-async def send(
-    client: httpx.AsyncClient, model: str, schema: Any, *, max_tokens: int = 64
-) -> tuple[str, float]:
-    """What a schema's sender gets, and after how many seconds."""
+def body_of(model: str, schema: Any, max_tokens: int = 64) -> dict[str, Any]:
+    """The request of a schema's sender."""
     named = {"name": "answer", "schema": schema, "strict": True}
-    body = {
+    return {
         "model": model,
         "messages": [{"role": "user", "content": "?"}],
         "max_tokens": max_tokens,
         "response_format": {"type": "json_schema", "json_schema": named},
     }
-    started = time.perf_counter()
-    response = await client.post("/v1/chat/completions", json=body)
-    seconds = time.perf_counter() - started
+
+
+def outcome_of(response: httpx.Response) -> str:
+    """What a sender got, in few words."""
     error = response.json().get("error")
-    return f"{response.status_code} {error['code'] if error else ''}".strip(), seconds
+    return f"{response.status_code} {error['code'] if error else ''}".strip()
 
 
-async def measure(url: str, calm: float) -> None:
-    """Print the table."""
-    table = Table("schema", "its sender gets", "after, s", "longest wait for a token, ms", "calm", box=None)
+async def send(
+    client: httpx.AsyncClient, model: str, schema: Any, *, max_tokens: int = 64
+) -> tuple[str, float]:
+    """What a schema's sender gets, and after how many seconds."""
+    started = time.perf_counter()
+    response = await client.post("/v1/chat/completions", json=body_of(model, schema, max_tokens))
+    return outcome_of(response), time.perf_counter() - started
+
+
+def post(url: str, body: bytes) -> str:
+    """What the sender of this request gets. For a process of its own: to write half a megabyte takes time, in
+    which the other client would not see its tokens come."""
+    json = {"content-type": "application/json"}
+    return outcome_of(httpx.post(f"{url}/v1/chat/completions", content=body, headers=json, timeout=300))
+
+
+def new_body(model: str, schema: dict[str, Any], number: int) -> bytes:
+    """A sender's request of which nothing is known from the rounds before."""
+    return msgspec.json.encode(body_of(model, {**schema, "$comment": f"round {number}"}))
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was seen of each schema, and all waits of the other client, in seconds."""
+
+    rounds: dict[str, Rounds]
+    calm: list[float] = field(default_factory=list)
+    meanwhile: list[float] = field(default_factory=list)
+
+    def print(self) -> None:
+        """As a table."""
+        step = statistics.median(self.calm)
+        columns = (
+            "schema",
+            "its sender gets",
+            "after, s",
+            "longest wait, ms",
+            "in the calm",
+            "within a step",
+        )
+        table = Table(*columns, box=None)
+        for name, seen in self.rounds.items():
+            table.add_row(name, *seen.row(step))
+        console = Console()
+        console.print(table)
+        for what, waits in (("calm", sorted(self.calm)), ("meanwhile", sorted(self.meanwhile))):
+            p50, p99, longest = waits[len(waits) // 2], waits[int(0.99 * len(waits))], waits[-1]
+            console.print(
+                f"{what}: p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms, longest {1e3 * longest:.0f} ms"
+            )
+
+
+async def measure(url: str, calm: float, rounds: int, names: Sequence[str] = ()) -> Findings:
+    """Send each of these schemas (default: all) so often, and look at another client meanwhile."""
+    schemas = {CONTROL: HARMLESS, **SCHEMAS}
+    found = Findings({name: Rounds() for name in names or schemas})
     async with httpx.AsyncClient(base_url=url, timeout=120) as client, anyio.create_task_group() as tasks:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        senders = [
+            (seen, new_body(model, schemas[name], number))
+            for number in range(rounds)
+            for name, seen in found.rounds.items()
+        ]
         bystander = Bystander(client, model)
         tasks.start_soon(bystander.read)
-        for _ in range(2):  # the first compile starts the process in which they are made
-            await send(client, model, SCHEMAS["conditions that multiply"])
-        calms, during = [], []
-        for name, schema in SCHEMAS.items():
+        for number in range(2):  # the first compile starts the process in which they are made
+            await anyio.to_process.run_sync(post, url, new_body(model, SCHEMAS["deep"], -1 - number))
+        for seen, body in senders:
             bystander.taken()
-            await anyio.sleep(calm)
-            before = bystander.taken()
-            got, seconds = await send(client, model, schema)
-            gaps = bystander.taken() or [seconds]
-            table.add_row(name, got, f"{seconds:.2f}", f"{1e3 * max(gaps):.0f}", f"{1e3 * max(before):.0f}")
-            calms += before
-            during += gaps
+            started = time.perf_counter()
+            seen.outcomes.append(await anyio.to_process.run_sync(post, url, body))
+            seen.seconds.append(time.perf_counter() - started)
+            await anyio.sleep(AFTERWARDS)
+            meanwhile = bystander.taken()
+            await anyio.sleep(max(calm, seen.seconds[-1]))
+            afterwards = bystander.taken()
+            seen.meanwhile.append(max(meanwhile))
+            seen.calm.append(max(afterwards))
+            found.meanwhile += meanwhile
+            found.calm += afterwards
         tasks.cancel_scope.cancel()
-    console = Console()
-    console.print(table)
-    for what, gaps in (("calm", calms), ("meanwhile", during)):
-        ordered = sorted(gaps)
-        p50, p99 = statistics.median(ordered), ordered[int(0.99 * len(ordered))]
-        console.print(
-            f"{what}: p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms, longest {1e3 * ordered[-1]:.0f} ms"
-        )
+    return found
 
 
 def main(
     model: Annotated[Path | None, typer.Option(help="A model folder; else the bundled one.")] = None,
-    calm: Annotated[float, typer.Option(help="Seconds of calm before each schema.")] = CALM,
+    calm: Annotated[float, typer.Option(help="Seconds of calm after each schema, at least.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is sent.")] = 3,
+    schema: Annotated[list[str] | None, typer.Option(help="Only these, by name.")] = None,
 ) -> None:
     """Measure."""
     with Served([str(model)] if model else []) as served:
-        anyio.run(measure, served.url, calm)
+        anyio.run(measure, served.url, calm, rounds, schema or ()).print()
 
 
 if __name__ == "__main__":

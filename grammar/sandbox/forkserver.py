@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,6 +41,11 @@ _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
 _STANDING = 2  # children that wait for a spec, at least
 _KEPT = 4  # of those that have had one, at most
 _AGAIN = b"."
+_ORDINARY = 0.02  # seconds of processor time, of those that a spec takes outside of the kernel
+_TIMER = signal.SIGVTALRM
+_LONG = bytes(
+    [_TIMER]
+)  # what a child's signal writes when that is over, in whatever library the child may be
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
 _NEARLY_ALL, _GBNF = b"n", b"g"
 _FIRST = {_NEARLY_ALL: TOUR, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
@@ -77,7 +83,7 @@ class Sandbox(Server):
         not end within the limits, and Overloaded when it is not known in time whether it does.
         """
         request = msgspec.msgpack.encode((spec, rewritten))
-        begun = False
+        begun, asked = False, time.monotonic()
         try:
             for frame in self.ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
                 begun = True
@@ -91,7 +97,7 @@ class Sandbox(Server):
                         raise GrammarError(message, param=param, code=code)
         except OSError:  # the time-out among them
             begun = False
-        if not begun:
+        if not begun or time.monotonic() - asked >= self.limits.wall:
             raise Overloaded("The grammar could not be compiled in time; try again later.")
         raise GrammarError(
             "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
@@ -116,26 +122,30 @@ def main() -> None:
     gc.freeze()
     poll = select.poll()
     poll.register(control, 0)  # tells when the other end is closed
-    lines: dict[int, socket.socket] = {}  # to the children
+    children: dict[int, _Child] = {}  # by the descriptor of the line
     standing: set[int] = set()
     learning: dict[int, bytes] = {}  # to children that have taken a kind that is not known here
     while True:
         while len(standing) < _STANDING:
-            line = _stand(compiler, control, limits, known, lines.values())
-            lines[line.fileno()] = line
-            standing.add(line.fileno())
-            poll.register(line, select.POLLIN)
+            child = _stand(compiler, control, limits, known, children.values())
+            descriptor = child.line.fileno()
+            children[descriptor] = child
+            standing.add(descriptor)
+            poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll():
             if descriptor == control.fileno():
                 os._exit(0)  # nothing is left to be put in order
-            line = lines[descriptor]
+            child = children[descriptor]
             said = b""
             with suppress(ConnectionError):  # it has died before it read what it was told
-                said = line.recv(1)
-            if said == _AGAIN and len(standing) < _KEPT:
+                said = child.line.recv(1)
+            if said == _LONG:
+                child.give_way()
+                continue
+            if said == _AGAIN and not child.gives_way and len(standing) < _KEPT:
                 standing.add(descriptor)
                 with suppress(ConnectionError):
-                    line.send(_AGAIN)
+                    child.line.send(_AGAIN)
                 continue
             if said not in (_AGAIN, b""):
                 standing.remove(descriptor)
@@ -143,8 +153,8 @@ def main() -> None:
                     # It loads a library, and we do when it has ended: one at a time.
                     learning[descriptor] = said
                 continue
-            poll.unregister(line)
-            lines.pop(descriptor).close()
+            poll.unregister(descriptor)
+            children.pop(descriptor).line.close()
             if (kind := learning.pop(descriptor, None)) is not None:
                 known.add(kind)
                 tour(compiler, _FIRST[kind])
@@ -153,21 +163,40 @@ def main() -> None:
                 time.sleep(0.1)  # it has died by itself, and the next may do so, too
 
 
+@dataclass(slots=True)
+class _Child:
+    """What the server knows of one: our end of its line, and whether its spec takes long."""
+
+    pid: int
+    line: socket.socket
+    gives_way: bool = False
+
+    def give_way(self) -> None:
+        """Have it run when nobody else wants to."""
+        self.gives_way = True
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
+
+
 def _stand(
     compiler: "GrammarCompiler",
     control: socket.socket,
     limits: Limits,
     known: set[bytes],
-    lines: Iterable[socket.socket],
-) -> socket.socket:
-    """Fork a child; our end of its line. `lines` are those to the others."""
+    others: Iterable[_Child],
+) -> _Child:
+    """Fork a child."""
     line, theirs = socket.socketpair()
-    if os.fork():
+    if pid := os.fork():
         theirs.close()
-        return line
+        return _Child(pid, line)
     try:
-        for ours in (line, *lines):  # who is let go sees it when the last copy is closed
-            ours.close()
+        for ours in (line, *(other.line for other in others)):
+            ours.close()  # who is let go sees it when the last copy is closed
+        theirs.setblocking(False)
+        signal.signal(_TIMER, lambda *_: None)
+        signal.set_wakeup_fd(theirs.fileno())  # where the signal is written by whoever is interrupted
         if not select.select([control], [], [], 0)[0]:
             tour(compiler, _FIRST[_NEARLY_ALL][:1])  # what it writes to, it has to copy: not while one waits
         most = resident() + limits.growth
@@ -180,15 +209,22 @@ def _stand(
             if kind not in known:
                 tour(compiler, _FIRST[kind])
             bound(limits)
+            signal.setitimer(signal.ITIMER_VIRTUAL, _ORDINARY)
             with socket.socket(fileno=descriptors[0]) as connection:
                 _answer(compiler, connection)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             unbound()
             gc.collect()
-            again = (
-                kind in known and resident() <= most and theirs.send(_AGAIN) > 0 and theirs.recv(1) == _AGAIN
-            )
+            again = kind in known and resident() <= most and _is_kept(theirs)
     finally:
         os._exit(0)
+
+
+def _is_kept(line: socket.socket) -> bool:
+    """In a child that has answered: whether it is to stand by again."""
+    line.send(_AGAIN)
+    select.select([line], [], [])
+    return line.recv(1) == _AGAIN
 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:

@@ -23,8 +23,13 @@ class Limits(msgspec.Struct, frozen=True):
 
     processor: float = 5.0
     memory: int = 2**29
-    patience: float = 25.0
+    patience: float = 75.0
     growth: int = 2**26
+
+    @property
+    def wall(self) -> float:
+        """Seconds that a request may take on a busy machine: while somebody is there to be told."""
+        return 0.8 * self.patience
 
 
 class Server:
@@ -37,7 +42,7 @@ class Server:
     def __init__(self, command: str, given: object, limits: Limits) -> None:
         self._command = command
         self._given = given
-        self._limits = limits
+        self.limits = limits
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -61,7 +66,7 @@ class Server:
         with ours:
             with theirs, self._lock:
                 socket.send_fds(self._running(), [kind], [theirs.fileno()])
-            ours.settimeout(self._limits.patience)
+            ours.settimeout(self.limits.patience)
             ours.sendall(request)
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as line:
@@ -130,7 +135,7 @@ def bound(limits: Limits) -> None:
     """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
     for timer in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(timer, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, 0.8 * limits.patience)  # while somebody is there to be told
+    signal.setitimer(signal.ITIMER_REAL, limits.wall)
     signal.setitimer(signal.ITIMER_PROF, limits.processor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if addressed := _pages(0):

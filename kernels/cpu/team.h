@@ -5,10 +5,13 @@
 // wants one of the cores for somebody else (the HTTP process, say). Here nobody waits for a thread, only for
 // work: items are claimed, each thread's own share first and then the others', and a phase is over when its items
 // are done. A thread that has lost its core between two items holds up nobody, and finds when it comes back that
-// its share was taken.
+// its share was taken. If it has lost it within one, the others sleep until that is done. They do not yield: whoever
+// has a core that was yielded keeps it until the clock ticks, for milliseconds and however low its priority, while
+// who is woken has it back at once from a process of the lowest class.
 #pragma once
 #include <immintrin.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -46,8 +49,9 @@ class Team {
         std::lock_guard<std::mutex> lock(running_);
         const uint32_t turn = turn_.load() + 1;
         Run& run = runs_[turn & 1];
-        for (int spins = 0; run.inside.load(); spins++) relax(spins);  // a straggler from two turns ago
+        wait_until(run.inside, 0);  // of stragglers from two turns ago
         run.begin(sizes, size(), work, context);
+        if (const int here = sched_getcpu(); here != left_free_) leave_free(here);
         turn_.store(turn);
         if (sleeping_.load()) syscall(SYS_futex, &turn_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
         if (first) first();
@@ -56,11 +60,14 @@ class Team {
 
    private:
     struct alignas(64) Counter {
-        std::atomic<int64_t> value{0};
+        std::atomic<int32_t> value{0};
     };
 
     struct Run {
-        std::atomic<int> inside{0};
+        explicit Run(Team& team) : team(team) {}
+
+        Team& team;
+        std::atomic<int32_t> inside{0};
         std::vector<int64_t> sizes;
         Work work = nullptr;
         void* context = nullptr;
@@ -91,11 +98,11 @@ class Team {
         void work_off(int me) {
             for (int phase = 0; phase < int(sizes.size()); phase++) {
                 const int64_t size = sizes[phase];
-                int64_t mine = 0;
+                int32_t mine = 0;
                 for (int other = 0; other < threads; other++) {
                     const int whose = (me + other) % threads;
                     const int64_t first = size * whose / threads, count = size * (whose + 1) / threads - first;
-                    std::atomic<int64_t>& claimed = next[phase * threads + whose].value;
+                    std::atomic<int32_t>& claimed = next[phase * threads + whose].value;
                     while (claimed.load(std::memory_order_relaxed) < count) {
                         const int64_t item = claimed.fetch_add(1, std::memory_order_relaxed);
                         if (item >= count) break;
@@ -103,24 +110,48 @@ class Team {
                         mine++;
                     }
                 }
-                std::atomic<int64_t>& done_here = done[phase].value;
-                if (mine) done_here.fetch_add(mine, std::memory_order_acq_rel);
+                std::atomic<int32_t>& done_here = done[phase].value;
+                if (mine) team.add(done_here, mine, size);
                 if (me && phase + 1 == int(sizes.size())) return;
-                for (int spins = 0; done_here.load(std::memory_order_acquire) < size; spins++) relax(spins);
+                team.wait_until(done_here, size);
             }
         }
     };
 
     explicit Team(int threads) : threads_(threads - 1) {
-        for (int i = 1; i < threads; i++) std::thread([this, i] { serve(i); }).detach();
+        sched_getaffinity(0, sizeof(cores_), &cores_);
+        for (int i = 1; i < threads; i++) {
+            std::thread thread([this, i] { serve(i); });
+            handles_.push_back(thread.native_handle());
+            thread.detach();
+        }
     }
 
-    // Waiting for work in hand, which is a matter of microseconds unless its thread has lost its core.
-    static void relax(int spins) {
-        if (spins < 2000)
+    // Linux wakes a thread where it slept last. If that is the caller's core it waits there for milliseconds, and
+    // the core of its own goes to whoever else has something to do. So the others stay away from the caller's.
+    void leave_free(int core) {
+        left_free_ = core;
+        cpu_set_t others = cores_;
+        CPU_CLR(core, &others);
+        if (CPU_COUNT(&others) < int(threads_)) return;
+        for (pthread_t thread : handles_) pthread_setaffinity_np(thread, sizeof(others), &others);
+    }
+
+    // Work in hand is a matter of microseconds, unless its thread has lost its core.
+    void wait_until(std::atomic<int32_t>& count, int32_t reached) {
+        for (int spins = 0; spins < 2000; spins++) {
+            if (count.load(std::memory_order_acquire) == reached) return;
             _mm_pause();
-        else
-            sched_yield();
+        }
+        waiting_.fetch_add(1);
+        for (int32_t now; (now = count.load()) != reached;)
+            syscall(SYS_futex, &count, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);
+        waiting_.fetch_sub(1);
+    }
+
+    void add(std::atomic<int32_t>& count, int32_t more, int32_t reached) {
+        if (count.fetch_add(more) + more == reached && waiting_.load())
+            syscall(SYS_futex, &count, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     }
 
     void serve(int me) {
@@ -129,7 +160,7 @@ class Team {
             Run& run = runs_[seen & 1];
             run.inside.fetch_add(1);
             if (turn_.load() == seen) run.take_part(me);
-            run.inside.fetch_sub(1);
+            add(run.inside, -1, 0);
         }
     }
 
@@ -151,7 +182,12 @@ class Team {
 
     std::atomic<uint32_t> turn_{0};  // counts the runs; the threads sleep on it
     std::atomic<int> sleeping_{0};
-    Run runs_[2];  // by turn's parity: a straggler of the last run reads its own, not the next one's
+    std::atomic<int> waiting_{0};  // asleep until a count is reached
+    // By turn's parity: a straggler of the last run reads its own, not the next one's.
+    Run runs_[2]{Run(*this), Run(*this)};
     std::mutex running_;
+    cpu_set_t cores_;
+    int left_free_ = -1;  // the core that the caller had when it was last looked at
+    std::vector<pthread_t> handles_;
     const size_t threads_;
 };

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from uploads import open_house
 from personae.api.app import create_app
 from personae.api.chat_template import ChatTemplate
 from personae.api.conversation import UserMessage
+from personae.api.schema import ChatRequest
 from personae.api.settings import ApiSettings
 from personae.errors import RequestError
 
@@ -127,6 +129,39 @@ async def test_a_bomb_of_json_is_a_quick_400(app: Starlette, engine: FakeEngine,
     assert response.status_code == 400
     assert time.process_time() - begun < 5
     assert engine.submitted == []
+
+
+async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_on_it(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    read = ChatRequest.read
+
+    def noted(body: bytes) -> ChatRequest:
+        threads.append(threading.get_ident())
+        return read(body)
+
+    monkeypatch.setattr(ChatRequest, "read", noted)
+    async with asgi.client(app) as client:
+        for length in (10, 100_000):
+            asked = {"model": "base", "messages": [USER], "user": "x" * length}
+            assert (await client.post(CHAT, json=asked)).status_code == 200
+    on_the_loop, beside = threads
+    assert on_the_loop == threading.get_ident()
+    assert beside != on_the_loop
+
+
+@pytest.mark.parametrize("leaf", [1, "x", None, [], {}])
+async def test_a_schema_may_be_as_deep_as_the_limit_and_no_deeper(engine: FakeEngine, leaf: Any) -> None:
+    app = create_app(engine, ApiSettings(max_json_depth=8))
+    async with asgi.client(app) as client:
+        for levels, status in ((6, 200), (7, 400)):  # in the format and its `json_schema`
+            schema: Any = {"default": leaf}
+            for _ in range(levels - 1):
+                schema = {"default": schema}
+            format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            asked = {"model": "base", "messages": [USER], "response_format": format}
+            assert (await client.post(CHAT, json=asked)).status_code == status
 
 
 async def test_a_grammar_over_its_limit_is_refused_by_the_field_it_came_in(engine: FakeEngine) -> None:

@@ -9,7 +9,7 @@ from real_server import Running, running
 from tiny_models import make_model_folder
 
 from personae.api.options import ServeOptions
-from personae.evals.hostile import SCHEMAS, Bystander, send
+from personae.evals.hostile import CONTROL, SCHEMAS, Bystander, measure, send
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
 BOMBS = ("conditions that multiply",)
@@ -56,3 +56,16 @@ async def test_a_hostile_schema_is_served_or_refused_in_the_servers_own_words(
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         got, _ = await send(client, model, SCHEMAS[name])
     assert got == "200" or got.startswith("400 "), got
+
+
+async def test_the_eval_tells_what_each_sender_got_and_how_long_the_other_waited(server: Running) -> None:
+    found = await measure(server.url, calm=0.2, rounds=2, names=(CONTROL, "itself"))
+    assert {name: seen.outcomes for name, seen in found.rounds.items()} == {
+        CONTROL: ["200", "200"],
+        "itself": ["400 invalid_schema", "400 invalid_schema"],
+    }
+    assert min(len(found.calm), len(found.meanwhile)) > 10
+    for seen in found.rounds.values():
+        assert len(seen.calm) == len(seen.meanwhile) == 2
+        assert max(seen.calm) <= max(found.calm)
+        assert max(seen.meanwhile) <= max(found.meanwhile)

@@ -1,8 +1,11 @@
 """What the thread that asks for a forward pass does while the others have begun it."""
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,3 +60,20 @@ def test_it_is_done_once_and_what_it_raises_is_raised(decoder: Decoder, layer_by
             forward(fails)
         forward(lambda: done.append(True))
     assert done == [True, True]
+
+
+@pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have cores of their own on Linux")
+def test_others_leave_the_core_free_on_which_the_asking_thread_runs(decoder: Decoder) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("there is one core")
+    PagedSequences(decoder).forward({"a": PROMPT})
+    try:
+        for core in sorted(cores)[:2]:
+            os.sched_setaffinity(0, {core})
+            PagedSequences(decoder).forward({"a": PROMPT})
+            threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+            assert cores - {core} in map(os.sched_getaffinity, threads)
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -33,6 +33,14 @@ def spec_of(schema: Any) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps(schema))
 
 
+def conditions(count: int) -> Any:
+    """A schema whose alternatives double with each of its conditions."""
+    one = [
+        {"if": {"properties": {f"k{n}": {"const": 1}}}, "then": {"required": [f"r{n}"]}} for n in range(count)
+    ]
+    return {"allOf": one}
+
+
 GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x|y)*$"}}})
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 BOMB = spec_of(complements(8, 8))
@@ -183,6 +191,50 @@ def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
     eventually(lambda: not first <= standing(sandbox), "it ends")
     assert sandbox.draft(GOOD).plan
     sandbox.close()
+
+
+def given_way(children: Set[int]) -> set[int]:
+    """Those that run when nobody else wants to."""
+    found = set()
+    for pid in children:
+        with suppress(ProcessLookupError):
+            if os.sched_getscheduler(pid) == os.SCHED_IDLE:
+                found.add(pid)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
+def test_a_spec_that_takes_long_gives_way_to_everybody_and_its_child_takes_no_other() -> None:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    assert sandbox.draft(GOOD).plan
+    assert not given_way(standing(sandbox))
+    asked = sandbox.ask(b"n", msgspec.msgpack.encode((BOMB, True)))
+    next(asked)
+    eventually(lambda: given_way(standing(sandbox)), "it gives way")
+    assert sandbox.draft(GOOD).plan
+    assert len(given_way(standing(sandbox))) <= 1
+    for _ in asked:
+        """It is heard to the end."""
+    long = spec_of({"enum": [f"value {n}" for n in range(5_000)]})  # answered, and not within milliseconds
+    for _ in range(3):
+        assert sandbox.draft(long).plan
+    eventually(lambda: not given_way(standing(sandbox)), "nobody who waits for a spec has given way")
+    assert sandbox.draft(GOOD).plan
+    sandbox.close()
+
+
+def test_a_spec_that_only_lacked_a_processor_is_not_called_too_complex() -> None:
+    hurried = Sandbox(VOCABULARY, structs.replace(PATIENT, processor=600.0, memory=2**34, patience=4.0))
+
+    def drafted() -> bool:
+        with suppress(Overloaded):
+            return hurried.draft(GOOD).plan is not None
+        return False
+
+    eventually(drafted, "children stand by")
+    with pytest.raises(Overloaded):
+        hurried.draft(spec_of(conditions(40)))
+    hurried.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
