@@ -131,7 +131,6 @@ class Update:
             "ROWS": self._tiles.rows,
             "SEGMENTS": padded_segments(segments, self._tiles),
         }
-        self._few = {"VECTOR_ROWS": VECTOR_ROWS, "EARLY": early}
 
     def shrink(self, programs: int) -> None:
         """Launch x A^T, `programs` to a multiprocessor; before it the plan, where the step has none yet."""
@@ -155,10 +154,11 @@ class Update:
             VECTOR_K=tiles.vector_inputs,
             ALIGNED=inputs * x.element_size() % 16 == 0
             and all(arena.a.data_ptr() % 16 == 0 for arena in arenas),
+            VECTOR_ROWS=VECTOR_ROWS,
+            EARLY=self._gpu.hopper,  # whoever was not launched early waits for its end
             num_warps=4,
             num_stages=3,
             **self._shared,
-            **self._few,
         )
 
     def expand(self, ys: tuple[Tensor, ...]) -> None:
@@ -176,11 +176,12 @@ class Update:
             RANKS=self._tiles.expand_ranks,
             BLOCK_OUT=self._tiles.expand_outputs,
             VECTOR_RANKS=16,
+            VECTOR_ROWS=VECTOR_ROWS,
+            EARLY=self._early,
             num_warps=4,
             num_stages=1,  # there are few ranks to loop over
             launch_pdl=self._early,  # shrink lets it begin: see EARLY
             **self._shared,
-            **self._few,
         )
 
     def _lists(self) -> tuple[Tensor, ...]:

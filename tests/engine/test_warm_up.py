@@ -23,6 +23,7 @@ from personae.engine.runner import Runner  # noqa: E402
 from personae.engine.warm_up import shapes, warm_up  # noqa: E402
 from personae.evals.bench.gpu.engine import SHAPE  # noqa: E402
 from personae.evals.bench.gpu.shapes import VOCAB, sampling_rows  # noqa: E402
+from personae.kernels.branch import Branch  # noqa: E402
 from personae.kernels.masks import Scratch  # noqa: E402
 from personae.kernels.sampling import choose  # noqa: E402
 from personae.lora.adapter import LoraShapes  # noqa: E402
@@ -52,7 +53,7 @@ def runner_of(graphs: bool = True) -> Runner:
         device=CUDA,
     )
     kv = KVCache(CONFIG, LAYOUT, BF16, CUDA, spare=True)
-    captured = DecodeGraphs(model, kv, pool, LAYOUT, CudaCapture()) if graphs else None
+    captured = DecodeGraphs(model, kv, pool, LAYOUT, CudaCapture(), Branch()) if graphs else None
     newest = torch.zeros(LAYOUT.max_seqs, dtype=torch.int64, device=CUDA)
     return Runner(model, kv, LAYOUT, pool, newest, captured)
 

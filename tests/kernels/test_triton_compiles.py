@@ -7,6 +7,7 @@ spilled, products run on tensor cores (HMMA; HGMMA where the tile is large enoug
 
 import os
 import re
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,31 +34,47 @@ def ints(*shape: int) -> torch.Tensor:
     return meta(*shape, dtype=torch.int32)
 
 
+class OneStream:
+    """A branch that is none."""
+
+    fork = staticmethod(nullcontext)
+
+    def join(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
-    ("group", "tokens", "capability"),
-    [("qkv", 64, 80), ("qkv", 64, 90), ("down", 64, 90), ("qkv", 2048, 80), ("qkv", 2048, 90)],
+    ("group", "tokens", "capability", "beside"),
+    [
+        ("qkv", 64, 80, True),
+        ("qkv", 64, 90, False),
+        ("down", 64, 90, True),
+        ("qkv", 2048, 80, False),
+        ("qkv", 2048, 90, False),
+    ],
 )
 def test_sgmv_runs_on_tensor_cores_without_spills(
-    group: str, tokens: int, capability: int, tmp_path: Path
+    group: str, tokens: int, capability: int, beside: bool, tmp_path: Path
 ) -> None:
     from triton_aot import compiled, launches
 
-    from personae.kernels.triton.sgmv import sgmv
+    from personae.kernels.triton.sgmv import BESIDE, begin_sgmv, sgmv
     from personae.kernels.triton.sizes import Gpu
 
     inputs, outputs = GROUPS[group]
     arenas = tuple(Arena(meta(4096, inputs), meta(4096, out)) for out in outputs)
     tables = tuple(RankTable(ints(64), ints(64, 32)) for _ in outputs)
     ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
+    x, work, gpu = (
+        meta(tokens, inputs),
+        WorkList(ints(64), ints(64), ints(64)),
+        Gpu(132, hopper=capability == 90),
+    )
     with launches() as found:
-        sgmv(
-            meta(tokens, inputs),
-            ys,
-            arenas,
-            tables,
-            WorkList(ints(64), ints(64), ints(64)),
-            Gpu(132, hopper=capability == 90),
-        )
+        if beside:
+            begin_sgmv(x, arenas, tables, work, OneStream(), gpu)(ys)
+        else:
+            sgmv(x, ys, arenas, tables, work, gpu)
     plan, shrink, expand = (compiled(launch, capability, tmp_path) for launch in found)
     for machine in (plan, shrink, expand):
         print(tokens, group, capability, machine)
@@ -72,10 +89,14 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
         assert machine.registers <= (
             128 if tokens <= 64 else 255
         )  # 128: four programs fit on a multiprocessor
-    # On Hopper expand begins beside shrink, and waits for it when the adapters' weights are on their way.
-    early = capability == 90
+    if beside:  # a product has half of a multiprocessor's registers, and what is left of its shared memory
+        assert BESIDE * 128 * shrink.registers <= 65536 // 2
+        assert BESIDE * (shrink.shared + 1024) <= 48 << 10
+    # On Hopper expand begins beside the shrink that it follows, and waits for it when the adapters' weights
+    # are on their way.
+    early = capability == 90 and not beside
     assert found[2].options["launch_pdl"] == early
-    assert ("griddepcontrol.launch_dependents" in shrink.assembly) == early
+    assert ("griddepcontrol.launch_dependents" in shrink.assembly) == (capability == 90)
     waits = expand.assembly.split("griddepcontrol.wait")
     assert len(waits) == (4 if early else 1)  # row by row, in tiles, at the end
     for before in waits[:-2]:
