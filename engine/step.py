@@ -147,16 +147,20 @@ class StepEngine:
             self.fill(forward.packed)
         bitmask, self._bitmask = self._bitmask, None
         if rows:
+            asking = {
+                row: matcher
+                for row, matcher in enumerate(matchers)
+                if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
+            }
+            logits = forward.logits
+            if asking and any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows):
+                logits = logits.clone()  # the model writes the prompts' over them before all is chosen
             sampled = self.sampler.sample(
-                forward.logits,
+                logits,
                 slots,
                 forward.packed.sampled_ends,
                 None if bitmask is None else bitmask[: len(rows)],
-                {
-                    row: matcher
-                    for row, matcher in enumerate(matchers)
-                    if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
-                },
+                asking,
             )
             self._sampled = sampled
         prompts = self._prompt_logprobs(plan, forward)

@@ -21,24 +21,41 @@ SCHEMAS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def played(*, runs_ahead: bool, lookahead: int) -> dict[str, Played]:
-    """More answers than slots, whose budgets end in different steps; each third is not bound."""
-    troupe = Troupe(model_folder("llama", vocab_size=VOCABULARY.size), max_seqs=3, lookahead=lookahead)
+def played(
+    *, runs_ahead: bool = False, lookahead: int = 2, answers: int = 9, scored: int = 0, **settings: Any
+) -> dict[str, Played]:
+    """More answers than slots, whose budgets end in different steps; each third is not bound. Beside them
+    `scored` prompts, whose log-probabilities are asked for."""
+    folder = model_folder("qwen3", vocab_size=VOCABULARY.size)
+    troupe = Troupe(folder, max_seqs=3 + bool(scored), lookahead=lookahead, **settings)
     troupe.engine.runs_ahead = runs_ahead
     specs = [GrammarSpec("json_schema", json.dumps(schema)) for schema in SCHEMAS]
     compiler = GrammarCompiler(VOCABULARY)
     troupe.grammars |= {spec: compiler.compile(spec) for spec in specs}
     logs = []
-    for number in range(9):
+    for number in range(answers):
         spec = [*specs, None][number % 3]
-        budget = 12 if spec is None else troupe.grammars[spec].shortest + 2 * number
+        budget = 12 if spec is None else troupe.grammars[spec].shortest + 2 * (number % 9)
         changes: dict[str, Any] = {"max_tokens": budget, "seed": number, "temperature": number % 2 * 1.5}
-        if number >= 6:
+        # A taste of its own, so that it matters whose logits something is chosen from.
+        changes["logit_bias"] = {token: token * (number + 3) % 11 for token in range(VOCABULARY.size)}
+        if number % 9 >= 6:
             changes["presence_penalty"] = 1.5
         logs.append(
             troupe.log(f"{number}", [5, 6, 7 + number], grammar=spec, eos=VOCABULARY.stop_ids, **changes)
         )
-    return troupe.play(logs)
+    prompt = [5 + place % 50 for place in range(120)]
+    both = [*logs]
+    for n in range(scored):
+        both.insert(2 * n, troupe.log(f"scored {n}", prompt, max_tokens=1, prompt_logprobs=0))
+    return troupe.play(both)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16: the native decoder, where there is one
+def test_a_prompt_that_is_scored_in_the_same_step_changes_nothing_of_what_is_chosen_again(dtype: str) -> None:
+    expected = played(answers=27, dtype=dtype)
+    found = played(answers=27, dtype=dtype, scored=27, max_batch_tokens=16)
+    assert {id: found[id].tokens for id in expected} == {id: one.tokens for id, one in expected.items()}
 
 
 @pytest.mark.parametrize("lookahead", [1, 2])
