@@ -207,9 +207,9 @@ class Sampler:
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
         [S, ceil(V / 32)], all ones in rows that nothing binds. `asking` are rows with a grammar whose
         tokens are asked about before they are taken: then `settle` what is returned before the slots change
-        hands, or `last_tokens` or `bitmask` are used. A row
-        whose logits hold a NaN or plus infinity, or that has no allowed token, is a failure: it has no
-        token, and no other row notices.
+        hands, or `last_tokens`, `bitmask` or the memory of `logits` are used. A row whose logits hold a NaN
+        or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
+        notices.
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)
