@@ -134,6 +134,17 @@ def test_begun_before_ys_are_there_it_equals_one_product_per_row(popularity: str
     check_sgmv(halves, RANKS["mixed"], POPULARITY[popularity], **NARROW)
 
 
+def test_begun_on_a_branch_it_has_the_same_bits() -> None:
+    # A sequence's steps are graphs or not, as its company has it.
+    module = make_module([16, 8], 600, 40, torch.float32, seed=0)
+    x, ours = torch.randn(7, 600), torch.randn(7, 40)
+    begun = ours.clone()
+    given = (module.arena,), (module.table,), make_work([0, 1, None, 1, 0, 0, 0], 1)[0]
+    sgmv(x, (ours,), *given)
+    host.begin_sgmv(x, *given, Order(), Gpu(1, hopper=False))((begun,))
+    assert torch.equal(begun, ours)
+
+
 def test_what_the_kernels_do_not_take_the_reference_does() -> None:
     check_sgmv(
         TritonOperators(Gpu(1, hopper=False)).sgmv, RANKS["mixed"], POPULARITY["uniform"], dtype=torch.float64
