@@ -359,8 +359,9 @@ void attend_as(const Pages& pages, int64_t head, int64_t group, int64_t vectors,
 
 inline void attend_bf16(const Pages& pages, int64_t head, int64_t group, int64_t vectors, int64_t position,
                         int64_t length, float scale, int64_t window, const Block& after, AttentionScratch& s) {
-    (instructions() == FLOATS ? attend_as<float> : attend_as<bf16>)(pages, head, group, vectors, position, length, scale,
-                                                                    window, after, s);
+    const bool floats = instructions() == FLOATS || instructions() == HALVES;
+    (floats ? attend_as<float> : attend_as<bf16>)(pages, head, group, vectors, position, length, scale,
+                                                  window, after, s);
 }
 
 }  // namespace

@@ -6,15 +6,15 @@ extern "C" {
 
 int personae_has_decoder() { return 1; }
 
-// Which Instructions multiply, after `wanted` (0 to 2) are set where they are there.
+// Which Instructions multiply, after `wanted` (0 to 3) are set where they are there.
 int personae_instructions(int wanted) {
-    if (wanted >= FLOATS && wanted <= TILES && there_are(Instructions(wanted))) instructions() = Instructions(wanted);
+    if (wanted >= FLOATS && wanted <= HALVES && there_are(Instructions(wanted))) instructions() = Instructions(wanted);
     return instructions();
 }
 
 // Whether few bits become bfloat16 through float16; `on` 0 or 1 sets it (where there is float16), else asks.
 int personae_half(int on) {
-    if (on == 0 || on == 1) half_on() = on && HALF_BUILT;
+    if (on == 0 || on == 1) half_on() = on && HALVES_BUILT;
     return half_on();
 }
 
@@ -40,9 +40,9 @@ void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_
     Rows::Memory memory;
     Call call{w, Rows(memory, rows, w.k), rows, bias, (bf16*)y};
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t d = 0; d < w.k; d += LANES) {
-            const __mmask16 there = __mmask16((1u << std::min<int64_t>(LANES, w.k - d)) - 1);
-            call.x.put(row, d, _mm256_maskz_loadu_epi16(there, (const bf16*)x + row * x_stride + d));
+        for (int64_t d = 0; d < call.x.blocks * 32; d += LANES) {
+            const __mmask16 there = __mmask16((1u << std::clamp<int64_t>(w.k - d, 0, LANES)) - 1);
+            call.x.put(row, d, widened(_mm256_maskz_loadu_epi16(there, (const bf16*)x + row * x_stride + d)));
         }
     Team::of(threads).run({items_of(w, rows)}, [](void* context, int, int64_t item, int) {
         const Call& c = *(const Call*)context;

@@ -10,8 +10,8 @@
 namespace {
 
 // FLOATS: AVX-512 (F, BW, DQ, VL); both operands are widened to float32. PAIRS: AVX512-BF16, which multiplies pairs of
-// bfloat16. TILES: AMX, 16 x 16 x 32 of them at once.
-enum Instructions { FLOATS, PAIRS, TILES };
+// bfloat16. TILES: AMX, 16 x 16 x 32 of them at once. HALVES: AVX512-FP16, 32 float16 at once; the rest as floats.
+enum Instructions { FLOATS, PAIRS, TILES, HALVES };
 
 // 32 bfloat16 -> the 16 of even numbers and the 16 of odd ones.
 inline __m512 evens(__m512i x) { return (__m512)_mm512_slli_epi32(x, 16); }
@@ -38,6 +38,23 @@ inline __m256i rounded(__m512 x) {  // to the bit what the instruction says
 }
 #endif
 
+#if defined(__AVX512FP16__)
+constexpr bool HALVES_BUILT = true;
+inline __m512i add_halves(__m512i sum, const half* x, __m512i y) {  // sum += x y
+    asm("vfmadd231ph %2%{1to32%}, %1, %0" : "+v"(sum) : "v"(y), "m"(*x));  // with the intrinsic GCC 12 copies the sums
+    return sum;
+}
+inline __m512i halves(__m512i words) { return (__m512i)_mm512_cvtepi16_ph(words); }
+inline __m512i times(__m512i x, __m512i y) { return (__m512i)_mm512_mul_ph((__m512h)x, (__m512h)y); }
+inline __m512i plus(__m512i x, __m512i y) { return (__m512i)_mm512_add_ph((__m512h)x, (__m512h)y); }
+#else  // none is called
+constexpr bool HALVES_BUILT = false;
+inline __m512i add_halves(__m512i sum, const half*, __m512i) { return sum; }
+inline __m512i halves(__m512i words) { return words; }
+inline __m512i times(__m512i x, __m512i) { return x; }
+inline __m512i plus(__m512i x, __m512i) { return x; }
+#endif
+
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
 constexpr bool TILES_BUILT = true;
 #else
@@ -51,12 +68,20 @@ inline bool tiles_allowed() {  // the kernel wants to be asked before a process 
 }
 
 inline bool there_are(Instructions kind) {
-    return kind == TILES ? TILES_BUILT && tiles_allowed() : kind == PAIRS ? PAIRS_BUILT : true;
+    switch (kind) {
+        case FLOATS: return true;
+        case PAIRS: return PAIRS_BUILT;
+        case TILES: return TILES_BUILT && tiles_allowed();
+        case HALVES: return HALVES_BUILT;
+    }
+    return false;
 }
 
 // Intel's cores multiply pairs at a quarter of the rate of floats, so half as fast; AMD's are twice as fast with pairs.
 inline Instructions best() {
-    return there_are(TILES) ? TILES : there_are(PAIRS) && !__builtin_cpu_is("intel") ? PAIRS : FLOATS;
+    if (there_are(TILES)) return TILES;
+    if (!__builtin_cpu_is("intel")) return there_are(PAIRS) ? PAIRS : FLOATS;
+    return there_are(HALVES) ? HALVES : FLOATS;
 }
 
 inline Instructions& instructions() {  // changed by tests, which want to see all

@@ -5,16 +5,18 @@
 // inputs][16 outputs][2]. One of int8 has the same order, but that of two lines of 32 each 8 elements of one come before 8 of
 // the other: so they are when bytes are spread to words (widened.h). Of int4 a word holds one element each of four lines. Before
 // a block's tiles are its steps then, of each tile's first 16 inputs and of the next. A group's scales follow its blocks.
-// All instruction sets read the same layouts.
+// So they lie for all instructions but those that multiply float16: a block is [32 inputs][32 outputs] for them, bfloat16 has
+// become float16, with scales too, and a word of int4 holds four inputs of an output.
 #pragma once
 #include <immintrin.h>
 #include <sys/mman.h>
 
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <tuple>
 
-#include "vector.h"
+#include "instructions.h"
 
 namespace {
 
@@ -62,10 +64,11 @@ struct Packed {
     int64_t n, k, groups, blocks;  // blocks of 32 inputs
     bool paired;
     Kept kept;
+    bool halves;  // float16 are multiplied
     char* memory;
     std::shared_ptr<Slab> slab;
 
-    bool scaled() const { return kept != BFLOAT16; }
+    bool scaled() const { return kept != BFLOAT16 || halves; }
     int64_t block_bytes() const { return kept == BFLOAT16 ? 4 * TILE : kept == INT8 ? 2 * TILE : STEPS + TILE; }
     int64_t tile_bytes() const { return blocks * block_bytes(); }
     int64_t group_bytes() const { return tile_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
@@ -79,17 +82,18 @@ struct Packed {
     }
 };
 
-// An element of a block, by its place among those of two tiles of bfloat16.
+// An element of a block, by its place among those of 16 bits.
 inline bf16& brain_at(char* block, int64_t at) { return ((bf16*)block)[at]; }
-inline int8_t& eight_at(char* block, int64_t at) {
-    return ((int8_t*)block)[at / 64 * 64 + at % 32 / 8 * 16 + at / 32 % 2 * 8 + at % 8];
+inline half& half_at(char* block, int64_t at) { return ((half*)block)[at]; }
+inline int8_t& eight_at(char* block, int64_t at, bool halves) {
+    return ((int8_t*)block)[halves ? at : at / 64 * 64 + at % 32 / 8 * 16 + at / 32 % 2 * 8 + at % 8];
 }
 struct Nibble {
     uint8_t &step, &byte;
     int shift;
 
-    Nibble(char* block, int64_t at)
-        : step(((uint8_t*)block)[at / 256 * 16 + at % 32 / 2]),
+    Nibble(char* block, int64_t at, bool halves)
+        : step(((uint8_t*)block)[halves ? at / TILE * GROUP + at % GROUP : at / 256 * 16 + at % 32 / 2]),
           byte(((uint8_t*)block)[STEPS + at / 128 * 64 + at % 32 * 2 + at / 64 % 2]), shift(at / 32 % 2 * 4) {}
 
     float value() const {
@@ -107,9 +111,11 @@ void visit_group(const Packed& p, int64_t g, Visit visit) {
         for (int64_t half = 0; half < 2; half++) {
             const int64_t column = p.column(g, half), width = p.width(g, half);
             for (int64_t i = 0; i < 32 && block * 32 + i < p.k; i++)
-                for (int64_t j = 0; j < width; j++)
-                    visit(p.group(g) + block * p.block_bytes(), half * TILE + i / 2 * 32 + j * 2 + i % 2, column + j,
-                          block * 32 + i, half * 16 + j);
+                for (int64_t j = 0; j < width; j++) {
+                    const int64_t output = half * 16 + j, in_tiles = half * TILE + i / 2 * 32 + j * 2 + i % 2;
+                    visit(p.group(g) + block * p.block_bytes(), p.halves ? i * GROUP + output : in_tiles, column + j,
+                          block * 32 + i, output);
+                }
         }
 }
 
@@ -120,13 +126,22 @@ struct Weight {
     const uint8_t* steps;
     const float* scales;
     int64_t n, k;
+
+    // Bfloat16 of one output over its scale, a power of two, are below 2^10, so that 32 of them times inputs below 1 have a sum
+    // in float16; what is 2^24 times smaller than the largest loses bits.
+    float half_scale(int64_t output) const {
+        const bf16* row = (const bf16*)elements + output * k;
+        int exponent = 0;
+        for (int64_t i = 0; i < k; i++) exponent = std::max(exponent, row[i].bits >> 7 & 255);
+        return std::ldexp(1.0f, std::max(exponent - 126 - 10, -126));
+    }
 };
 
 // null: no memory.
 inline Packed* pack(const Weight& w, bool paired) {
     const int64_t outputs = paired ? w.n / 2 : w.n, per_group = paired ? 16 : GROUP, groups = (w.k + 15) / 16;
     Packed* p = new Packed{w.n, w.k, (outputs + per_group - 1) / per_group, (w.k + 31) / 32, paired, w.kept,
-                           nullptr, nullptr};
+                           instructions() == HALVES, nullptr, nullptr};
     std::tie(p->memory, p->slab) = Slab::take(p->groups * p->group_bytes());
     if (!p->memory) {
         delete p;
@@ -134,20 +149,26 @@ inline Packed* pack(const Weight& w, bool paired) {
     }
 #pragma omp parallel for
     for (int64_t g = 0; g < p->groups; g++) {
-        visit_group(*p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t) {
-            if (w.kept == BFLOAT16) {
+        for (int64_t i = 0; i < GROUP && p->scaled(); i++)
+            if (i % 16 < p->width(g, i / 16)) {
+                const int64_t output = p->column(g, i / 16) + i % 16;
+                p->scales(g)[i] = w.kept == BFLOAT16 ? w.half_scale(output) : w.scales[output];
+            }
+        visit_group(*p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
+            if (w.kept == BFLOAT16 && p->halves) {
+                const float x = widen(((const bf16*)w.elements)[output * w.k + input]);
+                half_at(block, at) = {_cvtss_sh(x / p->scales(g)[place], _MM_FROUND_TO_NEAREST_INT)};
+            } else if (w.kept == BFLOAT16) {
                 brain_at(block, at) = ((const bf16*)w.elements)[output * w.k + input];
             } else if (w.kept == INT8) {
-                eight_at(block, at) = ((const int8_t*)w.elements)[output * w.k + input];
+                eight_at(block, at, p->halves) = ((const int8_t*)w.elements)[output * w.k + input];
             } else {
                 const uint8_t both = ((const uint8_t*)w.elements)[output * groups * 8 + input / 2];
-                Nibble nibble(block, at);
+                Nibble nibble(block, at, p->halves);
                 nibble.byte |= uint8_t((both >> input % 2 * 4 & 15) << nibble.shift);
                 nibble.step = w.steps[output * groups + input / 16];
             }
         });
-        for (int64_t half = 0; p->scaled() && half < 2; half++)
-            std::copy_n(w.scales + p->column(g, half), p->width(g, half), p->scales(g) + half * 16);
     }
     return p;
 }
@@ -156,11 +177,15 @@ inline Packed* pack(const Weight& w, bool paired) {
 inline void plain(const Packed& p, bf16* weight) {
     for (int64_t g = 0; g < p.groups; g++)
         visit_group(p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
-            bf16& to = weight[output * p.k + input];
-            if (p.kept == BFLOAT16)
-                to = brain_at(block, at);
-            else
-                to = narrow<bf16>((p.kept == INT8 ? eight_at(block, at) : Nibble(block, at).value()) * p.scales(g)[place]);
+            auto element = [&]() -> float {
+                switch (p.kept) {
+                    case BFLOAT16: return p.halves ? _cvtsh_ss(half_at(block, at).bits) : widen(brain_at(block, at));
+                    case INT8: return eight_at(block, at, p.halves);
+                    case INT4: return Nibble(block, at, p.halves).value();
+                }
+                return 0;
+            };
+            weight[output * p.k + input] = narrow<bf16>(element() * (p.scaled() ? p.scales(g)[place] : 1.0f));
         });
 }
 

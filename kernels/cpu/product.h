@@ -3,6 +3,9 @@
 // Each output of a row is one sum over the inputs in their order, whatever the number of rows: a row's result has
 // the same bits alone and in company. Where weights have scales, a sum is multiplied by its output's when it is whole.
 #pragma once
+#include <array>
+#include <utility>
+
 #include "tiles.h"
 
 namespace {
@@ -35,18 +38,48 @@ void multiply_rows(const typename Source::Element* x, const Source& w, int64_t f
     for (int r = 0; r < R; r++) _mm512_store_ps(c0 + r * 16, sum[r][0]), _mm512_store_ps(c1 + r * 16, sum[r][1]);
 }
 
+// The same with halves. The products of a block are summed in float16, of even and odd inputs apart, and these two sums added
+// to the floats times the block's size: 16 of them one after the other lose less than rounding an input to bfloat16.
+template <typename Source, int R, bool FRESH>
+void multiply_rows(HalfTile x, const Source& w, int64_t first, int64_t last, const char* ahead, int64_t share, float* c0,
+                   float* c1) {
+    for (int64_t block = first; block < last; block++, x.x += TILE, x.sizes += 16) {
+        const half* weights = w.block(block, FRESH);
+        __m512i sum[2][R] = {};
+        for (int64_t pair = 0; pair < 16; pair++, ahead += share) {
+            _mm_prefetch(ahead, _MM_HINT_T1);
+            if (share > 64) _mm_prefetch(ahead + 64, _MM_HINT_T1);
+            if (FRESH) w.ask(block, pair);
+            for (int64_t i = 0; i < 2; i++) {
+                const __m512i of_input = _mm512_load_si512(weights + (pair * 2 + i) * GROUP);
+                for (int r = 0; r < R; r++) sum[i][r] = add_halves(sum[i][r], x.x + r * 32 + pair * 2 + i, of_input);
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            const __m512i both = plus(sum[0][r], sum[1][r]);
+            const __m512 size = _mm512_set1_ps(x.sizes[r]), low = _mm512_cvtph_ps(_mm512_castsi512_si256(both));
+            const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, 1));
+            _mm512_store_ps(c0 + r * 16, _mm512_fmadd_ps(low, size, _mm512_load_ps(c0 + r * 16)));
+            _mm512_store_ps(c1 + r * 16, _mm512_fmadd_ps(high, size, _mm512_load_ps(c1 + r * 16)));
+        }
+    }
+}
+
+// By how many rows there are.
+template <typename Source, bool FRESH, size_t... R>
+constexpr auto rows_of(std::index_sequence<R...>) {
+    using Operand = decltype(Rows().operand(0, 0, typename Source::Element{}));
+    using Way = void (*)(Operand, const Source&, int64_t, int64_t, const char*, int64_t, float*, float*);
+    return std::array<Way, sizeof...(R)>{multiply_rows<Source, int(R) + 1, FRESH>...};
+}
+
 // The sums c of a panel, of rows from `row` on, += x times one group. A chunk meets all rows, then the next; meanwhile what is
 // ahead is asked for evenly: all of it beside the first rows alone, memory would be what they wait for.
 template <typename Source>
 void multiply_panel(const Rows& x, int64_t row, int64_t rows, const Source& w, const Quarters& c) {
+    constexpr std::make_index_sequence<TALL> up_to_tall;
     // One table: GCC 12 miscompiles a choice between two constexpr ones.
-    static constexpr decltype(&multiply_rows<Source, 1, true>) by_rows[2][TALL] = {
-        {multiply_rows<Source, 1, true>, multiply_rows<Source, 2, true>, multiply_rows<Source, 3, true>,
-         multiply_rows<Source, 4, true>, multiply_rows<Source, 5, true>, multiply_rows<Source, 6, true>,
-         multiply_rows<Source, 7, true>, multiply_rows<Source, 8, true>},
-        {multiply_rows<Source, 1, false>, multiply_rows<Source, 2, false>, multiply_rows<Source, 3, false>,
-         multiply_rows<Source, 4, false>, multiply_rows<Source, 5, false>, multiply_rows<Source, 6, false>,
-         multiply_rows<Source, 7, false>, multiply_rows<Source, 8, false>}};
+    static constexpr std::array by_rows{rows_of<Source, true>(up_to_tall), rows_of<Source, false>(up_to_tall)};
     const int64_t share = (Source::SHARE * TALL + rows - 1) / std::max(rows, TALL);
     for (int64_t first = 0; first < x.blocks; first += CHUNK) {
         const int64_t last = std::min(x.blocks, first + CHUNK);
@@ -64,7 +97,7 @@ struct Nothing {  // what is added to a product before it is taken: see AtHand i
     void add(int64_t, int64_t, const Quarters&) const {}
 };
 
-// Sums of integers, which are `unit` times too small, become what they are sums of.
+// Sums of elements that have scales, and are `unit` times too small, become what they are sums of.
 inline void scale_sums(const Quarters& c, int64_t rows, float unit, const float* scales, const float* const* bias) {
     for (int64_t half = 0; half < 2; half++) {
         const __m512 scale = _mm512_load_ps(scales + half * 16), more = _mm512_loadu_ps(bias[half]);
@@ -141,10 +174,16 @@ void multiply_with_tiles(const Rows& x, int64_t rows, const Packed& w, int64_t f
 
 template <typename Format, typename... Rest>
 void multiply(Rest&... rest) {
-    switch (instructions()) {
-        case FLOATS: return multiply_with_vectors<Floats<Format>>(rest...);
-        case PAIRS: return multiply_with_vectors<Source<Format>>(rest...);
-        case TILES: return multiply_with_tiles<Source<Format>>(rest...);
+    if constexpr (std::is_same<Format, Half>::value) {
+        multiply_with_vectors<Source<Half, half>>(rest...);
+    } else {
+        switch (instructions()) {
+            case FLOATS: return multiply_with_vectors<Floats<Format>>(rest...);
+            case PAIRS: return multiply_with_vectors<Source<Format, bf16>>(rest...);
+            case TILES: return multiply_with_tiles<Source<Format, bf16>>(rest...);
+            case HALVES:
+                if constexpr (Format::SCALED) multiply_with_vectors<Source<Format, half>>(rest...);
+        }
     }
 }
 
@@ -153,15 +192,19 @@ void multiply(Rest&... rest) {
 inline int64_t items_of(const Packed& w, int64_t rows) {
     const int64_t bytes = (rows > 4 * PANEL ? 512 : 96) << 10, each = std::max<int64_t>(1, bytes / w.tile_bytes());
     const int64_t items = (w.groups + each - 1) / each;
-    return std::min(w.groups, (items + 3) / 4 * 4);
+    return std::min(w.paired ? (w.groups + 1) / 2 : w.groups, (items + 3) / 4 * 4);
 }
 
 template <typename More, typename Place, typename Take>
 void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
                    Place place, Take take) {
-    const int64_t items = items_of(w, rows), first = w.groups * item / items, last = w.groups * (item + 1) / items;
+    // Of gate and up two groups together are 32 inputs of what follows, which one thread gives.
+    const int64_t items = items_of(w, rows), step = w.paired ? 2 : 1, steps = (w.groups + step - 1) / step;
+    const int64_t first = steps * item / items * step, last = std::min(w.groups, steps * (item + 1) / items * step);
     switch (w.kept) {
-        case BFLOAT16: return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
+        case BFLOAT16:
+            if (w.halves) return multiply<Half>(x, rows, w, first, last, bias, more, place, take);
+            return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
         case INT8: return multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
         case INT4: return multiply<Four>(x, rows, w, first, last, bias, more, place, take);
     }

@@ -1,4 +1,4 @@
-// Rows that enter products, of what is rounded to bfloat16, and the sums that leave them.
+// Rows that enter products, of what is rounded to bfloat16 or to float16, and the sums that leave them.
 #pragma once
 #include <vector>
 
@@ -13,40 +13,71 @@ Element* aligned(std::vector<Element>& kept, int64_t size) {
     return (Element*)((uintptr_t(kept.data()) + 63) & ~uintptr_t(63));
 }
 
-// Rows as tiles of 16 rows x 32 inputs; where floats are multiplied, the same rounded values as floats beside them.
+// 16 rows of halves, 32 inputs each, and what each row of them has to be multiplied by.
+struct HalfTile {
+    const half* x;
+    const float* sizes;
+};
+
+// Rows as tiles of 16 rows x 32 inputs. Where floats are multiplied, the same rounded values as floats beside them. Where halves
+// are, what was rounded to them, below 1 in size: each block of 32 inputs of a row has a power of two of its own.
 struct Rows {
     bf16* tiles = nullptr;
     float* floats = nullptr;
+    half* halves = nullptr;
+    float* sizes = nullptr;
     int64_t blocks = 0;
 
     struct Memory {
         std::vector<bf16> tiles;
-        std::vector<float> floats;
+        std::vector<float> floats, sizes;
+        std::vector<half> halves;
     };
 
     Rows() = default;
     // Zeros: so is what lies beyond the width of a row.
     Rows(Memory& memory, int64_t rows, int64_t width) : blocks((width + 31) / 32) {
         const int64_t size = (rows + 15) / 16 * blocks * TILE;
-        memory.tiles.clear(), memory.floats.clear();
+        memory = Memory();
         tiles = aligned(memory.tiles, size);
         if (instructions() == FLOATS) floats = aligned(memory.floats, size);
+        if (instructions() == HALVES) halves = aligned(memory.halves, size), sizes = aligned(memory.sizes, size / 32);
     }
 
     bf16* at(int64_t row, int64_t block) const { return tiles + place(row, block); }
     const bf16* operand(int64_t row, int64_t block, bf16) const { return tiles + place(row, block); }
     const float* operand(int64_t row, int64_t block, float) const { return floats + place(row, block); }
+    HalfTile operand(int64_t row, int64_t block, half) const {
+        return {halves + place(row, block), sizes + place(row, block) / 32};
+    }
 
-    // 16 inputs of a row, from `input` on.
-    void put(int64_t row, int64_t input, __m512 x) const { put(row, input, rounded(x)); }
-    void put(int64_t row, int64_t input, __m256i x) const {
+    // 16 inputs of a row, from `input` on. Of halves, those of an even place among sixteens come before the next, of one thread.
+    void put(int64_t row, int64_t input, __m512 x) const {
         const int64_t to = place(row, input / 32) + input % 32;
-        _mm256_storeu_si256((__m256i*)(tiles + to), x);
-        if (floats) _mm512_storeu_ps(floats + to, widened(x));
+        const __m256i round = rounded(x);
+        _mm256_storeu_si256((__m256i*)(tiles + to), round);
+        if (floats) _mm512_storeu_ps(floats + to, widened(round));
+        if (halves && input % 32 == 0) _mm512_storeu_ps(halves + to, x);  // in the room of what the 32 will be
+        if (halves && input % 32 != 0) put_halves(to - 16, _mm512_loadu_ps(halves + to - 16), x);
     }
 
    private:
     int64_t place(int64_t row, int64_t block) const { return (row / 16 * blocks + block) * TILE + row % 16 * 32; }
+
+    // A block's exponent is that of its largest input: 2^126 / 2^exponent takes that below 1, without overflow.
+    void put_halves(int64_t to, __m512 first, __m512 second) const {
+        const __m512i magnitudes = _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(first)),
+                                                    _mm512_castps_si512(_mm512_abs_ps(second)));
+        const uint32_t exponent = std::min(_mm512_reduce_max_epu32(magnitudes) >> 23, 252u);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(int(253 - exponent) << 23));
+        auto store = [&](half* place, __m512 x) {
+            _mm256_storeu_si256((__m256i*)place, _mm512_cvtps_ph(_mm512_mul_ps(x, scale), _MM_FROUND_TO_NEAREST_INT));
+        };
+        store(halves + to, first);
+        store(halves + to + 16, second);
+        const uint32_t size = (exponent + 1) << 23;
+        std::memcpy(sizes + to / 32, &size, sizeof size);
+    }
 };
 
 // Float32 sums as tiles of 16 rows x 16 outputs: a product's go where they belong in one piece. (Row after row they

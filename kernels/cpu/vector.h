@@ -13,6 +13,9 @@ typedef int32_t IVec __attribute__((vector_size(64)));
 struct bf16 {
     uint16_t bits;
 };
+struct half {  // IEEE 754's of 16 bits
+    uint16_t bits;
+};
 
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) {

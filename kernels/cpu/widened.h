@@ -1,22 +1,13 @@
-// Where a product reads a group's weights, a block of 32 inputs x 32 outputs after the other, as two tiles: of bfloat16, [16
-// pairs of inputs][16 outputs][2], or of float32, [32 inputs][16 outputs]; vectors read 16 inputs of both at a time.
+// Where a product reads a group's weights, a block of 32 inputs x 32 outputs after the other. As two tiles: of bfloat16, [16
+// pairs of inputs][16 outputs][2], or of float32, [32 inputs][16 outputs]; vectors read 16 inputs of both at a time. Or of
+// float16, as [32 inputs][32 outputs].
 #pragma once
 #include "rows.h"
 
 namespace {
 
-#if defined(__AVX512FP16__)
-constexpr bool HALF_BUILT = true;
-inline __m512i halves(__m512i words) { return (__m512i)_mm512_cvtepi16_ph(words); }
-inline __m512i times(__m512i x, __m512i y) { return (__m512i)_mm512_mul_ph((__m512h)x, (__m512h)y); }
-#else
-constexpr bool HALF_BUILT = false;
-inline __m512i halves(__m512i words) { return words; }  // neither is called
-inline __m512i times(__m512i x, __m512i) { return x; }
-#endif
-
 inline bool& half_on() {  // few bits are widened through float16: switched off by tests, which want to see both ways
-    static bool on = HALF_BUILT;
+    static bool on = HALVES_BUILT;
     return on;
 }
 
@@ -41,6 +32,11 @@ struct Brain {  // bfloat16
     };
 };
 
+struct Half {  // float16, with scales that are powers of two
+    static constexpr bool SCALED = true;
+    static constexpr int64_t BYTES = 2 * TILE * sizeof(half), AHEAD = 1024;
+};
+
 // int8. Bfloat16 holds it exactly, times a power of two that makes it cheap: `unit` takes it out of the sum again. Words that
 // have the int8 as their upper byte become float16; three bits further down their exponent is a bfloat16's, which is less by
 // 112: 2^8 2^-112. So a product of an input and an integer below 2^-22 is lost, as small as a tile's arithmetic has it;
@@ -51,6 +47,7 @@ class Eight {
     static constexpr int64_t BYTES = 2 * TILE, AHEAD = 2048;
 
     static float unit(float) { return 0x1p-24f; }
+    static float unit(half) { return 1; }
     float unit(bf16) const { return half_ ? 0x1p104f : 0x1p-24f; }
 
     struct Sixteen {
@@ -76,6 +73,12 @@ class Eight {
             _mm512_store_si512(to + i + 32, half_ ? through_halves(second) : through_floats(second));
         }
     }
+    void widen(const char* from, half* to) const {
+        for (int64_t i = 0; i < BYTES; i += 32) {
+            const __m256i bytes = _mm256_load_si256((const __m256i*)(from + i));
+            _mm512_store_si512(to + i, halves(_mm512_cvtepi8_epi16(bytes)));
+        }
+    }
 
    private:
     static __m512i through_halves(__m512i words) { return brains(halves(words)); }
@@ -98,6 +101,7 @@ class Four {
     static constexpr int64_t BYTES = STEPS + TILE, AHEAD = 2048;
 
     static float unit(float) { return 1; }
+    static float unit(half) { return 1; }
     float unit(bf16) const { return half_ ? 0x1p100f : 1; }
 
     struct Sixteen {
@@ -127,6 +131,13 @@ class Four {
             }
         }
     }
+    void widen(const char* from, half* to) const {
+        const __m512i all = levels();
+        for (int64_t line = 0; line < 8; line++) {  // of four inputs
+            const __m512i four = _mm512_load_si512(from + STEPS + line * 64), step = steps_as_halves(from + line / 4 * 32);
+            for (int which = 0; which < 4; which++, to += GROUP) _mm512_store_si512(to, as_halves(four, which, step, all));
+        }
+    }
 
    private:
     static __m512 step_as_floats(const char* codes) {
@@ -135,8 +146,14 @@ class Four {
     }
     static __m512i step_as_halves(const char* codes) {  // a pair of each
         const __m512i all = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)codes));
-        const __m512i pairs = _mm512_or_si512(_mm512_slli_epi32(all, 24), _mm512_slli_epi32(all, 8));
-        return either(_mm512_srai_epi16(pairs, 2), 0x9fc09fc0u, 0x20002000u);
+        return as_steps(_mm512_or_si512(_mm512_slli_epi32(all, 24), _mm512_slli_epi32(all, 8)));
+    }
+    static __m512i steps_as_halves(const char* codes) {  // 32 of them
+        const __m512i all = _mm512_cvtepu8_epi16(_mm256_load_si256((const __m256i*)codes));
+        return as_steps(_mm512_slli_epi16(all, 8));
+    }
+    static __m512i as_steps(__m512i codes) {  // in the upper bytes of words
+        return either(_mm512_srai_epi16(codes, 2), 0x9fc09fc0u, 0x20002000u);
     }
     static __m512i either(__m512i bits, uint32_t of_them, uint32_t besides) {
         return _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(int(of_them)), _mm512_set1_epi32(int(besides)), 0xea);
@@ -145,11 +162,17 @@ class Four {
         const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
         return _mm512_permutexvar_ps(_mm512_srli_epi32(eight, unsigned(which * 4)), levels);
     }
+    static __m512i levels() {
+        return _mm512_broadcast_i64x4(_mm256_setr_epi16(
+            0, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, short(0xc800), short(0xc700), short(0xc600),
+            short(0xc500), short(0xc400), short(0xc200), short(0xc000), short(0xbc00)));
+    }
+    static __m512i as_halves(__m512i eight, int pair, __m512i step, __m512i levels) {
+        return times(_mm512_permutexvar_epi16(_mm512_srli_epi16(eight, unsigned(pair * 4)), levels), step);
+    }
     static __m512i through_halves(__m512i eight, int pair, __m512i step) {
-        const __m512i levels = _mm512_broadcast_i64x4(_mm256_setr_epi16(
-            0, 0x6c00, 0x7000, 0x7200, 0x7400, 0x7500, 0x7600, 0x7700, short(0xf800), short(0xf700), short(0xf600),
-            short(0xf500), short(0xf400), short(0xf200), short(0xf000), short(0xec00)));
-        return brains(times(_mm512_permutexvar_epi16(_mm512_srli_epi16(eight, unsigned(pair * 4)), levels), step));
+        const __m512i all = levels(), raised = _mm512_set1_epi16(12 << 10);
+        return brains(as_halves(eight, pair, step, _mm512_mask_add_epi16(all, _mm512_test_epi16_mask(all, all), all, raised)));
     }
     static __m512i through_floats(__m512i eight, int pair, __m512 step) {
         const __m512i low = (__m512i)_mm512_mul_ps(level(eight, pair), step);
@@ -195,26 +218,27 @@ struct Lying {
     TwoInputs<Element> two(int64_t half, int64_t pair) const { return TwoInputs<Element>(from + half * TILE + pair * 32); }
 };
 
-// Weights that are multiplied as bfloat16 as they lie.
-class AsTheyLie : public Blocks<Brain> {
+// Weights that are multiplied as they lie.
+template <typename Format, typename Kind>
+class AsTheyLie : public Blocks<Format> {
    public:
-    using Element = bf16;
+    using Element = Kind;
 
     AsTheyLie(const Packed&, bool) {}
     float unit() const { return 1; }
-    void begin(const Packed& w, int64_t g) { tiles_ = w.group(g); }
-    const bf16* block(int64_t b, bool) const { return (const bf16*)(tiles_ + b * Brain::BYTES); }
+    void begin(const Packed& w, int64_t g) { this->tiles_ = w.group(g); }
+    const Element* block(int64_t b, bool) const { return (const Element*)(this->tiles_ + b * Format::BYTES); }
     template <bool FRESH, bool>
-    Lying<bf16> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH), which}; }
+    Lying<Element> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH), which}; }
 };
 
-// Weights that become bfloat16 by the first reading of a group, block after block, for tiles some blocks before they are
+// Weights that become bfloat16 or float16 by the first reading of a group, block after block, for tiles some blocks before they are
 // wanted, since those are not loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache
 // next to the processor, the last CHUNK of them for further rows; or all of a group are kept, to be read again from its first on.
-template <typename Format>
+template <typename Format, typename Kind>
 class Widened : public Blocks<Format> {
    public:
-    using Element = bf16;
+    using Element = Kind;
 
     Widened(const Packed& w, bool kept)
         : blocks_(w.blocks), turn_(kept ? ~int64_t(0) : TURN - 1), wide_(memory((kept ? blocks_ : TURN) * 2 * TILE)) {}
@@ -222,28 +246,28 @@ class Widened : public Blocks<Format> {
         this->tiles_ = w.group(g);
         for (int64_t b = 0; b < std::min(EARLY, blocks_); b++) widen(b);
     }
-    float unit() const { return format_.unit(bf16{}); }
+    float unit() const { return format_.unit(Element{}); }
     // fresh: the first reading.
-    const bf16* block(int64_t b, bool fresh) const {
+    const Element* block(int64_t b, bool fresh) const {
         if (fresh && b + EARLY < blocks_) widen(b + EARLY);
         return place(b);
     }
     template <bool FRESH, bool>
-    Lying<bf16> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH && !which), which}; }
+    Lying<Element> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH && !which), which}; }
 
    private:
     static constexpr int64_t EARLY = 2, TURN = 2 * CHUNK;  // blocks
 
-    bf16* place(int64_t b) const { return wide_ + (b & turn_) * 2 * TILE; }
+    Element* place(int64_t b) const { return wide_ + (b & turn_) * 2 * TILE; }
     void widen(int64_t b) const { format_.widen(this->tiles_ + b * Format::BYTES, place(b)); }
-    static bf16* memory(int64_t size) {  // of this thread
-        thread_local std::vector<bf16> kept;
+    static Element* memory(int64_t size) {  // of this thread
+        thread_local std::vector<Element> kept;
         return aligned(kept, size);
     }
 
     Format format_;
     const int64_t blocks_, turn_;
-    bf16* const wide_;
+    Element* const wide_;
 };
 
 // Weights that become float32 in registers, on their way from memory. Where more rows will want them (KEPT), they are put
@@ -286,7 +310,8 @@ class Floats : public Blocks<Format> {
     float* const wide_;
 };
 
-template <typename Format>
-using Source = std::conditional_t<std::is_same<Format, Brain>::value, AsTheyLie, Widened<Format>>;
+template <typename Format, typename Kind>
+using Source = std::conditional_t<std::is_same<Format, Brain>::value || std::is_same<Format, Half>::value,
+                                  AsTheyLie<Format, Kind>, Widened<Format, Kind>>;
 
 }  // namespace
