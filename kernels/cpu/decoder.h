@@ -28,8 +28,7 @@ class Decoder {
         b_ = &batch;
         reserve(batch.count);
         plan_.reset(batch.lora ? new LoraPlan(*batch.lora, batch.count, team_.size()) : nullptr);
-        shrunk_memory_.clear();
-        if (plan_) shrunk_ = aligned(shrunk_memory_, plan_->size);
+        if (plan_) shrunk_ = Shrunk(shrunk_memory_, plan_->size);
         find_runs();
         cut_queries();
         phases_.clear();
@@ -280,7 +279,7 @@ class Decoder {
         const Update& u = plan_->updates[e.update];
         int64_t output = e.first;  // k and v lie beside q
         for (int64_t module = 0; module < u.module && u.module < 3; module++) output += b_->lora->module[module].out;
-        expand_few(u, b_->lora->module[u.module], layer, u.row, u.rows, e.first, e.count, shrunk_,
+        expand_few(u, b_->lora->module[u.module], layer, u.row, u.rows, e.first, e.count, shrunk_.floats,
                    [&](int64_t row) { return y.at(row, output); },
                    first_of(plan_->updates[then.update], layer, then.first));
     }
@@ -293,7 +292,7 @@ class Decoder {
             if (both[half] >= 0) {
                 const Update& u = plan_->updates[both[half]];
                 const bf16* after = half || both[1] < 0 ? nullptr : first_of(plan_->updates[both[1]], layer, first);
-                expand_few(u, b_->lora->module[u.module], layer, run.row, run.rows, first, count, shrunk_,
+                expand_few(u, b_->lora->module[u.module], layer, run.row, run.rows, first, count, shrunk_.floats,
                            [&](int64_t row) { return gate_up_.at(row, half * m_.inner + first); }, after);
             }
         for (int64_t row = run.row; row < run.row + run.rows; row++)
@@ -383,8 +382,8 @@ class Decoder {
     int64_t capacity_ = 0;
     std::vector<float> residual_, output_memory_, qkv_memory_, gate_up_memory_;
     Sums output_{}, qkv_{}, gate_up_{};
-    bf16* shrunk_ = nullptr;
-    std::vector<bf16> shrunk_memory_;
+    Shrunk shrunk_;
+    Shrunk::Memory shrunk_memory_;
     Rows::Memory normed_memory_, mixed_memory_, inner_memory_;
     Rows normed_, mixed_, inner_;
 };

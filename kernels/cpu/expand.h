@@ -5,31 +5,47 @@
 
 namespace {
 
+// 16 outputs of R rows += t B of one page; a row's t is 32 floats after that of the row before.
+template <int R>
+void expand_page(const bf16* b, int64_t out, const float* t, __m512 (&y)[R]) {
+    __m512 bs[RANKS];
+    for (int64_t k = 0; k < RANKS; k++) bs[k] = (__m512)load(b + k * out);
+    for (int i = 0; i < R; i++) {
+        __m512 even = _mm512_setzero_ps(), odd = even;
+        for (int64_t k = 0; k < RANKS; k += 2) {
+            even = _mm512_fmadd_ps(_mm512_set1_ps(t[i * 32 + k]), bs[k], even);
+            odd = _mm512_fmadd_ps(_mm512_set1_ps(t[i * 32 + k + 1]), bs[k + 1], odd);
+        }
+        y[i] = _mm512_add_ps(y[i], _mm512_add_ps(even, odd));
+    }
+}
+
 // Outputs `first` to `first + count` of R rows += t B; y points at the first of each row, of Sums. `after` is what
 // will be read next (null: nothing known).
 template <int R>
 void expand_rows(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t first, int64_t count,
-                 const bf16* t, float* const* y, const bf16* after) {
+                 const float* t, float* const* y, const bf16* after) {
+    auto b = [&](int64_t p) { return m.page_of_b(u.page[p], layer) + first; };
+    __m512 sums[R];
+    auto load_sums = [&](int64_t c) {
+        for (int i = 0; i < R; i++) sums[i] = _mm512_load_ps(y[i] + c / 16 * Sums::NEXT);
+    };
+    auto store_sums = [&](int64_t c) {
+        for (int i = 0; i < R; i++) _mm512_store_ps(y[i] + c / 16 * Sums::NEXT, sums[i]);
+    };
+    if (count == LANES) {
+        load_sums(0);
+        for (int64_t p = 0; p < u.pages; p++) expand_page<R>(b(p), m.out, t + u.at(row, p), sums);
+        return store_sums(0);
+    }
     for (int64_t p = 0; p < u.pages; p++) {
-        float ts[R][RANKS];
-        for (int64_t i = 0; i < R; i++)
-            for (int64_t k = 0; k < RANKS; k++) ts[i][k] = widen(t[u.at(row + i, p) + k]);
-        const bf16* b = m.page_of_b(u.page[p], layer) + first;
-        const bf16* next = p + 1 < u.pages ? m.page_of_b(u.page[p + 1], layer) + first : after;
+        const bf16* next = p + 1 < u.pages ? b(p + 1) : after;
         for (int64_t c = 0; c < count; c += LANES) {
             if (next && c % 32 == 0)
                 for (int64_t k = 0; k < RANKS; k++) _mm_prefetch((const char*)(next + k * m.out + c), _MM_HINT_T0);
-            __m512 bs[RANKS];
-            for (int64_t k = 0; k < RANKS; k++) bs[k] = (__m512)load(b + k * m.out + c);
-            for (int i = 0; i < R; i++) {
-                __m512 even = _mm512_setzero_ps(), odd = even;
-                for (int64_t k = 0; k < RANKS; k += 2) {
-                    even = _mm512_fmadd_ps(_mm512_set1_ps(ts[i][k]), bs[k], even);
-                    odd = _mm512_fmadd_ps(_mm512_set1_ps(ts[i][k + 1]), bs[k + 1], odd);
-                }
-                float* to = y[i] + c / 16 * Sums::NEXT;
-                _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_add_ps(even, odd)));
-            }
+            load_sums(c);
+            expand_page<R>(b(p) + c, m.out, t + u.at(row, p), sums);
+            store_sums(c);
         }
     }
 }
@@ -37,7 +53,7 @@ void expand_rows(const Update& u, const LoraModule& m, int64_t layer, int64_t ro
 // Rows `row` to `row + rows` of an update's own; y(row) points at output `first` of a row. Outputs come in sixteens.
 template <typename Y>
 void expand_few(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t rows, int64_t first,
-                int64_t count, const bf16* t, Y y, const bf16* after) {
+                int64_t count, const float* t, Y y, const bf16* after) {
     while (rows) {
         const int64_t n = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
         float* of_rows[8];
@@ -53,7 +69,7 @@ void expand_few(const Update& u, const LoraModule& m, int64_t layer, int64_t row
 // What adapters of many rows add to a product of the base, for `multiply` to call.
 class AtHand {
    public:
-    AtHand(const Lora* lora, const LoraPlan* plan, Input input, int64_t layer, const bf16* t, LoraScratch& scratch)
+    AtHand(const Lora* lora, const LoraPlan* plan, Input input, int64_t layer, const Shrunk& t, LoraScratch& scratch)
         : lora_(lora), plan_(plan && plan->at_hand ? plan : nullptr), input_(input), layer_(layer), t_(t),
           scratch_(scratch) {}
 
@@ -86,7 +102,7 @@ class AtHand {
             const int64_t from = row - u.first(), tall = u.tall();
             const bool top = from >= 0 && from < tall, bottom = count > 16 && from + 16 >= 0 && from + 16 < tall;
             if (!top && !bottom) continue;
-            const bf16 *t = t_ + u.shrunk + from * 32, *b = b_ + part.tiles * TILE;
+            const bf16 *t = t_.tiles + u.shrunk + from * 32, *b = b_ + part.tiles * TILE;
             for (int64_t p = 0; p < u.pages; p++, b += TILE) {
                 if (p % QUAD == 0) {
                     if (top) _tile_loadd(4, t + p / QUAD * tall * 32, 64);
@@ -114,7 +130,7 @@ class AtHand {
             const Update& u = *part.update;
             const int64_t first = std::max(row, u.row), last = std::min(row + count, u.row + u.rows);
             if (first < last)
-                expand_few(u, lora_->module[u.module], layer_, first, last - first, part.first, 16, t_,
+                expand_few(u, lora_->module[u.module], layer_, first, last - first, part.first, 16, t_.floats,
                            [&](int64_t of) { return c.at(of - row, part.half); }, nullptr);
         }
     }
@@ -162,7 +178,7 @@ class AtHand {
     const LoraPlan* plan_;
     const Input input_;
     const int64_t layer_;
-    const bf16* t_;
+    const Shrunk& t_;
     LoraScratch& scratch_;
     std::vector<Part> parts_;
     bf16* b_ = nullptr;

@@ -50,6 +50,29 @@ struct Update {
     }
 };
 
+// What shrink leaves: t, rounded to bfloat16, as tiles, and the same numbers as floats in the same places.
+struct Shrunk {
+    bf16* tiles = nullptr;
+    float* floats = nullptr;
+
+    struct Memory {
+        std::vector<bf16> tiles;
+        std::vector<float> floats;
+    };
+
+    Shrunk() = default;
+    Shrunk(Memory& memory, int64_t size) {
+        memory.tiles.clear(), memory.floats.clear();
+        tiles = aligned(memory.tiles, size), floats = aligned(memory.floats, size);
+    }
+    // The ranks of a page, in the first 8 of `ranks`.
+    void put(int64_t to, __m512 ranks) const {
+        const __m256i round = rounded(ranks);
+        std::memcpy(tiles + to, &round, RANKS * sizeof(bf16));
+        _mm256_storeu_ps(floats + to, _mm512_castps512_ps256(widened(round)));
+    }
+};
+
 struct Run {  // rows that take one adapter, or none
     int64_t row, rows;
     int64_t update[MODULES];  // -1: none

@@ -37,11 +37,9 @@ void columns_of(const Rows& x, int64_t row, int64_t rows, bf16* to) {
     }
 }
 
-inline void put_ranks(const float* sums, int64_t rows, bf16* t) {  // sums [rows][8]
-    for (int64_t i = 0; i < rows; i++) {
-        const __m256i ranks = rounded(_mm512_castps256_ps512(_mm256_loadu_ps(sums + i * RANKS)));
-        std::memcpy(t + i * 32, &ranks, RANKS * sizeof(bf16));
-    }
+inline void put_ranks(const float* sums, int64_t rows, const Shrunk& t, int64_t to) {  // sums [rows][8]
+    for (int64_t i = 0; i < rows; i++)
+        t.put(to + i * 32, _mm512_castps256_ps512(_mm256_loadu_ps(sums + i * RANKS)));
 }
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -66,17 +64,17 @@ inline void shrink_tiles(const bf16* a, const bf16* next, int64_t in, const bf16
     _tile_stored(0, sums, 64);
 }
 
-inline void put_columns(const float* sums, int64_t rows, bf16* t) {  // sums [8 ranks][16 columns]
+inline void put_columns(const float* sums, int64_t rows, const Shrunk& t, int64_t to) {  // sums [8 ranks][16 columns]
     alignas(64) float of_rows[16 * RANKS];
     __m512i v[RANKS];
     for (int64_t r = 0; r < RANKS; r++) v[r] = _mm512_loadu_si512(sums + r * 16);
     riffle(v);
     for (int64_t r = 0; r < RANKS; r++) _mm512_store_si512(of_rows + r * 16, v[r]);
-    put_ranks(of_rows, rows, t);
+    put_ranks(of_rows, rows, t, to);
 }
 
 inline void shrink_amx(const LoraPlan& plan, Input input, const Shrink& item, int64_t layer, int64_t in, const Rows& x,
-                       bf16* t, LoraScratch& scratch) {
+                       const Shrunk& t, LoraScratch& scratch) {
     const int64_t columns = item.rows == 1 ? 1 : item.rows == 2 ? 2 : item.rows <= 4 ? 4 : item.rows <= 8 ? 8 : 16;
     bf16* xs = scratch.columns(x.blocks * 16 * 32);
     (columns == 1   ? columns_of<1>
@@ -90,12 +88,12 @@ inline void shrink_amx(const LoraPlan& plan, Input input, const Shrink& item, in
     for (int64_t p = item.first; p < item.first + item.pages; p++) {
         alignas(64) float sums[RANKS * 16];
         shrink_tiles(page(p), page(p + 1), in, xs, columns, sums);
-        put_columns(sums, item.rows, t + pages[p].to + item.skipped * 32);
+        put_columns(sums, item.rows, t, pages[p].to + item.skipped * 32);
     }
     end_tiles();
 }
 #else
-inline void shrink_amx(const LoraPlan&, Input, const Shrink&, int64_t, int64_t, const Rows&, bf16*, LoraScratch&) {}
+inline void shrink_amx(const LoraPlan&, Input, const Shrink&, int64_t, int64_t, const Rows&, const Shrunk&, LoraScratch&) {}
 #endif
 
 // A page of `size` elements is read from end to end, `next` after it (null: nothing); what will be read soon is
@@ -137,7 +135,7 @@ void shrink_page(const bf16* const* x, const Stream& a, int64_t in, float* t) {
 }
 
 inline void shrink_avx512(const LoraPlan& plan, Input input, const Shrink& item, int64_t layer, int64_t in,
-                          const Rows& x, bf16* t) {
+                          const Rows& x, const Shrunk& t) {
     const std::vector<RankPage>& pages = plan.pages[input];
     auto page = [&](int64_t p) { return p < int64_t(pages.size()) ? pages[p].a + layer * pages[p].layer : nullptr; };
     for (int64_t p = item.first; p < item.first + item.pages; p++) {
@@ -148,12 +146,12 @@ inline void shrink_avx512(const LoraPlan& plan, Input input, const Shrink& item,
             (two ? shrink_page<2> : shrink_page<1>)(rows, {page(p), row ? nullptr : page(p + 1), RANKS * in}, in,
                                                     sums + row * RANKS);
         }
-        put_ranks(sums, item.rows, t + pages[p].to + item.skipped * 32);
+        put_ranks(sums, item.rows, t, pages[p].to + item.skipped * 32);
     }
 }
 
 inline void shrink(const Lora& lora, const LoraPlan& plan, Input input, int64_t item, int64_t layer, const Rows& x,
-                   bf16* t, LoraScratch& scratch) {
+                   const Shrunk& t, LoraScratch& scratch) {
     const int64_t in = lora.module[FIRST_MODULE[input]].in;
     if (instructions() == TILES)
         shrink_amx(plan, input, plan.shrink[input][item], layer, in, x, t, scratch);
