@@ -19,6 +19,7 @@ from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
 from personae.kernels.quantized import FORMATS, Quantization
 from personae.kernels.registry import reference_only
+from personae.kernels.sgmv import Finish
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -288,11 +289,14 @@ def test_lora_is_called_once_per_group_with_views_of_the_outputs() -> None:
             self.doubled = doubled
             self.calls: list[tuple[int, str, list[tuple[int, ...]]]] = []
 
-        def apply(self, layer: int, group: str, x: torch.Tensor, ys: tuple[torch.Tensor, ...]) -> None:
-            self.calls.append((layer, group, [tuple(part.shape) for part in (x, *ys)]))
-            if (layer, group) == (1, self.doubled):
-                for y in ys:
-                    y.mul_(2)
+        def begin(self, layer: int, group: str, x: torch.Tensor) -> Finish:
+            def finish(ys: tuple[torch.Tensor, ...]) -> None:
+                self.calls.append((layer, group, [tuple(part.shape) for part in (x, *ys)]))
+                if (layer, group) == (1, self.doubled):
+                    for y in ys:
+                        y.mul_(2)
+
+            return finish
 
         def fused(self) -> None:
             return None
