@@ -175,7 +175,7 @@ class _Child:
         """Have it run when nobody else wants to."""
         self.gives_way = True
         if sys.platform == "linux":
-            with suppress(ProcessLookupError):
+            with suppress(OSError):  # it has gone, or a container forbids that
                 os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
 
 
