@@ -94,7 +94,8 @@ class Eight {
 
 // int4. What a level times its step is, is looked up and multiplied, exactly in any precision. An element is looked up by the
 // lower bits of its place, whatever is above them. A step's code becomes a float by moving its bits to where a float has
-// them and putting the rest of the exponent in. Float16 are 2^12 times what they mean, so that bfloat16 lose no more than of int8.
+// them and putting the rest of the exponent in. Float16 on their way to bfloat16 are 2^12 times what they mean, so that those lose
+// no more than of int8.
 class Four {
    public:
     static constexpr bool SCALED = true;
@@ -232,8 +233,8 @@ class AsTheyLie : public Blocks<Format> {
     Lying<Element> sixteen(int64_t b, int64_t which) const { return {block(b, FRESH), which}; }
 };
 
-// Weights that become bfloat16 or float16 by the first reading of a group, block after block, for tiles some blocks before they are
-// wanted, since those are not loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache
+// Weights that become bfloat16 or float16 by the first reading of a group, block after block, some blocks before they are
+// wanted, since tiles are not loaded from what is still on its way to the cache. Few blocks take turns, which stay in the cache
 // next to the processor, the last CHUNK of them for further rows; or all of a group are kept, to be read again from its first on.
 template <typename Format, typename Kind>
 class Widened : public Blocks<Format> {
