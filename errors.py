@@ -64,6 +64,7 @@ class RequestError(PersonaeError):
 
     status = 400
     type = "invalid_request_error"
+    code: str = "invalid_value"
 
 
 class UnsupportedParameter(RequestError):

@@ -172,7 +172,11 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
             _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
         ]
     elif "content" not in plain:
-        raise RequestError(f"`{where}.content` is required.", param=f"{where}.content")
+        raise RequestError(
+            f"`{where}.content` is required where there are no `tool_calls`.",
+            param=f"{where}.content",
+            code="missing_required_parameter",
+        )
     return plain
 
 

@@ -123,7 +123,8 @@ def check_results(messages: Sequence[Message]) -> None:
             given = message.tool_call_id
             what = "is missing" if given is None else f"{given[:100]!r} is of no call in an earlier message"
             field = f"messages[{index}].tool_call_id"
-            raise RequestError(f"`{field}` {what}: a tool's message answers a call.", param=field)
+            code = "missing_required_parameter" if given is None else None
+            raise RequestError(f"`{field}` {what}: a tool's message answers a call.", param=field, code=code)
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ msgspec checks types and names while it parses. What it says about a failure ("â
 is turned into the `param` of the error here, and nowhere else.
 """
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -15,7 +16,7 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from personae.api.elsewhere import field_here
-from personae.api.schema import Body
+from personae.api.schema import Body, ChatRequest, Sampling
 from personae.errors import Cancelled, RequestError, UnsupportedParameter
 from personae.grammar.slips import nearest
 
@@ -60,6 +61,7 @@ async def read_json(request: Request, type: type[T], max_depth: int) -> T:
 
 def decode(body: bytes, type: type[T], max_depth: int) -> T:
     """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks."""
+    body = body.removeprefix(codecs.BOM_UTF8)  # some shells and editors begin a file with it
     if not body:
         raise RequestError("The body is empty; it must be a JSON object.", code="invalid_json")
     try:
@@ -67,13 +69,23 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
     except msgspec.ValidationError as error:
         raise _named(str(error), type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        why = _not_utf8(body) or str(error)
+        raise RequestError(f"The body is not valid JSON: {why}.", code="invalid_json") from None
     except RecursionError:
         raise RequestError("The body's JSON is nested too deeply.", code="invalid_json") from None
     for name in type.free_form:
         if _deeper(getattr(value, name), max_depth):
             raise RequestError(f"`{name}` is nested deeper than {max_depth} levels.", param=name)
     return value
+
+
+def _not_utf8(body: bytes) -> str | None:
+    """Where `body` is in another encoding, as JSON must not be; None if it is in UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"it must be in UTF-8, and byte {error.start} is not"
+    return None
 
 
 def _read(body: bytes, type: type[T]) -> T:
@@ -124,10 +136,10 @@ def _named(message: str, type: type[Body]) -> RequestError:
     if missing := _MISSING.match(message):
         name = _join(path, missing["name"])
         return RequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
-    message = message[: 2 * _SHOWN]
+    message, code = message[: 2 * _SHOWN], "invalid_type"
     if _INVALID.match(message) and (valid := _valid(type, path)):
-        message += f"; valid are {', '.join(sorted(valid))}"
-    return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code="invalid_type")
+        message, code = f"{message}; valid are {', '.join(sorted(valid))}", "invalid_value"
+    return RequestError(f"`{path or 'body'}`: {message}.", param=path or None, code=code)
 
 
 def _hint(type: type[Body], path: str, name: str) -> str:
@@ -137,6 +149,8 @@ def _hint(type: type[Body], path: str, name: str) -> str:
         return " It is an argument of the `openai` package, whose fields go into the body itself."
     if (here := field_here(whole, _fields(type, ""))) is not None:
         return f" Here it is `{here}`."
+    if issubclass(type, Sampling) and whole in _fields(ChatRequest, ""):
+        return " It is one of /v1/chat/completions."
     meant = nearest(name, _fields(type, path))
     return "" if meant is None else f" Did you mean `{_join(path, meant)}`?"
 

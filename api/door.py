@@ -25,7 +25,7 @@ from personae.api.tracing import UNTRACED, Tracing
 from personae.errors import NotFound, RequestError, TemplateTooSlow
 
 if TYPE_CHECKING:
-    from personae.api.adapters.registry import Registry
+    from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.batches.desk import Batches
 
 _LONG_TEXT = 16_384
@@ -81,19 +81,27 @@ class Door:
     def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
         card = self.client.models(self.caller.tenant).get(name)
-        if card is None and self.registry is not None:
-            record = self.registry.find(self.caller.tenant, name)
-            if record is not None:
-                self.caller.until_done.enter_context(self.registry.hold(record.sha256))
-                card = record.card()
+        if card is None and (record := self._uploaded(name)) is not None and self.registry is not None:
+            self.caller.until_done.enter_context(self.registry.hold(record.sha256))
+            card = record.card()
         if card is None:
-            message = f"The model `{name[:100]}` does not exist; /v1/models lists those that do."
-            if name.startswith(f"{self.base}:"):  # as in SGLang
-                message = (
-                    f"The model `{name[:100]}` does not exist: an adapter is asked for by its name alone."
-                )
-            raise NotFound(message, param=param, code="model_not_found")
+            meant = self._meant(name)
+            hint = "/v1/models lists those that do" if meant is None else f"there is `{meant}`"
+            raise NotFound(
+                f"The model `{name[:100]}` does not exist; {hint}.", param=param, code="model_not_found"
+            )
         return card
+
+    def _uploaded(self, name: str) -> "AdapterRecord | None":
+        return None if self.registry is None else self.registry.find(self.caller.tenant, name)
+
+    def _meant(self, name: str) -> str | None:
+        """The model that was probably meant: without what stands before it in other servers (`base:poet`,
+        `owner/poet`), or in small letters. A few are looked up; there may be very many."""
+        last = name.rpartition("/")[2].rpartition(":")[2].strip()
+        known = self.client.models(self.caller.tenant)
+        guesses = (last, last.lower())
+        return next((one for one in guesses if one in known or self._uploaded(one) is not None), None)
 
     def deadline(self, timeout: float | None) -> float:
         """When a request ends at the latest, by its own `timeout`, its header and the server's limit.

@@ -12,18 +12,24 @@ _SCHEMA = ("response_format.json_schema", "text.format")
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "adapter_id": ("model",),
+    "content": ("prompt", "messages", "input"),
     "ebnf": ("structured_outputs.grammar",),
     "enable_thinking": ("chat_template_kwargs.enable_thinking",),
+    "format": _SCHEMA,
     "grammar": ("structured_outputs.grammar",),
+    "ids": ("tokens",),
     "input": ("messages", "prompt"),
+    "input_ids": ("prompt", "tokens"),
     "inputs": ("messages", "prompt", "input"),
     "json_schema": _SCHEMA,
     "lora": ("adapters",),
     "lora_name": ("model",),
     "lora_path": ("model",),
+    "lora_request": ("model",),
     "max_completion_tokens": _LENGTH,
     "max_new_tokens": _LENGTH,
     "max_output_tokens": _LENGTH,
+    "max_thinking_tokens": ("thinking_token_budget",),
     "max_tokens": _LENGTH,
     "merged_adapters": ("adapters",),
     "messages": ("input",),
@@ -38,7 +44,10 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "response_format": _SCHEMA,
     "response_format.schema": ("response_format.json_schema.schema",),
     "stop_sequences": ("stop",),
+    "text": ("prompt", "messages"),
     "text.format.json_schema": ("text.format",),
+    "thinking": ("reasoning_effort", "reasoning.effort"),
+    "token_ids": ("tokens",),
     "tool_choice.function": ("tool_choice",),
     "tool_choice.name": ("tool_choice.function.name",),
     "tools[].description": ("tools[].function.description",),
@@ -46,20 +55,29 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tools[].name": ("tools[].function.name",),
     "tools[].parameters": ("tools[].function.parameters",),
     "tools[].strict": ("tools[].function.strict",),
+    **{
+        f"{place}.{keyword}": (f"{place}.schema.{keyword}",)
+        for place in _SCHEMA
+        for keyword in ("$defs", "$schema", "additionalProperties", "properties", "required", "title", "type")
+    },
 }
 """A field elsewhere, or of another route, and those that it may be: the first that the request can have."""
 
 _ROUTES = {
+    "chat": "/v1/chat/completions",
     "completion": "/v1/completions",
+    "docs": "/openapi.json",
     "generate": "/v1/completions",
     "generate_stream": "/v1/completions",
     "healthz": "/health",
     "get_model_info": "/v1/models",
     "invocations": "/v1/chat/completions",
     "livez": "/health",
+    "lora-adapters": "/v1/adapters",
     "messages": "/v1/chat/completions",
     "ping": "/ready",
     "readyz": "/ready",
+    "redoc": "/openapi.json",
     "props": "/v1/models",
     "slots": "/metrics",
 }

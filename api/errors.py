@@ -18,6 +18,7 @@ from personae.errors import (
     RequestFailed,
     Unauthorized,
 )
+from personae.grammar.slips import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,12 @@ def _hint(request: Request) -> str:
     meant = next((route for route in (f"/v1{plain}", plain) if parts and route in known), None)
     if meant is not None:
         return f" There is {meant}."
+    whole = sorted(path for path in known if "{" not in path)
+    if (near := nearest(request.url.path, whole)) is not None:
+        return f" Did you mean {near}?"
     if (here := route_here(request.url.path)) is not None:
         return f" {here}"
-    return f" There are {', '.join(sorted(path for path in known if '{' not in path))}."
+    return f" There are {', '.join(whole)}."
 
 
 async def http_error(request: Request, error: Exception) -> Response:

@@ -7,7 +7,9 @@ if TYPE_CHECKING:
 
 
 def server_root(url: str) -> str:
-    """A server's address, whether it was given as such or as OpenAI's clients want it, with `/v1`."""
+    """A server's address, whether it was given as such, without `http://`, or as OpenAI's clients want it,
+    with `/v1`."""
+    url = url if "://" in url else f"http://{url}"
     return url.rstrip("/").removesuffix("/v1")
 
 

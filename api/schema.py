@@ -210,6 +210,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_UNSERVED_OF_VLLM,
         "audio": (),
+        "best_of": (1,),
         "chat_template": (),
         "documents": ([],),
         "function_call": ("none", "auto"),
@@ -250,6 +251,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     safety_identifier: str | None = None
     # Not served: `unserved` lists the values that ask for nothing.
     audio: Any = None
+    best_of: Any = None
     chat_template: Any = None
     documents: Any = None
     function_call: Any = None

@@ -63,6 +63,9 @@ REASONS = {
     "embed_tokens": "the embedding cannot be changed in that way",
 }
 
+PREFIX = "base_model.model."
+"""What every name begins with."""
+
 Site = tuple[int, str]  # layer, module
 
 
@@ -121,8 +124,7 @@ def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, s
     for name in names:
         match = TENSOR_NAME.fullmatch(peft_vocabulary.plain(name))
         if match is None:
-            known = (reason for part, reason in REASONS.items() if part in name)
-            raise refusal(name, next(known, f"it is not a lora_A or lora_B of {', '.join(known_modules)}"))
+            raise refusal(name, _why_not(name, known_modules))
         layer, module, role = int(match[1]), match[2], ROLES[match[3]]
         if layer >= shapes.layers:
             raise refusal(name, f"the base has {shapes.layers} layers")
@@ -135,6 +137,14 @@ def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, s
     return sorted(places.items())
 
 
+def _why_not(name: str, modules: Iterable[str]) -> str:
+    """Why a tensor of that name has no place in any of these modules."""
+    if TENSOR_NAME.fullmatch(peft_vocabulary.plain(f"{PREFIX}{name}")) is not None:
+        return f"PEFT's names begin with {PREFIX!r}"
+    known = (reason for part, reason in REASONS.items() if part in name)
+    return next(known, f"it is not a lora_A or lora_B of {', '.join(modules)}")
+
+
 def _plan(
     place: tuple[int, str],
     names: dict[str, str],
@@ -144,7 +154,7 @@ def _plan(
 ) -> Plan:
     layer, module = place
     given = next(iter(names.values()))
-    path = given[len("base_model.model.") : given.index(module) + len(module)]  # as config's patterns see it
+    path = given[len(PREFIX) : given.index(module) + len(module)]  # as config's patterns see it
     parts = (SINGLE | MERGED)[module]
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:

@@ -15,7 +15,7 @@ from personae.api.decode import decode
 from personae.api.responses.request import ResponsesRequest
 from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import ApiSettings
-from personae.errors import RequestError
+from personae.errors import RequestError, UnsupportedParameter
 
 ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
     "/v1/chat/completions": ChatRequest,
@@ -58,9 +58,7 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
                 for model in _check_line(text, number, endpoint, seen, settings.max_json_depth):
                     found.models.setdefault(model, number)
             except RequestError as error:
-                found.errors.append(
-                    BatchError(error.code or "invalid_line", error.message, error.param, number)
-                )
+                found.errors.append(BatchError(error.code, error.message, error.param, number))
     if not found.total:
         found.errors.append(BatchError("empty_file", "The input file has no requests."))
     return found
@@ -126,9 +124,11 @@ def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], d
     try:
         body = decode(bytes(line.body), ENDPOINTS[endpoint], depth)
         if body.stream:
-            raise RequestError("A batch's answers are not streamed.", param="stream")
+            raise UnsupportedParameter("A batch's answers are not streamed.", param="stream")
         if body.timeout is not None:
-            raise RequestError("A batch has a completion window, its requests no timeout.", param="timeout")
+            raise UnsupportedParameter(
+                "A batch has a completion window, its requests no timeout.", param="timeout"
+            )
     except RequestError as error:
         error.param = f"body.{error.param}" if error.param else "body"
         raise

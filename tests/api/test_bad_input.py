@@ -1,5 +1,6 @@
 """Every wrong request gets a 4xx that names the field, and the engine hears nothing of it."""
 
+import codecs
 import gzip
 from typing import Any
 
@@ -359,7 +360,10 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
         ("/v1/chat/completions", {"extra_body": {"top_k": 5}}, "fields go into the body itself."),
         ("/v1/completions", {"n_predict": 5}, "Here it is `max_tokens`."),
         ("/v1/completions", {"max_completion_tokens": 5}, "Here it is `max_tokens`."),
-        ("/v1/completions", {"messages": [USER]}, "is not a parameter of this request."),
+        ("/v1/completions", {"messages": [USER]}, "It is one of /v1/chat/completions."),
+        ("/v1/completions", {"tools": [NESTED]}, "It is one of /v1/chat/completions."),
+        ("/v1/responses", {"input": "hi", "n": 2}, "It is one of /v1/chat/completions."),
+        ("/v1/chat/completions", {"thinking": {"type": "enabled"}}, "Here it is `reasoning_effort`."),
         ("/v1/chat/completions", {"adapter_id": "a"}, "Here it is `model`."),
         ("/v1/chat/completions", {"regex": "a"}, "Here it is `structured_outputs.regex`."),
         ("/v1/chat/completions", {"prompt": "a"}, "Here it is `messages`."),
@@ -368,6 +372,18 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
             {"response_format": {"type": "json_object", "schema": {}}},
             "_schema.schema`.",
         ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"properties": {}}}},
+            "Here it is `response_format.json_schema.schema.properties`.",
+        ),
+        (
+            "/v1/responses",
+            {"input": "hi", "text": {"format": {"type": "json_schema", "properties": {}}}},
+            "Here it is `text.format.schema.properties`.",
+        ),
+        ("/tokenize", {"text": "hi"}, "Here it is `prompt`."),
+        ("/detokenize", {"ids": [5]}, "Here it is `tokens`."),
         (
             "/v1/chat/completions",
             {"enable_thinking": True},
@@ -443,12 +459,33 @@ async def test_a_body_that_is_packed_is_told_from_one_that_is_broken(app: Starle
     assert (error["param"], error["code"]) == ("content-encoding", "unsupported_media_type")
 
 
-async def test_an_adapter_asked_for_as_in_sglang_is_told_how_it_is_here(app: Starlette) -> None:
+async def test_a_body_in_utf8_may_begin_with_a_byte_order_mark(app: Starlette) -> None:
+    body = codecs.BOM_UTF8 + b'{"model": "base", "prompt": "hi"}'
     async with asgi.client(app) as client:
-        for name, hint in (("base:poet", "by its name alone."), ("other:poet", "lists those that do.")):
-            response = await client.post("/v1/completions", json={"model": name, "prompt": "hi"})
-            assert response.status_code == 404
-            assert response.json()["error"]["message"].endswith(hint)
+        response = await client.post(
+            "/v1/completions", content=body, headers={"content-type": "application/json"}
+        )
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("utf-16", 0), ("latin-1", 30)])
+async def test_a_body_in_another_encoding_is_told_from_one_that_is_no_json(
+    encoding: str, byte: int, app: Starlette
+) -> None:
+    content = '{"model": "base", "prompt": "h\xe9"}'.encode(encoding)
+    headers = {"content-type": "application/json"}
+    error = await refused(app, "/v1/completions", content=content, headers=headers)
+    assert error["code"] == "invalid_json"
+    assert error["message"].endswith(f"it must be in UTF-8, and byte {byte} is not.")
+
+
+@pytest.mark.parametrize("name", ["llama:base", "models/base", "Base", " base"])
+async def test_a_model_that_is_written_as_elsewhere_is_told_its_name_here(name: str, app: Starlette) -> None:
+    for asked, hint in ((name, "there is `base`."), (f"{name}s", "/v1/models lists those that do.")):
+        async with asgi.client(app) as client:
+            response = await client.post("/v1/completions", json={"model": asked, "prompt": "hi"})
+        assert response.status_code == 404
+        assert response.json()["error"]["message"].endswith(hint)
 
 
 async def test_a_prompt_and_answer_that_do_not_fit_are_told_what_is_left(app: Starlette) -> None:

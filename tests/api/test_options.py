@@ -26,6 +26,6 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_size(text)
 
 
-@pytest.mark.parametrize("given", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+@pytest.mark.parametrize("given", ["h:1", "http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_a_servers_address_may_be_that_of_openais_clients(given: str) -> None:
     assert server_root(given) == "http://h:1"

@@ -51,6 +51,8 @@ async def test_an_upload_is_described_listed_and_a_model(house: House, tmp_path:
         own = await client.get("/v1/adapters/base")
         assert (own.status_code, own.json()["error"]["code"]) == (404, "adapter_not_found")
         assert "was not uploaded; /v1/models/base shows it" in own.json()["error"]["message"]
+        as_in_sglang = await client.get("/v1/models/base:poet")
+        assert as_in_sglang.json()["error"]["message"].endswith("there is `poet`.")
     adapter = read_adapter(folder_of(tmp_path / "poet", files), BOUNDS.shapes)
     assert record == {
         "id": record["id"],

@@ -121,8 +121,8 @@ BROKEN: dict[str, tuple[Any, str, str | None]] = {
     "unknown": (request("x", bogus=1), "unknown_parameter", "body.bogus"),
     "type": (request("x", max_tokens="many"), "invalid_type", "body.max_tokens"),
     "missing": (request("x") | {"body": {"model": "base"}}, "missing_required_parameter", "body.messages"),
-    "stream": (request("x", stream=True), "invalid_line", "body.stream"),
-    "timeout": (request("x", timeout=5), "invalid_line", "body.timeout"),
+    "stream": (request("x", stream=True), "unsupported_parameter", "body.stream"),
+    "timeout": (request("x", timeout=5), "unsupported_parameter", "body.timeout"),
     "model": (request("x", model="nobody"), "model_not_found", "body.model"),
     "too long": (request("x", "y" * 5000), "line_too_long", None),
 }
