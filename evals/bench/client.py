@@ -75,7 +75,7 @@ async def _read(url: str, request: Request, answer: Answer) -> None:
         writer.write(_head("POST", where.path + request.path, where.netloc, request.key, json.dumps(body)))
         status, headers = await _answer_head(reader)
         if status != 200:
-            answer.error = f"status {status}"
+            answer.error = f"status {status}{await _code(reader, headers)}"
             return
         last, events = answer.sent, 0
         async for line in _lines(reader, headers):
@@ -127,6 +127,16 @@ async def get_json(url: str, path: str, key: str | None = None) -> Any:
     if status != 200:
         raise RequestError(f"{url}{path} answers with status {status}.", param="url")
     return json.loads(text)
+
+
+async def _code(reader: asyncio.StreamReader, headers: dict[str, str]) -> str:
+    """A refusal's `code`, in brackets; nothing where it has none."""
+    text = b"".join([line async for line in _lines(reader, headers)])
+    try:
+        code = json.loads(text)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f" ({code})" if isinstance(code, str) else ""
 
 
 def _says_something(event: dict[str, Any]) -> bool:

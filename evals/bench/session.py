@@ -86,7 +86,8 @@ async def calibrate(one: Subject, workload: Workload) -> float:
         maker = Maker(Workload(api=workload.api, prompt=str(count + 1), output="1"), one.models, one.keys)
         answer = await ask(one.url, maker.make(0))
         if answer.error:
-            raise RequestError(f"{one.url} does not answer: {answer.error}.", param="url")
+            model = answer.request.body["model"]
+            raise RequestError(f"{one.url} does not answer as `{model}`: {answer.error}.", param="url")
         sizes.append(answer.prompt_tokens)
     return _CALIBRATION / max(1, sizes[1] - sizes[0])
 

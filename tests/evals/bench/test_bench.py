@@ -92,6 +92,7 @@ def test_a_server_without_chunks_is_understood() -> None:
 
 ERRORS = {
     "status 503": [b"HTTP/1.1 503 Full\r\ncontent-length: 2\r\n\r\n{}"],
+    "status 404 (model_not_found)": [b'HTTP/1.1 404 Not Found\r\n\r\n{"error": {"code": "model_not_found"}}'],
     "stream: overloaded": [b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {"code": "overloaded"}}\n\n'],
     "stream: nothing came": [b"HTTP/1.1 200 OK\r\n\r\n"],
     "connection: EOFError": [],
