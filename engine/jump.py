@@ -22,7 +22,7 @@ import numpy as np
 from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import Matcher
-from personae.grammar.bitmask import Bitmask, allows, words_of
+from personae.grammar.bitmask import Bitmask, allow_only, allows, words_of
 
 CONTEXT = 8  # tokens before a text: more than a tokenizer looks back
 LEAST = 2  # tokens of a run that saves a step
@@ -35,6 +35,23 @@ def jumps(log: SequenceLog, unasked: bool) -> bool:
     counts = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1)
     wanted = unasked if params.jump_forward is None else params.jump_forward
     return wanted and log.grammar is not None and params.logprobs is None and not counts
+
+
+class Forced:
+    """Binds a row whose token is known to that: of its logits one alone is needed."""
+
+    terminated = False
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        """Allow the token."""
+        allow_only(bitmask[row], [self._token])
+
+    def accept(self, token: int) -> bool:
+        """Whether it is the one."""
+        return token == self._token
 
 
 class Spelling:

@@ -51,7 +51,7 @@ class PackedStep:
 @dataclass(frozen=True, slots=True)
 class Forward:
     """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled
-    rows."""
+    rows, those that are needed."""
 
     packed: PackedStep
     hidden: torch.Tensor
@@ -123,13 +123,19 @@ class Runner:
         known[position:] = tokens
         self._known[slot], self._known_length[slot] = known, len(known)
 
-    def knows(self, slot: int, position: int) -> bool:
-        """Whether the token at a position behind the slot's log, or one after it, is known."""
-        return bool(position < self._known_length[slot])
+    def known(self, slot: int, position: int) -> int | None:
+        """The token at a position behind the slot's log, or one after it, if it is known."""
+        return int(self._known[slot][position]) if position < self._known_length[slot] else None
 
-    def forward(self, packed: PackedStep, meanwhile: Callable[[], None] | None = None) -> Forward:
+    def forward(
+        self,
+        packed: PackedStep,
+        meanwhile: Callable[[], None] | None = None,
+        needed: Callable[[], torch.Tensor | None] = lambda: None,
+    ) -> Forward:
         """Run the model over packed rows. `meanwhile` is for a CPU: this thread does it when others have
-        begun to compute."""
+        begun to compute. Then `needed` is asked which logits are: a bitmask [S, ceil(V / 32)], None for all.
+        """
         tokens = self._tokens(packed)
         hidden = self._replayed(packed, tokens)
         if hidden is None:
@@ -139,7 +145,8 @@ class Runner:
         elif meanwhile is not None:
             meanwhile()
         slots = packed.sampled_slots
-        logits = self.model.logits(hidden[packed.sampled], self.output_of(slots, [1] * len(slots)))
+        output = self.output_of(slots, [1] * len(slots))
+        logits = self.model.logits(hidden[packed.sampled], output, needed())
         return Forward(packed, hidden, logits)
 
     def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:

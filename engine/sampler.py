@@ -187,6 +187,10 @@ class Sampler:
         self._wants_logprobs[slot] = params.logprobs is not None
         self._top[slot] = params.logprobs or 0
 
+    def reporting(self, slots: Sequence[int]) -> list[int]:
+        """Which of them want log-probabilities, by their place."""
+        return np.flatnonzero(self._wants_logprobs[slots]).tolist()
+
     def release(self, slot: int) -> None:
         """The slot's sequence has left; the slot may be admitted again."""
         assert self._admitted[slot], f"slot {slot} is free"
@@ -207,9 +211,9 @@ class Sampler:
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
         [S, ceil(V / 32)], all ones in rows that nothing binds. `asking` are rows with a grammar whose
         tokens are asked about before they are taken: then `settle` what is returned before the slots change
-        hands, or `last_tokens`, `bitmask` or the memory of `logits` are used. A row whose logits hold a NaN
-        or plus infinity, or that has no allowed token, is a failure: it has no token, and no other row
-        notices.
+        hands, or `last_tokens`, `bitmask` or the memory of `logits` are used. A row is a failure if a logit
+        that is allowed is a NaN or plus infinity, or none is allowed: it has no token, and no other row
+        notices. (Where 32 in a row of the bitmask are not allowed, their logits may be anything.)
         """
         slot = np.asarray(slots, np.int64)
         position = np.asarray(positions, np.int64)

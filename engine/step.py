@@ -22,7 +22,7 @@ import torch
 
 from personae.engine.arrival import Arrival
 from personae.engine.exclusion import Exclusion, excludes
-from personae.engine.jump import Jump, Spelling, jumps
+from personae.engine.jump import Forced, Jump, Spelling, jumps
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
@@ -50,15 +50,14 @@ def _nothing() -> None:
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
-    `jumps` theirs at launch, and `known` says whose next token is known. `bitmask` is kept until the device
-    has read it. `arrival`: of the prompts' log-probabilities."""
+    `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
+    log-probabilities."""
 
     plan: StepPlan
     sampled: Sampled | None
     rows: list[int]
     matchers: list[Binding | None]
     jumps: list[Jump | None]
-    known: list[bool]
     bitmask: torch.Tensor | None
     prompt_logprobs: dict[int, PromptLogprobs]
     arrival: Arrival | None
@@ -123,7 +122,7 @@ class StepEngine:
             return None
         self._settle()
         if not self.runs_ahead:
-            return self.runner.forward(packed, beside)
+            return self.runner.forward(packed, beside, lambda: self._needed(packed))
         launched = self.runner.forward(packed)
         beside()
         return launched
@@ -136,10 +135,21 @@ class StepEngine:
             self._bitmask = self._bitmasks.acquire()
             fill_masks(self._bitmask, matchers)
 
+    def _needed(self, packed: PackedStep) -> torch.Tensor | None:
+        """The logits that are looked at, as a bitmask: of tokens that may be chosen, and all of rows that
+        want log-probabilities. None: all."""
+        if self._bitmask is None:
+            return None
+        needed = self._bitmask[: len(packed.sampled_slots)]
+        if whole := self.sampler.reporting(packed.sampled_slots):
+            needed = needed.clone()
+            needed[whole] = -1
+        return needed
+
     def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
-            return Launched(plan, None, [], [], [], [], None, {}, None)
+            return Launched(plan, None, [], [], [], None, {}, None)
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
         matchers = self._choosing(forward.packed)
         sampled = None
@@ -166,13 +176,15 @@ class StepEngine:
         prompts = self._prompt_logprobs(plan, forward)
         arrival = Arrival(self.runner.device) if prompts else None
         jumping = [self._jumps.get(slot) for slot in slots]
-        known = [*map(self.runner.knows, slots, forward.packed.sampled_ends)]
-        return Launched(plan, sampled, rows, matchers, jumping, known, bitmask, prompts, arrival)
+        return Launched(plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival)
 
     def _choosing(self, packed: PackedStep) -> list[Binding | None]:
-        """What binds the rows that choose a token; nothing where it is known."""
-        places = zip(packed.sampled_slots, packed.sampled_ends, strict=True)
-        return [None if self.runner.knows(*place) else self._matchers.get(place[0]) for place in places]
+        """What binds the rows that choose a token, which may be known."""
+        chosen = []
+        for slot, end in zip(packed.sampled_slots, packed.sampled_ends, strict=True):
+            known = self.runner.known(slot, end)
+            chosen.append(self._matchers.get(slot) if known is None else Forced(known))
+        return chosen
 
     def _settle(self) -> None:
         """Make the tokens of the last step final."""
@@ -195,12 +207,12 @@ class StepEngine:
             read = launched.sampled.read()
             failures = {launched.rows[i]: why for i, why in read.failures.items()}
             logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
-            for row, matcher, jump, known, token in zip(
-                launched.rows, launched.matchers, launched.jumps, launched.known, read.tokens, strict=True
+            for row, matcher, jump, token in zip(
+                launched.rows, launched.matchers, launched.jumps, read.tokens, strict=True
             ):
                 tokens[row] = token
                 place = launched.plan.rows[row]
-                if known:
+                if isinstance(matcher, Forced):
                     assert jump is not None
                     forced[row], jump.untold = jump.untold, ()
                 elif token is None or matcher is None or self._matchers.get(place.slot) is not matcher:

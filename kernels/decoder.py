@@ -107,8 +107,12 @@ class FusedDecoder(Protocol):
         is done by this thread while others have begun to compute; what it raises is raised in the end.
         """
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call writes again."""
+    def logits(self, hidden: Tensor, needed: Tensor | None = None) -> Tensor:
+        """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call writes again.
+
+        needed: a bitmask [S, ceil(V / 32)] int32. Where a word of it is 0 the row's 32 logits may be
+        anything: they are not computed, unless those of many rows are.
+        """
 
 
 def fuse(weights: DecoderWeights) -> FusedDecoder | None:

@@ -220,9 +220,9 @@ def choose(
         token = the first t with  w_0 + ... + w_t > u (w_0 + ... + w_{V-1}),  u = uniforms(stream, position)
 
     bitmask: int32 CPU [S, ceil(V / 32)]; None allows all. Where nothing is allowed best is minus infinity;
-    where x has a NaN or plus infinity it is that. The token of such a row means nothing. Weights are float32,
-    their sums float64 over blocks in float32, so a token on an edge may differ between backends: where u or
-    top_p lies within 1e-6 of a sum.
+    where an allowed x is a NaN or plus infinity it is that. The token of such a row means nothing. Weights
+    are float32, their sums float64 over blocks in float32, so a token on an edge may differ between backends:
+    where u or top_p lies within 1e-6 of a sum.
     """
     if bitmask is not None:
         apply_bitmask(logits, bitmask, scratch)

@@ -185,11 +185,11 @@ class Decoder:
             x, residual = layer(x, residual, kv.layer(index), step)
         return x if residual is None else residual + x
 
-    def logits(self, hidden: Tensor, lora: LoraOutput | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, lora: LoraOutput | None = None, needed: Tensor | None = None) -> Tensor:
         """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, the caller's until the next
-        call."""
+        call. `needed`: see `FusedDecoder.logits`."""
         if self._fused is not None and hidden.dtype is torch.float32:
-            logits = self._fused.logits(hidden)
+            logits = self._fused.logits(hidden, needed)
         else:
             logits = self.output(self.norm(hidden)).float()
         if lora is not None:

@@ -45,7 +45,7 @@ class PacedModel:
         time.sleep(max(0.0, self._seconds - (time.perf_counter() - begun)))
         return torch.zeros(len(tokens), 1)
 
-    def logits(self, hidden: torch.Tensor, output: object) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, output: object, needed: object = None) -> torch.Tensor:
         """The same for every row: hidden [S, 1] to [S, V]."""
         logits = torch.zeros(len(hidden), self.config.vocab_size)
         logits[:, TOKEN] = 1.0

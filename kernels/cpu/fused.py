@@ -91,7 +91,7 @@ class Fused:
         self.forward = library.personae_decoder_forward
         self.forward.argtypes = [c_void_p, c_void_p]
         self.logits = library.personae_decoder_logits
-        self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
+        self.logits.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
 
     def take(self, weights: DecoderWeights) -> "CpuDecoder | None":
         """See `kernels.decoder.fuse`: bfloat16, and sizes that fill registers."""
@@ -263,12 +263,14 @@ class CpuDecoder:
             raise failures[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, needed: Tensor | None = None) -> Tensor:
         """See `FusedDecoder.logits`."""
         hidden, rows = hidden.contiguous(), hidden.shape[0]
         if rows > self._logits.shape[0]:
             self._logits = torch.empty(rows, self._vocab)
-        self._calls.logits(self._handle, hidden.data_ptr(), rows, self._logits.data_ptr())
+        assert needed is None or needed.is_contiguous()
+        words = None if needed is None else needed.data_ptr()
+        self._calls.logits(self._handle, hidden.data_ptr(), rows, words, self._logits.data_ptr())
         return self._logits[:rows]
 
 

@@ -120,17 +120,27 @@ struct Biases {  // of a group's two tiles; null: none, else readable up to the 
     }
 };
 
+// How many rows enter a product: all of them, or of each group the first so many.
+struct Count {
+    int64_t rows;
+    const int32_t* of_group;  // null: all
+
+    Count(int64_t all, const int32_t* some = nullptr) : rows(all), of_group(some) {}
+    int64_t of(int64_t g) const { return of_group ? of_group[g] : rows; }
+};
+
 // x [rows, k] times the groups `first` to `last` of a weight, plus the bias. place(row, count, group) says where a product
 // goes, of `count` rows from `row` on, as Quarters; all rows of a tile are written. take(row, count, group, c) gets it.
 //
 // With vectors: a panel meets all groups, then the next.
 template <typename Source, typename More, typename Place, typename Take>
-void multiply_with_vectors(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, const float* bias,
+void multiply_with_vectors(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                            More& more, Place place, Take take) {
     Source source(w, false);
-    for (int64_t row = 0; row < rows; row += PANEL) {
-        const int64_t count = std::min(PANEL, rows - row);
+    for (int64_t row = 0; row < rows.rows; row += PANEL) {
         for (int64_t g = first; g < last; g++) {
+            const int64_t count = std::min(PANEL, rows.of(g) - row);
+            if (count <= 0) continue;
             const Biases biases(bias, w, g), start(Source::SCALED ? nullptr : bias, w, g);
             source.begin(w, g);
             more.begin(w, g);
@@ -147,16 +157,17 @@ void multiply_with_vectors(const Rows& x, int64_t rows, const Packed& w, int64_t
 
 // With tiles: of a group all panels, whose sums stay in tiles.
 template <typename Source, typename More, typename Place, typename Take>
-void multiply_with_tiles(const Rows& x, int64_t rows, const Packed& w, int64_t first, int64_t last, const float* bias,
+void multiply_with_tiles(const Rows& x, Count rows, const Packed& w, int64_t first, int64_t last, const float* bias,
                          More& more, Place place, Take take) {
-    Source source(w, rows > PANEL);
+    Source source(w, rows.rows > PANEL);
     begin_tiles();
     for (int64_t g = first; g < last; g++) {
+        if (!rows.of(g)) continue;
         const Biases biases(bias, w, g), start(Source::SCALED ? nullptr : bias, w, g);
         source.begin(w, g);
         more.begin(w, g);
-        for (int64_t row = 0; row < rows; row += PANEL) {
-            const int64_t count = std::min(PANEL, rows - row);
+        for (int64_t row = 0; row < rows.of(g); row += PANEL) {
+            const int64_t count = std::min(PANEL, rows.of(g) - row);
             const Quarters c = place(row, count, g);
             multiply_tiles(x.at(row, 0), source, w.blocks, count, row == 0, start.half);
             if (Source::SCALED) {
@@ -196,10 +207,10 @@ inline int64_t items_of(const Packed& w, int64_t rows) {
 }
 
 template <typename More, typename Place, typename Take>
-void multiply_item(const Rows& x, int64_t rows, const Packed& w, int64_t item, const float* bias, More& more,
+void multiply_item(const Rows& x, Count rows, const Packed& w, int64_t item, const float* bias, More& more,
                    Place place, Take take) {
     // Of gate and up two groups together are 32 inputs of what follows, which one thread gives.
-    const int64_t items = items_of(w, rows), step = w.paired ? 2 : 1, steps = (w.groups + step - 1) / step;
+    const int64_t items = items_of(w, rows.rows), step = w.paired ? 2 : 1, steps = (w.groups + step - 1) / step;
     const int64_t first = steps * item / items * step, last = std::min(w.groups, steps * (item + 1) / items * step);
     switch (w.kept) {
         case BFLOAT16:

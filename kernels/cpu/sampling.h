@@ -74,7 +74,7 @@ inline bool any(IVec mask) {
 }
 
 // The largest allowed logit and its lowest id. A logit that is no number or plus infinity is what is found, be it
-// allowed or not.
+// allowed or only beside one that is: words without an allowed id are not read.
 inline float greatest(const MaskedRow& row, int64_t& token) {
     constexpr int64_t STRETCH = 16;  // words looked through before anything is compared
     float best = NEVER;
@@ -84,11 +84,11 @@ inline float greatest(const MaskedRow& row, int64_t& token) {
         Vec most = splat(NEVER);
         IVec wrong = {};
         for (int64_t word = first; word < end; word++) {
+            const uint32_t allowed = row.allowed(word);
+            if (!allowed) continue;
             Vec low, high;
             row.plain(word, low, high);
             wrong |= ~(low <= FINITE) | ~(high <= FINITE);
-            const uint32_t allowed = row.allowed(word);
-            if (!allowed) continue;
             forbid(allowed, low, high);
             low = select(low > high, low, high);
             most = select(low > most, low, most);
@@ -102,9 +102,11 @@ inline float greatest(const MaskedRow& row, int64_t& token) {
     }
     token = 0;
     for (int64_t word = std::max<int64_t>(where, 0); where >= 0; word++) {
+        const uint32_t allowed = row.allowed(word);
+        if (!allowed) continue;
         Vec low, high;
         row.plain(word, low, high);
-        forbid(row.allowed(word), low, high);
+        forbid(allowed, low, high);
         for (int i = 0; i < WORD; i++)
             if ((i < LANES ? low[i] : high[i - LANES]) == best) {
                 token = word * WORD + i;

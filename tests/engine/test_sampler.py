@@ -221,12 +221,13 @@ def test_a_failed_row_leaves_a_valid_token_for_the_step_that_is_already_under_wa
     assert (sampler.last_tokens >= 0).all()
 
 
-def test_a_nan_behind_the_mask_is_found_too() -> None:
+def test_logits_may_be_anything_where_a_word_of_the_mask_allows_nothing() -> None:
     logits = torch.zeros(1, 70)
-    logits[0, 9] = float("nan")
-    only = np.zeros(70, np.bool_)
-    only[3] = True
-    assert sample(logits, [sequence(temperature=0)], allowed=[only]).failures == {0: NOT_FINITE}
+    logits[0, 3], logits[0, 32:64] = 1, torch.nan
+    first = np.zeros(70, np.bool_)
+    first[[3, 4, 66]] = True
+    for params in ({"temperature": 0}, {"top_k": 1}, {"temperature": 0.01, "top_p": 0.5}):
+        assert sample(logits, [sequence(**params)], allowed=[first]).tokens == [3]
 
 
 def test_logprobs_are_those_of_the_raw_logits_and_only_rows_that_asked_have_them() -> None:

@@ -213,6 +213,7 @@ def test_tokens_are_those_that_the_reference_chooses(cpu, vocab, filters) -> Non
     words = (vocab + 31) // 32
     masks = torch.randint(-(2**31), 2**31, (12, words + 2), generator=generator).to(torch.int32)[:, :words]
     masks[0], masks[1], masks[2, ::2], masks[8, 1:], masks[8, 0] = -1, 0, -1, 0, 1
+    masks[3:6, 0] |= 1
     wide = 3 * torch.randn((12, vocab + 5), generator=generator)
     wide[3, 0], wide[4, 0], wide[5, 0] = torch.nan, torch.inf, -torch.inf
     wide[9] = 0.0  # a tie of all
