@@ -187,10 +187,6 @@ class Sampler:
         self._wants_logprobs[slot] = params.logprobs is not None
         self._top[slot] = params.logprobs or 0
 
-    def reporting(self, slots: Sequence[int]) -> list[int]:
-        """Which of them want log-probabilities, by their place."""
-        return np.flatnonzero(self._wants_logprobs[slots]).tolist()
-
     def release(self, slot: int) -> None:
         """The slot's sequence has left; the slot may be admitted again."""
         assert self._admitted[slot], f"slot {slot} is free"

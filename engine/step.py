@@ -140,8 +140,10 @@ class StepEngine:
         want log-probabilities. None: all."""
         if self._bitmask is None:
             return None
-        needed = self._bitmask[: len(packed.sampled_slots)]
-        if whole := self.sampler.reporting(packed.sampled_slots):
+        slots = packed.sampled_slots
+        needed = self._bitmask[: len(slots)]
+        whole = [row for row, slot in enumerate(slots) if self._logs[slot].params.logprobs is not None]
+        if whole:
             needed = needed.clone()
             needed[whole] = -1
         return needed
