@@ -5,13 +5,12 @@
 // depends on its own sequence and adapter alone, bit for bit: not on the rows beside it, nor on how its prompt was
 // cut into chunks, nor on the number of threads.
 #pragma once
-#include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "attention_bf16.h"
 #include "decoder_shape.h"
 #include "expand.h"
+#include "needed.h"
 #include "shrink.h"
 #include "team.h"
 
@@ -58,7 +57,7 @@ class Decoder {
     void logits(const float* hidden, int64_t count, const uint32_t* needed, float* logits) {
         reserve(count);
         head_from_ = hidden, head_to_ = logits, head_count_ = count;
-        order_head(needed);
+        head_.set(needed, count, m_.output->groups);
         phases_.clear();
         add(0, HEAD_NORM, (count + BLOCK_ROWS - 1) / BLOCK_ROWS);
         add(0, HEAD_PRODUCT, items_of(*m_.output, count));
@@ -126,23 +125,6 @@ class Decoder {
     static Sums sums(std::vector<float>& memory, int64_t rows, int64_t width) {
         memory.assign(rows * width + 16, 0.0f);
         return {(float*)((uintptr_t(memory.data()) + 63) & ~uintptr_t(63)), width / 16};
-    }
-
-    // Rows that need much come first: so those that need a group of outputs are nearly all that come before the last of them.
-    void order_head(const uint32_t* needed) {
-        const int64_t groups = m_.output->groups;
-        std::vector<int64_t> words(head_count_, groups);
-        for (int64_t row = 0; row < head_count_ && needed; row++)
-            words[row] = groups - std::count(needed + row * groups, needed + (row + 1) * groups, 0u);
-        head_rows_.resize(head_count_);
-        std::iota(head_rows_.begin(), head_rows_.end(), 0);
-        std::stable_sort(head_rows_.begin(), head_rows_.end(), [&](int64_t a, int64_t b) { return words[a] > words[b]; });
-        head_needed_.assign(groups, needed ? 0 : int32_t(head_count_));
-        for (int64_t place = 0; place < head_count_ && needed; place++) {
-            const uint32_t* wanted = needed + head_rows_[place] * groups;
-            for (int64_t g = 0; g < groups; g++)
-                if (wanted[g]) head_needed_[g] = int32_t(place + 1);
-        }
     }
 
     void cut_queries() {
@@ -221,7 +203,7 @@ class Decoder {
     void head_norm(int64_t item) {
         const int64_t end = std::min(head_count_, (item + 1) * BLOCK_ROWS);
         for (int64_t row = item * BLOCK_ROWS; row < end; row++)
-            normalise(head_from_ + head_rows_[row] * m_.hidden, m_.norm, row);
+            normalise(head_from_ + head_.rows[row] * m_.hidden, m_.norm, row);
     }
 
     // An item of a product, or of its adapters' shrink.
@@ -247,18 +229,18 @@ class Decoder {
         auto place = [&](int64_t row, int64_t count, int64_t g) {
             for (int64_t i = 0; i < count; i++)
                 for (int64_t half = 0; half < 2; half++)
-                    __builtin_prefetch(head_to_ + head_rows_[row + i] * m_.vocab + w.column(g, half), 1);
+                    __builtin_prefetch(head_to_ + head_.rows[row + i] * m_.vocab + w.column(g, half), 1);
             return Quarters(sums);
         };
         auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& c) {
             for (int64_t half = 0; half < 2; half++) {
                 const __mmask16 there = __mmask16((1u << w.width(g, half)) - 1);
                 for (int64_t i = 0; i < count; i++)
-                    _mm512_mask_storeu_ps(head_to_ + head_rows_[row + i] * m_.vocab + w.column(g, half), there,
+                    _mm512_mask_storeu_ps(head_to_ + head_.rows[row + i] * m_.vocab + w.column(g, half), there,
                                           _mm512_load_ps(c.at(i, half)));
             }
         };
-        multiply_item(normed_, Count(head_count_, head_needed_.data()), w, item, nullptr, more, place, take);
+        multiply_item(normed_, Count(head_count_, head_.of_group.data()), w, item, nullptr, more, place, take);
     }
 
     // Calls visit(run, first, rows) for the parts of runs among `count` rows from `row` on.
@@ -399,8 +381,7 @@ class Decoder {
     const float* head_from_ = nullptr;
     float* head_to_ = nullptr;
     int64_t head_count_ = 0;
-    std::vector<int64_t> head_rows_;    // in the order in which they are multiplied
-    std::vector<int32_t> head_needed_;  // by group of outputs: how many of them
+    Needed head_;
     // [rows][...], kept from step to step.
     int64_t capacity_ = 0;
     std::vector<float> residual_, output_memory_, qkv_memory_, gate_up_memory_;
