@@ -12,6 +12,8 @@ _SCHEMA = ("response_format.json_schema", "text.format")
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "adapter_id": ("model",),
+    "adapters[].id": ("adapters[].name",),
+    "adapters[].scale": ("adapters[].weight",),
     "content": ("prompt", "messages", "input"),
     "ebnf": ("structured_outputs.grammar",),
     "enable_thinking": ("chat_template_kwargs.enable_thinking",),

@@ -7,6 +7,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from personae.api import logs
 from personae.api.elsewhere import route_here
@@ -103,6 +104,13 @@ def _hint(request: Request) -> str:
     return f" There are {', '.join(whole)}."
 
 
+def _methods(request: Request) -> list[str]:
+    """Those of all routes of this path; the router names the first one's alone."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    here = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in here for method in route.methods or ()})
+
+
 async def http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for what its router raises: no such route, or not with this method."""
     assert isinstance(error, HTTPException)
@@ -110,10 +118,9 @@ async def http_error(request: Request, error: Exception) -> Response:
     if error.status_code == NotFound.status:
         return error_response(NotFound(f"There is no route {path}.{_hint(request)}", code="unknown_url"))
     if error.status_code == MethodNotAllowed.status:
-        headers = error.headers or {}
-        served = f" It serves {headers['Allow']}." if "Allow" in headers else ""
-        response = error_response(MethodNotAllowed(f"{path} does not serve {method}.{served}"))
-        response.headers.update(headers)
+        served = ", ".join(_methods(request))
+        response = error_response(MethodNotAllowed(f"{path} does not serve {method}. It serves {served}."))
+        response.headers["allow"] = served
         return response
     refusal = RequestError(error.detail)
     refusal.status = error.status_code

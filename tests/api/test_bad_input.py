@@ -365,6 +365,7 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
         ("/v1/responses", {"input": "hi", "n": 2}, "It is one of /v1/chat/completions."),
         ("/v1/chat/completions", {"thinking": {"type": "enabled"}}, "Here it is `reasoning_effort`."),
         ("/v1/chat/completions", {"adapter_id": "a"}, "Here it is `model`."),
+        ("/v1/chat/completions", {"adapters": [{"name": "a", "scale": 1}]}, "`adapters[0].weight`."),
         ("/v1/chat/completions", {"regex": "a"}, "Here it is `structured_outputs.regex`."),
         ("/v1/chat/completions", {"prompt": "a"}, "Here it is `messages`."),
         (
