@@ -24,6 +24,7 @@ from personae.api.options import (
     KvDtypeChoice,
     QuantizeChoice,
     ServeOptions,
+    no_folder,
 )
 from personae.api.simulate import app as simulate_app
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
@@ -93,14 +94,7 @@ def _site(origins: list[str] | None) -> list[str] | None:
 def _model_folder(path: Path | None) -> Path | None:
     if path is None or path.is_dir():
         return path
-    if path.exists():
-        raise typer.BadParameter(f"'{path}' is a file; a model is a folder with a config.json.")
-    message = f"Folder '{path}' does not exist."
-    if not path.is_absolute() and len(path.parts) == 2:
-        message += (
-            f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
-        )
-    raise typer.BadParameter(message)
+    raise typer.BadParameter(no_folder(path))
 
 
 @app.command(cls=_Serve)

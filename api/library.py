@@ -28,11 +28,12 @@ from personae.api.decode import decode
 from personae.api.door import Door
 from personae.api.generation import Job
 from personae.api.local import open_engine
-from personae.api.options import ServeOptions
+from personae.api.options import ServeOptions, no_folder, parse_size
 from personae.api.python_types import with_types
 from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerForm
+from personae.errors import LoadError, ModelLoadError, UnsupportedParameter
 
 
 class Engine:
@@ -53,11 +54,13 @@ class Engine:
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
         """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless
         given."""
+        _check_whole(fields)
         job, form = await self._admit_chat(messages, fields)
         return form.whole(await job.gather(_never))
 
     async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Completion:
         """Continue a prompt; `fields` are those of `/v1/completions`, `model` the base unless given."""
+        _check_whole(fields)
         body = self._body({"prompt": prompt, **fields}, CompletionRequest)
         job, form = await admit_completion(self._door, body)
         return form.whole(await job.gather(_never))
@@ -89,22 +92,44 @@ class Engine:
 async def open(
     model: str | Path | None = None,
     *,
-    adapters: Sequence[str | Path] = (),
+    adapters: str | Path | Sequence[str | Path] = (),
     on_progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> AsyncIterator[Engine]:
     """Open an engine; without a model the bundled one. `options` are those of `personae serve`.
 
-    model: a Hugging Face model folder. adapters: folders whose sub-folders are adapters. `on_progress(done,
-    total)` is told the bytes loaded, from another thread. Raises LoadError.
+    model: a Hugging Face model folder. adapters: one folder or several, whose sub-folders are adapters.
+    `on_progress(done, total)` is told the bytes loaded, from another thread. Raises LoadError, and TypeError
+    for an option that there is not.
     """
-    serve = ServeOptions(
-        None if model is None else Path(model),
-        tuple(Path(folder) for folder in adapters),
-        **{"one_process": True, **options},
-    )
+    folder = None if model is None else Path(model)
+    if folder is not None and not folder.is_dir():
+        raise ModelLoadError(no_folder(folder))
+    roots = [adapters] if isinstance(adapters, str | Path) else adapters
+    serve = _checked(ServeOptions(folder, tuple(map(Path, roots)), **{"one_process": True, **options}))
     async with open_engine(serve, on_progress) as opened:
         yield Engine(make_door(opened.client, serve_settings(serve, opened)))
+
+
+def _checked(options: ServeOptions) -> ServeOptions:
+    """The options if each is of its type, as no constructor checks; sizes may be texts as `2GiB`. Raises
+    LoadError."""
+    fields = msgspec.structs.asdict(options)
+    try:
+        for name in ("kv_memory", "adapter_memory"):
+            if isinstance(size := fields[name], str):
+                fields[name] = parse_size(size)
+        return msgspec.convert(fields, ServeOptions, dec_hook=lambda type, value: type(value))
+    except (msgspec.ValidationError, ValueError) as error:
+        raise LoadError(f"An option is wrong: {error}.") from None
+
+
+def _check_whole(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for answers in chunks."""
+    if fields.get("stream"):
+        raise UnsupportedParameter(
+            "`stream` is not served here; `stream_chat` brings chunks.", param="stream"
+        )
 
 
 @asynccontextmanager

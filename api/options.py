@@ -118,6 +118,15 @@ class Opened:
     about: str = ""
 
 
+def no_folder(path: Path) -> str:
+    """What is said of a model that is no folder."""
+    if path.exists():
+        return f"'{path}' is a file; a model is a folder with a config.json."
+    hint = f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
+    from_hub = not path.is_absolute() and len(path.parts) == 2
+    return f"Folder '{path}' does not exist.{hint if from_hub else ''}"
+
+
 def parse_size(text: str) -> int:
     """Bytes in a size such as `2GiB`, `512MB`, `1.5g` or `4096`; GiB is 1024^3, GB and g are 1000^3.
 

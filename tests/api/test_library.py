@@ -8,7 +8,7 @@ from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
 import personae
-from personae.errors import NotFound, RequestError
+from personae.errors import LoadError, NotFound, RequestError, UnsupportedParameter
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -69,6 +69,34 @@ async def test_errors_are_those_of_the_api(engine) -> None:
         async with engine.stream_chat([{"role": "user"}]):
             pass
     assert caught.value.param is not None
+
+
+async def test_an_answer_in_chunks_is_not_given_whole_in_its_place(engine) -> None:
+    for ask in (engine.chat(HELLO, stream=True), engine.complete("x", stream=True)):
+        with pytest.raises(UnsupportedParameter, match="stream_chat"):
+            await ask
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "gpu"}, "'gpu'"),
+        ({"max_seqs": "4"}, "max_seqs"),
+        ({"kv_memory": "2 apples"}, "is no size"),
+        ({"model": "acme/poet"}, "hf download acme/poet"),
+    ],
+)
+async def test_a_wrong_option_is_told_before_anything_is_loaded(options: dict[str, str], said: str) -> None:
+    with pytest.raises(LoadError, match=said):
+        async with personae.open(**options):
+            pass
+
+
+async def test_an_option_may_be_written_as_on_the_command_line(tmp_path) -> None:
+    make_adapter_folder(tmp_path / "poet", model_folder("qwen3"), rank=4, seed=1)
+    options = {"adapters": str(tmp_path), "device": "cpu", "kv_memory": "64MiB"}
+    async with personae.open(str(model_folder("qwen3")), **options) as engine:
+        assert engine.models[1:] == ("poet",)
 
 
 async def test_what_is_left_out_is_not_said_and_a_salt_of_ones_own_parts_the_cache(engine) -> None:
