@@ -7,8 +7,6 @@
 
 namespace {
 
-constexpr int64_t SHRINK_AHEAD = 2048;  // bytes, without AMX
-
 // N vectors of 16, the rows of a matrix, become its 16 columns, side by side: halves are riffled as cards are.
 template <int N>
 inline void riffle(__m512i (&v)[N]) {
@@ -96,54 +94,44 @@ inline void shrink_amx(const LoraPlan& plan, Input input, const Shrink& item, in
 inline void shrink_amx(const LoraPlan&, Input, const Shrink&, int64_t, int64_t, const Rows&, const Shrunk&, LoraScratch&) {}
 #endif
 
-// A page of `size` elements is read from end to end, `next` after it (null: nothing); what will be read soon is
-// prefetched, which the processor does by itself only within a page of memory.
-struct Stream {
-    const bf16 *page, *next;
-    int64_t size;
-
-    void prefetch(int64_t at) const {
-        at += SHRINK_AHEAD / int64_t(sizeof(bf16));
-        if (at < size)
-            _mm_prefetch((const char*)(page + at), _MM_HINT_T0);
-        else if (next)
-            _mm_prefetch((const char*)(next + at - size), _MM_HINT_T0);
-    }
-};
-
-// t[i][0..8) = R rows times the 8 rows of A on one page. A sum is four of every fourth 32 inputs.
+// t[i][0..8) = R rows times the 8 rows of A on one page, two at a time. A sum is four of every fourth 32 inputs. Meanwhile
+// `next`, a page, is asked for, which the processor does by itself only within a page of memory.
 template <int R>
-void shrink_page(const bf16* const* x, const Stream& a, int64_t in, float* t) {
-    for (int64_t r = 0; r < RANKS; r++) {
-        __m512 sum[R][4];
-        for (int i = 0; i < R; i++)
-            for (int part = 0; part < 4; part++) sum[i][part] = _mm512_setzero_ps();
+void shrink_page(const bf16* const* x, const bf16* a, const bf16* next, int64_t in, float* t) {
+    for (int64_t r = 0; r < RANKS; r += 2, a += 2 * in, next += 2 * in) {
+        __m512 sum[2][R][4] = {};
         auto product = [&](int64_t d, int part) {
-            a.prefetch(r * in + d);
-            const __m512i as = _mm512_loadu_si512(a.page + r * in + d);
-            for (int i = 0; i < R; i++)
-                sum[i][part] = add_pairs(sum[i][part], _mm512_loadu_si512(x[i] + d / 32 * TILE), as);
+            for (int k = 0; k < 2; k++) {
+                _mm_prefetch((const char*)(next + k * in + d), _MM_HINT_T1);
+                const __m512i as = _mm512_loadu_si512(a + k * in + d);
+                for (int i = 0; i < R; i++)
+                    sum[k][i][part] = add_pairs(sum[k][i][part], _mm512_loadu_si512(x[i] + d / 32 * TILE), as);
+            }
         };
         int64_t d = 0;
         for (; d + 128 <= in; d += 128)
             for (int part = 0; part < 4; part++) product(d + part * 32, part);
         for (int part = 0; d < in; d += 32, part++) product(d, part);
-        for (int i = 0; i < R; i++)
-            t[i * RANKS + r] = _mm512_reduce_add_ps(
-                _mm512_add_ps(_mm512_add_ps(sum[i][0], sum[i][1]), _mm512_add_ps(sum[i][2], sum[i][3])));
+        for (int k = 0; k < 2; k++)
+            for (int i = 0; i < R; i++) {
+                const __m512* s = sum[k][i];
+                t[i * RANKS + r + k] =
+                    _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3])));
+            }
     }
 }
 
 inline void shrink_avx512(const LoraPlan& plan, Input input, const Shrink& item, int64_t layer, int64_t in,
                           const Rows& x, const Shrunk& t) {
     const std::vector<RankPage>& pages = plan.pages[input];
-    auto page = [&](int64_t p) { return p < int64_t(pages.size()) ? pages[p].a + layer * pages[p].layer : nullptr; };
+    auto page = [&](int64_t p) { return pages[p].a + layer * pages[p].layer; };
     for (int64_t p = item.first; p < item.first + item.pages; p++) {
+        const bf16* next = page(std::min(p + 1, int64_t(pages.size()) - 1));
         float sums[16 * RANKS];
         for (int64_t row = 0; row < item.rows; row += 2) {
             const bool two = row + 1 < item.rows;
             const bf16* rows[] = {x.at(item.row + row, 0), x.at(item.row + row + two, 0)};
-            (two ? shrink_page<2> : shrink_page<1>)(rows, {page(p), row ? nullptr : page(p + 1), RANKS * in}, in,
+            (two ? shrink_page<2> : shrink_page<1>)(rows, page(p), row ? page(p) : next, in,
                                                     sums + row * RANKS);
         }
         put_ranks(sums, item.rows, t, pages[p].to + item.skipped * 32);
