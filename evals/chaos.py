@@ -3,11 +3,12 @@
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
 
 Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema,
-some with two choices, all with logprobs. Each of the `--streams` clients asks for one answer after the other,
-until Back has been killed (`kill -9`, with --stop hung by SIGSTOP, with --crash by an exception in the
-executor) so many times at random moments. A sequence that was aboard in two hangs or crashes in a row would
-be ended, so these wait until as many answers have come as there are streams. Prints the answers that were
-lost or differ, and how long the streams paused. Exit code 1 if any was lost or differs.
+some with two choices, half with logprobs, and what a schema forces is appended in the other half. Each of
+the `--streams` clients asks for one answer after the other, until Back has been killed (`kill -9`, with
+--stop hung by SIGSTOP, with --crash by an exception in the executor) so many times at random moments. A
+sequence that was aboard in two hangs or crashes in a row would be ended, so these wait until as many answers
+have come as there are streams. Prints the answers that were lost or differ, and how long the streams paused.
+Exit code 1 if any was lost or differs.
 """
 
 import json
@@ -67,7 +68,11 @@ class Chaos:
             tokens=tuple(rng.choices(range(4, min(client.vocab_size, 30000)), k=length)),
             prompt_length=length,
             params=SamplingParams(
-                max_tokens=self.tokens, seed=number, temperature=0.0 if number % 2 else 1.0, logprobs=2
+                max_tokens=self.tokens,
+                seed=number,
+                temperature=0.0 if number % 2 else 1.0,
+                logprobs=2 if number // 2 % 2 else None,
+                jump_forward=True,  # not with logprobs
             ),
             adapter=cards[number % len(cards)].adapter,
             eos=tuple(client.tokenizer.eos_ids),
