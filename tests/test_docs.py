@@ -27,7 +27,13 @@ from personae.api.options import ServeOptions
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "http://127.0.0.1:8000"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "docs/batches.md", "docs/bench.md", "docs/structured_output.md")
+PAGES = (
+    "README.md",
+    "docs/batches.md",
+    "docs/bench.md",
+    "docs/examples.md",
+    "docs/structured_output.md",
+)
 COMMANDS = ("curl ", "personae bench ")
 VARY = {"id", "created", "call_id"}
 
