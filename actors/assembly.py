@@ -1,31 +1,29 @@
-"""From options to a script: loads the model and the adapters, decides the sizes, says how Back is built."""
+"""From options to a script: loads the model and the adapters, and says how Back is built from them."""
 
 import hashlib
 import hmac
-import logging
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import torch
 
 from personae.actors.client import ModelCard
+from personae.actors.options import EngineOptions
 from personae.actors.script import Script
+from personae.actors.sizing import Sizes, choose_sizes
 from personae.engine.background import Tiers
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
 from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.jump import Spelling
-from personae.engine.kv import KVCache, pages_of_a_run
+from personae.engine.kv import KVCache
 from personae.engine.loader import EMBEDDING, OUTPUT, load_model
 from personae.engine.models.decoder import Decoder
-from personae.engine.plan import MemoryLayout
 from personae.engine.runner import Runner
 from personae.engine.sampler import Sampler
 from personae.engine.scheduler import Scheduler
@@ -36,62 +34,22 @@ from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.branch import Branch
-from personae.kernels.container import free_memory, keep_to_share
-from personae.kernels.memory import Memory, granule_of, main_memory, memory_of, warn_of_fixed_shares
-from personae.kernels.quantized import Quantization
-from personae.kernels.reference import FP8
-from personae.kernels.sgmv import RANK_PAGE
-from personae.kernels.triton import FP8_CAPABILITY
+from personae.kernels.container import keep_to_share
+from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
 from personae.lora.adapter import Adapter, LoraShapes
-from personae.lora.arenas import pool_bytes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import SideStream, pinned
-from personae.lora.library import AdapterLibrary
+from personae.lora.library import AdapterLibrary, Prepare
+from personae.lora.pace import no_rest
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS
 from personae.lora.writing import made_ready
 
-PAGE_SIZE = 16  # tokens
-DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
-HOST_KV_BYTES = 2 * 2**30  # or half of a smaller memory, unless told otherwise
-SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise
 HOST_ADAPTER_BYTES = 2 * 2**30  # of adapters that are kept on the host beside those on the device
 
-_log = logging.getLogger("personae.engine")
-
 Progress = Callable[[int, int], None]
-
-
-class EngineOptions(msgspec.Struct, frozen=True):
-    """Everything that opening an engine needs; None means that the engine chooses.
-
-    `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
-    known by its folder's name; those that come later lie in `adapter_store`, by digest. `kv_cache_dtype`:
-    "fp8" keeps keys and values in half the memory. `kv_memory` and `adapter_memory` are in bytes, the other
-    sizes are in tokens or sequences; `background_tokens` is what batches may have of a step beside other
-    requests. `secret` is what the tenants' prefix-cache salts are derived from. `cuda_graphs`: on a GPU
-    decode steps are captured as graphs (`engine/graphs.py`). `quantize`: how the base's weights
-    are kept, None for as `dtype` says.
-    """
-
-    model: Path
-    adapters: tuple[Path, ...] = ()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    max_model_len: int | None = None
-    max_batch_tokens: int | None = None
-    max_seqs: int | None = None
-    kv_memory: int | None = None
-    adapter_memory: int | None = None
-    adapter_store: Path | None = None
-    served_model_name: str | None = None
-    secret: bytes | None = None
-    background_tokens: int | None = None
-    cuda_graphs: bool = True
-    quantize: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,100 +77,113 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     if device.type == "cpu":
         keep_to_share()
     model = _loaded(options, device, on_progress)
-    config, kv_dtype = model.config, _kv_dtype(options, model)
+    vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
-    defaults = read_generation_defaults(options.model, config.vocab_size)
-    shapes = lora_shapes(model)
-    folders = {folder.name: folder for folder in _adapter_folders(options.adapters)}
-    named = {name: _adapter(folder, shapes) for name, folder in folders.items()}
-    base = options.served_model_name or options.model.resolve().name
-    if base in named:
-        raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
-    capacity = _adapter_ranks(options, named.values(), shapes, model.dtype)
-    granule = granule_of(device)
-    # Beside their ranks adapters may have as much again: see LoraPool.
-    own = pool_bytes(shapes, capacity, model.dtype, granule or 0)
-    layout = _layout(options, model, own + pool_bytes(shapes, capacity, model.dtype), granule)
-    page_bytes = KVCache.bytes_per_page(config, PAGE_SIZE, kv_dtype)
-    lendable = layout.lendable * page_bytes
-    spare = _spare_ranks(shapes, model.dtype, capacity, lendable)
-    max_adapters = max((capacity + spare) // RANK_PAGE, 1)
-    known = {adapter.digest: folders[name] for name, adapter in named.items()}
-    on_gpu = device.type == "cuda"
-    prepare = (
-        partial(made_ready, dtype=model.dtype, host=pinned)
-        if on_gpu
-        else partial(stacked, layers=shapes.layers, dtype=model.dtype)
-    )
-    stored = None if on_gpu else KINDS[model.dtype]
-    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored)
-    for adapter in named.values():
-        library.put(prepare(adapter))
     vocabulary = Vocabulary.from_tokenizer_json(
-        (options.model / "tokenizer.json").read_bytes(), config.vocab_size, tokenizer.eos_ids
+        (options.model / "tokenizer.json").read_bytes(), vocab_size, tokenizer.eos_ids
     )
+    shapes = lora_shapes(model)
+    folders = _adapter_folders(options.adapters)
+    adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
+    cards = _cards(options, adapters)
+    sizes = choose_sizes(options, model, shapes, adapters.values())
+    layout = sizes.layout
+    stored = KINDS[model.dtype] if device.type == "cpu" else None
+    known = {adapter.digest: folders[name] for name, adapter in adapters.items()}
+    prepare = _preparation(model)
+    library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored)
+    for adapter in adapters.values():
+        library.put(prepare(adapter, rest=no_rest))
     spelling = Spelling(tokenizer, vocabulary.tokens)
-
-    def build_step_engine() -> StepEngine:
-        if on_gpu and layout.lendable:
-            try:
-                return engine_in(memory_of(device, (layout.num_pages + 1) * page_bytes + own), spare)
-            except DriverError as error:
-                warn_of_fixed_shares(error)
-        return engine_in(memory_of(device, 0), 0 if on_gpu else spare)
-
-    def engine_in(memory: Memory, spare_rows: int) -> StepEngine:
-        sampler = Sampler(layout.max_seqs, config.vocab_size, device)
-        pool = LoraPool(
-            shapes,
-            capacity_rows=capacity,
-            max_adapters=max_adapters,
-            dtype=model.dtype,
-            device=device,
-            base=DecoderWeights(model),
-            spare_rows=spare_rows,
-            copies=SideStream() if on_gpu else None,
-            memory=memory,
-        )
-        captures = on_gpu and options.cuda_graphs
-        kv = KVCache(config, layout, kv_dtype, device, spare=captures, memory=memory)
-        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), Branch()) if captures else None
-        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
-        if on_gpu:
-            warm_up(runner)
-        return StepEngine(runner, sampler, spelling)
-
-    def build_compiler() -> GrammarCompiler:
-        compiler = GrammarCompiler(vocabulary)
-        if warm:
-            compiler.warm_up()
-        return compiler
-
     secret = options.secret or secrets.token_bytes(32)
     script = Script(
-        build_step_engine=build_step_engine,
+        build_step_engine=EngineBuilder(model, shapes, sizes, spelling, options.cuda_graphs).build,
         build_scheduler=lambda: Scheduler(
             layout,
             Tiers(VirtualTokenCounters(), VirtualTokenCounters()),
             options.background_tokens,
             sharing=True,
         ),
-        build_compiler=build_compiler,
+        build_compiler=partial(_compiler, vocabulary, warm=warm),
         layout=layout,
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         tokenizer=tokenizer,
-        models=_cards(base, options, named),
+        models=cards,
         library=library,
         salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
-        late=not on_gpu,
+        late=device.type == "cpu",
     )
-    bounds = AdapterBounds.of_pool(shapes, capacity, model.dtype, stored)
-    about = (
+    return Assembly(
+        script,
+        read_generation_defaults(options.model, vocab_size),
+        sizes.max_adapters,
+        AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
         f"{device}, {options.quantize or str(model.dtype).removeprefix('torch.')}, "
         f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
-        f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step"
+        f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
     )
-    return Assembly(script, defaults, max_adapters, bounds, about)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBuilder:
+    """Builds the engine of one life of Back after the other, around the one model. `graphs`: on a GPU decode
+    steps are captured."""
+
+    model: Decoder
+    shapes: LoraShapes
+    sizes: Sizes
+    spelling: Spelling
+    graphs: bool
+
+    def build(self) -> StepEngine:
+        """On the thread that will run it."""
+        device, sizes = self.model.device, self.sizes
+        if device.type == "cpu":
+            return self._within(memory_of(device, 0), sizes.spare_ranks)
+        if sizes.layout.lendable:
+            try:
+                lends = (sizes.layout.num_pages + 1) * sizes.page_bytes + sizes.pool_bytes
+                return self._within(memory_of(device, lends), sizes.spare_ranks)
+            except DriverError as error:
+                warn_of_fixed_shares(error)
+        return self._within(memory_of(device, 0), 0)
+
+    def _within(self, memory: Memory, spare_ranks: int) -> StepEngine:
+        model, sizes, device = self.model, self.sizes, self.model.device
+        layout, on_gpu = sizes.layout, device.type == "cuda"
+        sampler = Sampler(layout.max_seqs, model.config.vocab_size, device)
+        pool = LoraPool(
+            self.shapes,
+            capacity_rows=sizes.ranks,
+            max_adapters=sizes.max_adapters,
+            dtype=model.dtype,
+            device=device,
+            base=DecoderWeights(model),
+            spare_rows=spare_ranks,
+            copies=SideStream() if on_gpu else None,
+            memory=memory,
+        )
+        captures = on_gpu and self.graphs
+        kv = KVCache(model.config, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
+        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), Branch()) if captures else None
+        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        if on_gpu:
+            warm_up(runner)
+        return StepEngine(runner, sampler, self.spelling)
+
+
+def _preparation(model: Decoder) -> Prepare:
+    """What an adapter that was read goes through before it is kept on the host."""
+    if model.device.type == "cuda":
+        return partial(made_ready, dtype=model.dtype, host=pinned)
+    return partial(stacked, layers=model.config.layers, dtype=model.dtype)
+
+
+def _compiler(vocabulary: Vocabulary, *, warm: bool) -> GrammarCompiler:
+    compiler = GrammarCompiler(vocabulary)
+    if warm:
+        compiler.warm_up()
+    return compiler
 
 
 def lora_shapes(model: Decoder) -> LoraShapes:
@@ -257,119 +228,28 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
         ) from None
 
 
-def _layout(options: EngineOptions, model: Decoder, reserved: int, granule: int | None) -> MemoryLayout:
-    """The sizes that fit: what was asked for, else what the model and the memory without `reserved` bytes
-    allow. `granule`: see `granule_of`."""
-    on_cpu = model.device.type == "cpu"
-    source = "--kv-memory"
-    if on_cpu:
-        asked = (options.kv_memory or 0) + (options.adapter_memory or 0)
-        there = main_memory()
-        if there is not None and asked > there:
-            raise LoadError(
-                f"--kv-memory and --adapter-memory ask for {asked} bytes; "
-                f"this machine or container has {there}."
-            )
-        free = free_memory()
-        if free is not None and asked > free:
-            _log.warning("--kv-memory and --adapter-memory ask for %d bytes; %d are free now", asked, free)
-        memory = options.kv_memory or (HOST_KV_BYTES if there is None else min(HOST_KV_BYTES, there // 2))
-    else:
-        free, _ = torch.cuda.mem_get_info()
-        memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
-        if memory + reserved > free:
-            raise LoadError(
-                f"The GPU has {free} bytes free beside the weights: too little for {memory} of KV cache "
-                f"(--kv-memory) and up to {reserved} of adapters (twice --adapter-memory)."
-            )
-        if not options.kv_memory:
-            source = f"The GPU ({free} bytes free beside the weights)"
-    page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, _kv_dtype(options, model))
-    num_pages = memory // page_bytes
-    longest = min(model.config.max_position, num_pages * PAGE_SIZE)
-    wanted = options.max_model_len or longest
-    if wanted > model.config.max_position:
-        raise LoadError(
-            f"--max-model-len {wanted} is more than the model's own {model.config.max_position} tokens."
-        )
-    if wanted > longest or longest < PAGE_SIZE:
-        needed = max(wanted, PAGE_SIZE)
-        raise LoadError(
-            f"{source} holds {num_pages * PAGE_SIZE} tokens; a context of {needed} (--max-model-len) "
-            f"needs {-(-needed // PAGE_SIZE) * page_bytes} bytes."
-        )
-    max_seqs = options.max_seqs or (64 if on_cpu else 256)
-    run, lendable = 1, 0
-    if granule is not None:
-        run = pages_of_a_run(page_bytes, granule)
-        whole = num_pages // run * run
-        lendable = max(min(whole // 2, whole - -(-wanted // PAGE_SIZE)) // run * run, 0)
-        if lendable:
-            num_pages = whole
-    return MemoryLayout(
-        num_pages=num_pages,
-        page_size=PAGE_SIZE,
-        max_seqs=max_seqs,
-        max_model_len=wanted,
-        max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
-        lendable=lendable,
-        run=run if lendable else 1,
-    )
-
-
-def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
-    """What keys and values are kept as."""
-    if options.kv_cache_dtype == "auto":
-        return model.dtype
-    if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
-    return FP8
-
-
-def _adapter_ranks(
-    options: EngineOptions, adapters: Collection[Adapter], shapes: LoraShapes, dtype: torch.dtype
-) -> int:
-    """How many ranks a module has in the pool: what was asked for, else those of the adapters that are there
-    and some to spare."""
-    page_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
-    if options.adapter_memory is None:
-        return sum(map(_pages, adapters)) * RANK_PAGE + SPARE_RANKS
-    pages = options.adapter_memory // page_bytes
-    needed = max(map(_pages, adapters), default=1)
-    if pages < needed:
-        raise LoadError(f"--adapter-memory must be at least {needed * page_bytes} bytes for these adapters.")
-    return pages * RANK_PAGE
-
-
-def _spare_ranks(shapes: LoraShapes, dtype: torch.dtype, capacity: int, lendable: int) -> int:
-    """Places beside those of the pool's own memory: enough for all memory that there may be, if the narrowest
-    module has it. Those that stay empty take none."""
-    if not lendable:
-        return 0
-    memory = pool_bytes(shapes, capacity, dtype) + lendable
-    page_bytes = shapes.layers * RANK_PAGE * min(map(sum, shapes.modules.values())) * dtype.itemsize
-    return memory // page_bytes * RANK_PAGE - capacity
-
-
-def _adapter_folders(roots: tuple[Path, ...]) -> list[Path]:
+def _adapter_folders(roots: tuple[Path, ...]) -> dict[str, Path]:
+    """The folder of each adapter by its name."""
     found: dict[str, Path] = {}
     for root in roots:
-        if not root.is_dir():
-            raise LoadError(f"--adapters {root}: there is no such folder.")
-        folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
-        if not folders:
-            hint = " It is an adapter itself: name the folder that it lies in."
-            alone = (root / "adapter_config.json").is_file()
-            raise LoadError(
-                f"--adapters {root}: no sub-folder has an adapter_config.json.{hint if alone else ''}"
-            )
-        for folder in folders:
+        for folder in _adapters_below(root):
             if folder.name in found:
                 raise LoadError(
                     f"Two adapters are called {folder.name!r}: {found[folder.name]} and {folder}."
                 )
             found[folder.name] = folder
-    return list(found.values())
+    return found
+
+
+def _adapters_below(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise LoadError(f"--adapters {root}: there is no such folder.")
+    folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
+    if not folders:
+        alone = (root / "adapter_config.json").is_file()
+        hint = " It is an adapter itself: name the folder that it lies in." if alone else ""
+        raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.{hint}")
+    return folders
 
 
 def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
@@ -380,11 +260,11 @@ def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
         raise AdapterError(f"adapter {folder}: {error.message}") from error
 
 
-def _pages(adapter: Adapter) -> int:
-    return -(-adapter.rank // RANK_PAGE)
-
-
-def _cards(base: str, options: EngineOptions, adapters: dict[str, Adapter]) -> dict[str, ModelCard]:
+def _cards(options: EngineOptions, adapters: Mapping[str, Adapter]) -> dict[str, ModelCard]:
+    """What each name in `model` stands for, the base's first."""
+    base = options.served_model_name or options.model.resolve().name
+    if base in adapters:
+        raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     created = int(os.stat(options.model / "config.json").st_mtime)
     cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
     for name, adapter in adapters.items():

@@ -22,11 +22,11 @@ from itertools import count
 from anyio import current_time, to_thread
 from msgspec.structs import replace
 
-from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front, LocalClient, Prospectus, watching
 from personae.actors.host import Host, Progress
 from personae.actors.kit.child import Incident, Report, log_incident
 from personae.actors.kit.supervisor import Supervisor
+from personae.actors.options import EngineOptions
 from personae.actors.process import ChildProcess, Launch
 from personae.actors.stage import MAX_RESTARTS, WITHIN
 from personae.actors.wire import Describe, Facts, Port

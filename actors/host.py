@@ -16,10 +16,10 @@ from anyio import CancelScope, current_time, fail_after, move_on_after
 from anyio.abc import ByteReceiveStream
 
 from personae import errors
-from personae.actors.assembly import EngineOptions
 from personae.actors.front import Front
 from personae.actors.kit.actor import Actor
 from personae.actors.messages import BackStarted, Holdings, Load, Pinned, Refused, StepDone, Yield
+from personae.actors.options import EngineOptions
 from personae.actors.process import BackProcess, Launch
 from personae.actors.wire import (
     Facts,

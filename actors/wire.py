@@ -15,7 +15,6 @@ import anyio
 import msgspec
 from anyio.abc import ByteStream
 
-from personae.actors.assembly import EngineOptions
 from personae.actors.client import ModelCard
 from personae.actors.kit.gauges import Gauge
 from personae.actors.kit.mailbox import Ref
@@ -33,6 +32,7 @@ from personae.actors.messages import (
     Unpin,
     Yield,
 )
+from personae.actors.options import EngineOptions
 from personae.engine.config import GenerationDefaults
 from personae.lora.bounds import AdapterBounds
 

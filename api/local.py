@@ -7,8 +7,9 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
 from personae.actors.company import open_company
+from personae.actors.options import EngineOptions
 from personae.actors.stage import open_stage
 from personae.api.options import Opened, ServeOptions
 

@@ -25,9 +25,9 @@ import anyio
 import typer
 from msgspec.structs import replace
 
-from personae.actors.assembly import EngineOptions
 from personae.actors.company import COMMAND, Company, open_company
 from personae.actors.host import Host
+from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.spec import GrammarSpec

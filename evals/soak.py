@@ -20,8 +20,8 @@ from typing import Annotated
 import anyio
 import typer
 
-from personae.actors.assembly import EngineOptions
 from personae.actors.company import Company, open_company
+from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.spec import GrammarSpec

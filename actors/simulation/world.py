@@ -18,13 +18,13 @@ from anyio.abc import TaskGroup
 
 from personae.actors import back
 from personae.actors.adapter_store import AdapterStore
-from personae.actors.assembly import EngineOptions
 from personae.actors.blackbox import BlackBox
 from personae.actors.company import raise_curtain
 from personae.actors.front import LocalClient, LocalStream
 from personae.actors.kit.actor import Cell, alone
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import Supervisor
+from personae.actors.options import EngineOptions
 from personae.actors.probation import GUILTY
 from personae.actors.process import BackProcess
 from personae.actors.script import Script

@@ -17,7 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from personae.actors.assembly import EngineOptions
+from personae.actors.options import EngineOptions
 from personae.api.local import DEMO
 from personae.evals.adversarial.engine import serving
 from personae.evals.harness.records import Record, read_run

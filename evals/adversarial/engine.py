@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
 from personae.api.app import create_app

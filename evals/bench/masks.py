@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.api.local import DEMO
 from personae.engine.runner import PackedStep

@@ -22,10 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
 from personae.actors.client import EngineClient
 from personae.actors.company import COMMAND, open_company
 from personae.actors.messages import Load, Sampled
+from personae.actors.options import EngineOptions
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage

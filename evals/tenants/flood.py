@@ -21,8 +21,9 @@ from typing import Annotated
 import anyio
 import typer
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
 from personae.actors.front import LocalClient
+from personae.actors.options import EngineOptions
 from personae.actors.stage import open_stage
 from personae.api.local import DEMO
 from personae.engine.fairness import FairnessPolicy, VirtualTokenCounters

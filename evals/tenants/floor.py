@@ -18,7 +18,8 @@ from typing import Annotated
 import torch
 import typer
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
 from personae.actors.script import Device, Script
 from personae.api.local import DEMO
 from personae.engine.params import SamplingParams

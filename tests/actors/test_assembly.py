@@ -8,7 +8,9 @@ from safetensors.torch import load_file
 from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
-from personae.actors.assembly import PAGE_SIZE, EngineOptions, assemble
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
+from personae.actors.sizing import PAGE_SIZE
 from personae.errors import AdapterError, LoadError
 from personae.kernels.quantized import Quantization
 
@@ -103,7 +105,7 @@ def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger
 
 
 def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:
-    monkeypatch.setattr("personae.actors.assembly.free_memory", lambda: 5)
+    monkeypatch.setattr("personae.actors.sizing.free_memory", lambda: 5)
     assemble(EngineOptions(model_folder("qwen3"), device="cpu"))
     assert not caplog.messages, "nobody asked for a size"
     assemble(EngineOptions(model_folder("qwen3"), device="cpu", kv_memory=2**24))

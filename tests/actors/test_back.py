@@ -15,7 +15,7 @@ from tiny_models import model_folder
 FRONT = """
 import sys, anyio
 from pathlib import Path
-from personae.actors.assembly import EngineOptions
+from personae.actors.options import EngineOptions
 from personae.actors.company import open_company
 async def main():
     async with open_company(EngineOptions(Path(sys.argv[1]), device="cpu", kv_memory=2**22)):

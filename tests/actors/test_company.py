@@ -20,10 +20,10 @@ from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 from troupe import Played
 
-from personae.actors.assembly import EngineOptions
 from personae.actors.client import EngineClient
 from personae.actors.company import Company, open_company
 from personae.actors.kit.child import Incident
+from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import ModelLoadError, Overloaded, RequestFailed

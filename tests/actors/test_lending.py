@@ -15,9 +15,11 @@ from tiny_models import VOCAB, model_folder
 from troupe import Played
 from virtual_clock import real_clock
 
-from personae.actors.assembly import PAGE_SIZE, Assembly, EngineOptions, assemble
+from personae.actors.assembly import Assembly, assemble
 from personae.actors.client import EngineClient
+from personae.actors.options import EngineOptions
 from personae.actors.script import Script
+from personae.actors.sizing import PAGE_SIZE
 from personae.actors.stage import open_stage
 from personae.engine.config import read_config
 from personae.engine.kv import KVCache

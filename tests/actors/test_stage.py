@@ -20,10 +20,11 @@ from tiny_models import VOCAB, model_folder
 from troupe import Played
 from virtual_clock import real_clock
 
-from personae.actors.assembly import Assembly, EngineOptions, assemble
+from personae.actors.assembly import Assembly, assemble
 from personae.actors.client import EngineClient
 from personae.actors.ingress import Ingress
 from personae.actors.kit.child import Incident
+from personae.actors.options import EngineOptions
 from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage

@@ -23,8 +23,9 @@ from paper_gpu import PaperGpu  # noqa: E402  # below the mark, which says what 
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
-from personae.actors.assembly import Assembly, EngineOptions, assemble  # noqa: E402
+from personae.actors.assembly import Assembly, assemble  # noqa: E402
 from personae.actors.client import EngineClient  # noqa: E402
+from personae.actors.options import EngineOptions  # noqa: E402
 from personae.actors.stage import open_stage  # noqa: E402
 from personae.engine.params import SamplingParams  # noqa: E402
 from personae.engine.sequence import SequenceLog  # noqa: E402

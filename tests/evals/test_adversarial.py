@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from personae.actors.assembly import EngineOptions
+from personae.actors.options import EngineOptions
 from personae.api.local import DEMO
 from personae.engine import step
 from personae.engine.params import SamplingParams

@@ -16,7 +16,8 @@ from typing import Any
 from paper_gpu import PaperGpu, Wait
 from troupe import Played, log_of
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
 from personae.engine.sequence import SequenceLog
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
@@ -45,10 +46,7 @@ class DryEngine:
     def doing(self, what: str) -> Iterator[None]:
         """What waits within the block waits for this."""
         with self.gpu.waiting() as found:
-            try:
-                yield
-            finally:
-                pass
+            yield
         self.waits.setdefault(what, []).extend(found)
 
     def adapter(self, name: str) -> Adapter:

@@ -19,7 +19,8 @@ from tiny_models import VOCAB, model_folder
 from uploads import CONFIG, TENSORS, House, open_house, upload
 from virtual_clock import real_clock
 
-from personae.actors.assembly import EngineOptions, assemble
+from personae.actors.assembly import assemble
+from personae.actors.options import EngineOptions
 from personae.actors.stage import open_stage
 from personae.engine.step import StepEngine
 from personae.lora.arenas import pool_bytes

@@ -1,0 +1,171 @@
+"""How large everything is: the KV cache, a step, the adapters' pool. As asked for, or as memory allows."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from personae.actors.options import EngineOptions
+from personae.engine.kv import KVCache, pages_of_a_run
+from personae.engine.models.decoder import Decoder
+from personae.engine.plan import MemoryLayout
+from personae.errors import LoadError
+from personae.kernels.container import free_memory
+from personae.kernels.memory import granule_of, main_memory
+from personae.kernels.reference import FP8
+from personae.kernels.sgmv import RANK_PAGE
+from personae.kernels.triton import FP8_CAPABILITY
+from personae.lora.adapter import Adapter, LoraShapes
+from personae.lora.arenas import pool_bytes
+
+PAGE_SIZE = 16  # tokens
+DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise
+HOST_KV_BYTES = 2 * 2**30  # or half of a smaller memory, unless told otherwise
+SPARE_RANKS = 128  # room for adapters that come later, unless told otherwise
+
+_log = logging.getLogger("personae.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What was chosen. `layout` has the sizes of the KV cache and of a step.
+
+    A page of the cache has `page_bytes`, in `kv_dtype`. The adapters' pool has `ranks` rank rows for each
+    module in `pool_bytes` of its own, and places for `spare_ranks` more in memory that the cache lends.
+    """
+
+    layout: MemoryLayout
+    kv_dtype: torch.dtype
+    page_bytes: int
+    ranks: int
+    spare_ranks: int
+    pool_bytes: int
+
+    @property
+    def max_adapters(self) -> int:
+        """How many adapters fit at most: those of the smallest rank."""
+        return max((self.ranks + self.spare_ranks) // RANK_PAGE, 1)
+
+
+def choose_sizes(
+    options: EngineOptions, model: Decoder, shapes: LoraShapes, adapters: Collection[Adapter]
+) -> Sizes:
+    """The sizes for a model that is on its device, and the adapters that it is served with from the start.
+
+    Raises LoadError, with the option to change, where the memory is too small for what was asked.
+    """
+    kv_dtype = _kv_dtype(options, model)
+    page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, kv_dtype)
+    ranks = _ranks(options, adapters, shapes, model.dtype)
+    granule = granule_of(model.device)
+    own = pool_bytes(shapes, ranks, model.dtype, granule or 0)
+    # Beside their ranks adapters may have as much again: see LoraPool.
+    reserved = own + pool_bytes(shapes, ranks, model.dtype)
+    layout = _layout(options, model, page_bytes, reserved, granule)
+    spare = _spare_ranks(shapes, model.dtype, ranks, layout.lendable * page_bytes)
+    return Sizes(layout, kv_dtype, page_bytes, ranks, spare, own)
+
+
+def _layout(
+    options: EngineOptions, model: Decoder, page_bytes: int, reserved: int, granule: int | None
+) -> MemoryLayout:
+    """What fits beside `reserved` bytes of adapters. `granule`: see `granule_of`."""
+    on_cpu = model.device.type == "cpu"
+    memory, source = _host_memory(options) if on_cpu else _device_memory(options, reserved)
+    num_pages = memory // page_bytes
+    length = _longest(options.max_model_len, model.config.max_position, num_pages, page_bytes, source)
+    run, lendable = 1, 0
+    if granule is not None:
+        run = pages_of_a_run(page_bytes, granule)
+        whole = num_pages // run * run
+        lendable = max(min(whole // 2, whole - -(-length // PAGE_SIZE)) // run * run, 0)
+        if lendable:
+            num_pages = whole
+    max_seqs = options.max_seqs or (64 if on_cpu else 256)
+    return MemoryLayout(
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_seqs=max_seqs,
+        max_model_len=length,
+        max_batch_tokens=max(options.max_batch_tokens or (512 if on_cpu else 4096), max_seqs),
+        lendable=lendable,
+        run=run if lendable else 1,
+    )
+
+
+def _host_memory(options: EngineOptions) -> tuple[int, str]:
+    """Bytes of the KV cache on a CPU, and what decided them, for messages."""
+    asked = (options.kv_memory or 0) + (options.adapter_memory or 0)
+    installed, free = main_memory(), free_memory()
+    if installed is not None and asked > installed:
+        raise LoadError(
+            f"--kv-memory and --adapter-memory ask for {asked} bytes; "
+            f"this machine or container has {installed}."
+        )
+    if free is not None and asked > free:
+        _log.warning("--kv-memory and --adapter-memory ask for %d bytes; %d are free now", asked, free)
+    default = HOST_KV_BYTES if installed is None else min(HOST_KV_BYTES, installed // 2)
+    return options.kv_memory or default, "--kv-memory"
+
+
+def _device_memory(options: EngineOptions, reserved: int) -> tuple[int, str]:
+    """Bytes of the KV cache on a GPU, and what decided them, for messages."""
+    free, _ = torch.cuda.mem_get_info()
+    memory = options.kv_memory or max(int((free - reserved) * DEVICE_SHARE), 0)
+    if memory + reserved > free:
+        raise LoadError(
+            f"The GPU has {free} bytes free beside the weights: too little for {memory} of KV cache "
+            f"(--kv-memory) and up to {reserved} of adapters (twice --adapter-memory)."
+        )
+    return memory, "--kv-memory" if options.kv_memory else f"The GPU ({free} bytes free beside the weights)"
+
+
+def _longest(asked: int | None, max_position: int, num_pages: int, page_bytes: int, source: str) -> int:
+    """Tokens of the longest sequence: what was asked for, else what the model can do and the cache holds."""
+    if asked is not None and asked > max_position:
+        raise LoadError(f"--max-model-len {asked} is more than the model's own {max_position} tokens.")
+    held = num_pages * PAGE_SIZE
+    longest = min(max_position, held)
+    length = asked or longest
+    if length > longest or longest < PAGE_SIZE:
+        needed = max(length, PAGE_SIZE)
+        raise LoadError(
+            f"{source} holds {held} tokens; a context of {needed} (--max-model-len) "
+            f"needs {-(-needed // PAGE_SIZE) * page_bytes} bytes."
+        )
+    return length
+
+
+def _kv_dtype(options: EngineOptions, model: Decoder) -> torch.dtype:
+    """What keys and values are kept as."""
+    if options.kv_cache_dtype == "auto":
+        return model.dtype
+    if model.device.type == "cpu" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        raise LoadError("--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or later (Ada, Hopper).")
+    return FP8
+
+
+def _ranks(
+    options: EngineOptions, adapters: Collection[Adapter], shapes: LoraShapes, dtype: torch.dtype
+) -> int:
+    """How many ranks a module has in the pool: what was asked for, else those of the adapters that are there
+    and some to spare."""
+    page_bytes = pool_bytes(shapes, RANK_PAGE, dtype)
+    pages = [-(-adapter.rank // RANK_PAGE) for adapter in adapters]
+    if options.adapter_memory is None:
+        return sum(pages) * RANK_PAGE + SPARE_RANKS
+    needed = max(pages, default=1)
+    if options.adapter_memory // page_bytes < needed:
+        raise LoadError(f"--adapter-memory must be at least {needed * page_bytes} bytes for these adapters.")
+    return options.adapter_memory // page_bytes * RANK_PAGE
+
+
+def _spare_ranks(shapes: LoraShapes, dtype: torch.dtype, ranks: int, lendable: int) -> int:
+    """Places beside those of the pool's own memory: enough for all memory that there may be, if the narrowest
+    module has it. Those that stay empty take none."""
+    if not lendable:
+        return 0
+    memory = pool_bytes(shapes, ranks, dtype) + lendable
+    page_bytes = shapes.layers * RANK_PAGE * min(map(sum, shapes.modules.values())) * dtype.itemsize
+    return memory // page_bytes * RANK_PAGE - ranks
