@@ -21,19 +21,19 @@ from personae.api.batches.desk import Batches
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
 from personae.api.door import Door
-from personae.api.errors import http_error, personae_error
 from personae.api.family import Family
 from personae.api.files import routes as files
-from personae.api.metrics import Metrics
-from personae.api.middleware import Gate
-from personae.api.openapi import document
-from personae.api.operation import Content, operation
+from personae.api.http.middleware import Gate
+from personae.api.http.openapi import document
+from personae.api.http.operation import Content, operation
 from personae.api.responses import routes as responses
 from personae.api.settings import ApiSettings
+from personae.api.telemetry.metrics import Metrics
+from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
-from personae.api.tracing import UNTRACED, Tracing
+from personae.api.wire.errors import http_error, personae_error
 from personae.errors import PersonaeError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from personae.api.schema import (
+from personae.api.wire.schema import (
     JsonObjectFormat,
     JsonSchemaFormat,
     SamplingFields,

@@ -6,7 +6,35 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api.answers import (
+from personae.api.bound import bound_of, by_backend
+from personae.api.chat_template import plain_messages
+from personae.api.check import AnswerCheck, extension
+from personae.api.choices import Choice, Part
+from personae.api.deadline import TIMEOUT
+from personae.api.door import Door, door_of
+from personae.api.exclusion import exclusions
+from personae.api.generation import Job
+from personae.api.http.operation import events, operation
+from personae.api.logprobs import chat_logprobs, prompt_logprobs
+from personae.api.params import (
+    answer_length,
+    choices_of,
+    kept_of_prompt,
+    logprob_count,
+    sampling_params,
+    text_style,
+)
+from personae.api.respond import wants_running_usage, wants_usage
+from personae.api.stream import AnswerForm, EventStream, respond
+from personae.api.tools import (
+    answer_shape,
+    binding_field,
+    functions_of,
+    grammar_of,
+    loose_functions,
+    shown_tools,
+)
+from personae.api.wire.answers import (
     CalledFunction,
     ChatChoice,
     ChatChunk,
@@ -20,36 +48,8 @@ from personae.api.answers import (
     ToolCallDelta,
     Usage,
 )
-from personae.api.bound import bound_of, by_backend
-from personae.api.chat_template import plain_messages
-from personae.api.check import AnswerCheck, extension
-from personae.api.choices import Choice, Part
-from personae.api.deadline import TIMEOUT
-from personae.api.decode import read_json
-from personae.api.door import Door, door_of
-from personae.api.exclusion import exclusions
-from personae.api.generation import Job
-from personae.api.logprobs import chat_logprobs, prompt_logprobs
-from personae.api.operation import events, operation
-from personae.api.params import (
-    answer_length,
-    choices_of,
-    kept_of_prompt,
-    logprob_count,
-    sampling_params,
-    text_style,
-)
-from personae.api.respond import wants_running_usage, wants_usage
-from personae.api.schema import ChatRequest, refuse_unserved
-from personae.api.stream import AnswerForm, EventStream, respond
-from personae.api.tools import (
-    answer_shape,
-    binding_field,
-    functions_of,
-    grammar_of,
-    loose_functions,
-    shown_tools,
-)
+from personae.api.wire.decode import read_json
+from personae.api.wire.schema import ChatRequest, refuse_unserved
 from personae.api.words import CallPart, Words
 from personae.errors import RequestError
 

@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from personae.api.conversation import AssistantMessage, Content, Message, RefusalPart, TextPart, ToolCall
+from personae.api.wire.conversation import AssistantMessage, Content, Message, RefusalPart, TextPart, ToolCall
 from personae.errors import ModelLoadError, RequestError, TemplateTooSlow, UnsupportedParameter
 from personae.grammar.tools.custom import CUSTOM_INPUT
 

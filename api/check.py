@@ -9,8 +9,8 @@ import msgspec
 from anyio.lowlevel import RunVar
 from msgspec import UNSET, UnsetType
 
-from personae.api.answers import Extension, Validation, Violation
 from personae.api.choices import Part
+from personae.api.wire.answers import Extension, Validation, Violation
 from personae.api.words import Words
 from personae.grammar.sandbox.checker import Checker, check_at_once
 from personae.grammar.schema.validate import Validation as Found

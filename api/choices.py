@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from personae.api.answers import Validation
 from personae.api.reading import PlainReading, Reading, ShapedReading, TextStyle
+from personae.api.wire.answers import Validation
 from personae.api.words import Entry, Span, Words
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer

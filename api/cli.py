@@ -15,8 +15,7 @@ from typer.core import TyperCommand
 from personae import __version__
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
-from personae.api.elsewhere import option_here
-from personae.api.logs import LogFormat
+from personae.api.commands.simulate import app as simulate_app
 from personae.api.options import (
     AccessOptions,
     DeviceChoice,
@@ -26,8 +25,9 @@ from personae.api.options import (
     ServeOptions,
     no_folder,
 )
-from personae.api.simulate import app as simulate_app
+from personae.api.telemetry.logs import LogFormat
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
+from personae.api.wire.elsewhere import option_here
 from personae.errors import EngineLost, LoadError
 
 app = typer.Typer(
@@ -122,16 +122,19 @@ def serve(
     quantize: Annotated[
         QuantizeChoice | None,
         typer.Option(
-            help="On a CPU, keep the base's weights in 8 bits, or in 4.5: that much less to read for a token."
+            help="On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes."
         ),
     ] = None,
     kv_cache_dtype: Annotated[
         KvDtypeChoice,
-        typer.Option(help="fp8: keys and values in half the memory (GPUs from Ada and Hopper on)."),
+        typer.Option(help="fp8 keeps keys and values in half the memory (GPUs from Ada and Hopper on)."),
     ] = "auto",
     max_model_len: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a sequence, prompt and answer; at most the model's own."),
+        typer.Option(
+            min=1,
+            help="Tokens of a sequence, prompt and answer; else as many as the model and the memory allow.",
+        ),
     ] = None,
     max_batch_tokens: Annotated[
         int | None,
@@ -146,47 +149,58 @@ def serve(
         typer.Option(
             parser=size_option,
             metavar="SIZE",
-            help="Memory for the KV cache, as 2GiB; half may be lent to adapters.",
+            help="Memory for the KV cache, such as 2GiB; half of it may be lent to adapters.",
             show_default="on a CPU 2GiB, or half of a small memory; most of what is free on a GPU",
         ),
     ] = None,
     adapter_memory: Annotated[
         int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="Memory for adapters on the device, for sure."),
+        typer.Option(
+            parser=size_option,
+            metavar="SIZE",
+            help="Memory for adapters on the device; else what those of --adapters need, and some to spare.",
+        ),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The base's name in requests.")] = None,
     drain_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that answers have to finish once the server is to stop.")
+        float, typer.Option(min=0, help="Seconds that running answers have to finish when the server stops.")
     ] = 30.0,
     request_timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds that any request may take, waiting included.")
     ] = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How stderr is written: for people, or one JSON object a line.")
+        LogFormat, typer.Option(help="Logs on stderr as text, or as one JSON object a line.")
     ] = "text",
     otlp_traces_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="An OpenTelemetry collector, as http://localhost:4318/v1/traces."),
+        typer.Option(
+            metavar="URL",
+            help="Send traces to an OpenTelemetry collector, such as http://localhost:4318/v1/traces.",
+        ),
     ] = None,
     hang_timeout: Annotated[
-        float, typer.Option(min=2, help="Seconds in one step after which the engine is started again.")
+        float, typer.Option(min=2, help="Seconds in one step after which the engine is restarted.")
     ] = 60.0,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Restarts of the engine within a minute before the server gives up.")
     ] = 5,
     one_process: Annotated[
-        bool, typer.Option("--one-process", help="The engine in the server's own process, for debugging.")
+        bool, typer.Option("--one-process", help="Run the engine in the server's own process, for debugging.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="The seed of requests that give none.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of requests that give none; else each draws its own.")
+    ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keeps tenants, keys and uploads; else they are forgotten."),
+        typer.Option(
+            metavar="DIR", help="Where tenants, keys and uploads are kept; else they are lost at the end."
+        ),
     ] = None,
     adapter_root: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="Admins may load adapters from below. Can be repeated.",
+            help="Admins may load adapters from below this folder. Can be repeated.",
             exists=True,
             file_okay=False,
         ),
@@ -196,51 +210,58 @@ def serve(
         typer.Option(
             metavar="KEY",
             envvar="PERSONAE_SERVER_KEY",
-            help="One admin's key, beside those of --data-dir. Better given as PERSONAE_SERVER_KEY.",
+            help="An admin's key, beside those in --data-dir. Safer in the environment.",
         ),
     ] = None,
     insecure_no_auth: Annotated[
-        bool, typer.Option("--insecure-no-auth", help="Ask nobody for a key, on whatever address.")
+        bool, typer.Option("--insecure-no-auth", help="Serve without keys on any address.")
     ] = False,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="A web site whose pages may ask, as https://app.example; * is any. Can be repeated.",
+            help="A site whose pages may send requests (https://app.example); * is any. Can be repeated.",
             callback=_site,
         ),
     ] = None,
     tool_format: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="How the model writes tool calls; else found from its template."),
+        typer.Option(
+            metavar="NAME", help="How the model writes tool calls; else detected from its chat template."
+        ),
     ] = None,
     reasoning_format: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="How the model writes reasoning; else found from its template."),
+        typer.Option(
+            metavar="NAME", help="How the model writes reasoning; else detected from its chat template."
+        ),
     ] = None,
     batch_concurrency: Annotated[
-        int, typer.Option(min=1, help="Sequences of batches that may be computed at the same time.")
+        int, typer.Option(min=1, help="Sequences of batches computed at the same time, at most.")
     ] = 64,
     background_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that batches may have of a step beside other requests.")
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of a step for batches while other requests run; else chosen by the engine."
+        ),
     ] = None,
     cuda_graphs: Annotated[
         bool,
         typer.Option(
             "--cuda-graphs/--no-cuda-graphs",
-            help="On a GPU, launch a decode step as one graph, or kernel by kernel.",
+            help="On a GPU, launch a decode step as one graph, not kernel by kernel.",
         ),
     ] = True,
     jump_forward: Annotated[
         bool | None,
         typer.Option(
             "--jump-forward/--no-jump-forward",
-            help="Append text that a grammar forces without asking the model; a request may say otherwise.",
-            show_default="yes, but not where decode steps are graphs",
+            help="Append text that a grammar forces without asking the model; requests can override this.",
+            show_default="on, except where decode steps are graphs",
         ),
     ] = None,
 ) -> None:
-    """Serve a model and its adapters over HTTP, as the OpenAI API has it."""
+    """Serve a model and its adapters over HTTP (OpenAI's API)."""
     options = ServeOptions(
         model=model,
         adapters=tuple(adapters or ()),
@@ -272,7 +293,7 @@ def serve(
     access = AccessOptions(
         data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())
     )
-    from personae.api.serve import run
+    from personae.api.commands.serve import run
 
     try:
         run(options, host, port, access)
@@ -288,13 +309,13 @@ def serve(
 def chat(
     url: Annotated[str, typer.Option(help="Where the server runs.")] = "http://127.0.0.1:8000",
     model: Annotated[
-        str | None, typer.Option(help="Which model or adapter to talk to; else the first.")
+        str | None, typer.Option(help="The model or adapter to talk to; else the server's first.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="Instructions for the model.")] = None,
     key: KeyOption = None,
 ) -> None:
     """Talk to a running server. Ctrl-C stops an answer; /model, /system, /reset and /exit are commands."""
-    from personae.api.terminal import Conversation, talk
+    from personae.api.commands.terminal import Conversation, talk
 
     if not talk(Conversation(url, model, system, key=key)):
         raise typer.Exit(1)

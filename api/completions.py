@@ -7,17 +7,15 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api.answers import Completion, TextChoice, Usage
 from personae.api.bound import bound_of, by_backend
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
-from personae.api.decode import read_json
 from personae.api.door import Door, door_of
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
+from personae.api.http.operation import events, operation
 from personae.api.logprobs import prompt_logprobs, text_logprobs
-from personae.api.operation import events, operation
 from personae.api.params import (
     answer_length,
     choices_of,
@@ -27,8 +25,10 @@ from personae.api.params import (
     text_style,
 )
 from personae.api.respond import wants_running_usage, wants_usage
-from personae.api.schema import CompletionRequest, refuse_unserved
 from personae.api.stream import AnswerForm, EventStream, respond
+from personae.api.wire.answers import Completion, TextChoice, Usage
+from personae.api.wire.decode import read_json
+from personae.api.wire.schema import CompletionRequest, refuse_unserved
 from personae.errors import RequestError, UnsupportedParameter
 
 _DEFAULT_MAX_TOKENS = 16

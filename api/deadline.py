@@ -12,7 +12,7 @@ import anyio
 from msgspec import Meta
 from starlette.requests import Request
 
-from personae.api.operation import Parameter
+from personae.api.http.operation import Parameter
 from personae.errors import RequestError
 
 HEADER = "X-Request-Timeout"

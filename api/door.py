@@ -13,15 +13,15 @@ from starlette.requests import Request
 
 from personae.actors.client import EngineClient, ModelCard
 from personae.api.adapters.combined import combined
-from personae.api.conversation import Message, check_results
 from personae.api.deadline import arrival, header_deadline, seconds
 from personae.api.family import Family
-from personae.api.metrics import Metrics
-from personae.api.schema import Sampling
 from personae.api.settings import ApiSettings
+from personae.api.telemetry.metrics import Metrics
+from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
-from personae.api.tracing import UNTRACED, Tracing
+from personae.api.wire.conversation import Message, check_results
+from personae.api.wire.schema import Sampling
 from personae.errors import NotFound, RequestError, TemplateTooSlow
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from personae.api.door import Door
-from personae.api.schema import Sampling
+from personae.api.wire.schema import Sampling
 from personae.errors import RequestError
 from personae.grammar.bitmask import mask_of
 

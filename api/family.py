@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personae.api.chat_template import ChatTemplate
-from personae.api.conversation import Message
+from personae.api.wire.conversation import Message
 from personae.engine.tokens import Tokenizer
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import ReasoningFormat

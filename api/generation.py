@@ -13,13 +13,13 @@ import anyio
 from starlette.types import Receive
 
 from personae.actors.client import ModelCard
-from personae.api import logs
-from personae.api.answers import CachedTokens, ReasoningTokens, Usage
 from personae.api.choices import Choice, Part
 from personae.api.door import Door
-from personae.api.metrics import SequenceClock
 from personae.api.params import sibling
-from personae.api.schema import Sampling
+from personae.api.telemetry import logs
+from personae.api.telemetry.metrics import SequenceClock
+from personae.api.wire.answers import CachedTokens, ReasoningTokens, Usage
+from personae.api.wire.schema import Sampling
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.errors import (

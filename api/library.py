@@ -18,21 +18,21 @@ import anyio
 import msgspec
 
 from personae.actors.client import EngineStats
-from personae.api.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.app import make_door
 from personae.api.chat import Form as ChatForm
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
-from personae.api.decode import decode
 from personae.api.door import Door
 from personae.api.generation import Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions, no_folder, parse_size
 from personae.api.python_types import with_types
-from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerForm
+from personae.api.wire.answers import ChatChunk, ChatCompletion, Completion
+from personae.api.wire.decode import decode
+from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import LoadError, ModelLoadError, UnsupportedParameter
 
 

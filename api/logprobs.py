@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from personae.api.answers import (
+from personae.api.wire.answers import (
     ChatLogprobs,
     ContentLogprob,
     PromptLogprob,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import msgspec
 
-from personae.api.logs import LogFormat
+from personae.api.telemetry.logs import LogFormat
 from personae.errors import PersonaeError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import msgspec
 
 from personae.api.exclusion import Exclusions
 from personae.api.reading import TextStyle
-from personae.api.schema import SamplingFields
 from personae.api.settings import ApiSettings
+from personae.api.wire.schema import SamplingFields
 from personae.engine.params import GREEDY_BELOW, SamplingParams
 from personae.errors import ContextLengthExceeded, RequestError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from personae.api.schema import ResponseFormat
+from personae.api.wire.schema import ResponseFormat
 from personae.errors import RequestError
 
 _OUTLINES = "outlines.types.dsl"

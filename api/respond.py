@@ -3,7 +3,7 @@
 import msgspec
 from starlette.responses import Response
 
-from personae.api.schema import SamplingFields
+from personae.api.wire.schema import SamplingFields
 from personae.errors import RequestError
 
 _encode = msgspec.json.Encoder().encode

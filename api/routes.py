@@ -6,13 +6,13 @@ from starlette.responses import Response
 
 import personae
 from personae.actors.client import ModelCard
-from personae.api.answers import Model, ModelList, Status, Text, Tokens, Version
-from personae.api.decode import read_json
 from personae.api.door import Door, door_of
-from personae.api.operation import Content, operation
+from personae.api.http.operation import Content, operation
 from personae.api.respond import json_response
-from personae.api.schema import DetokenizeRequest, TokenizeRequest
 from personae.api.tools import functions_of, shown_tools
+from personae.api.wire.answers import Model, ModelList, Status, Text, Tokens, Version
+from personae.api.wire.decode import read_json
+from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest
 from personae.errors import Overloaded, RequestError
 
 

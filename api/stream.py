@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from personae.api import logs
 from personae.api.choices import Part
-from personae.api.errors import error_answer, visible
 from personae.api.generation import Job, Sink, unless_disconnected
 from personae.api.respond import json_response
+from personae.api.telemetry import logs
+from personae.api.wire.errors import error_answer, visible
 from personae.errors import Cancelled, PersonaeError
 
 _HEADERS = [

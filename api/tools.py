@@ -7,9 +7,16 @@ from typing import Any
 import msgspec
 
 from personae.api.bound import Bound
-from personae.api.conversation import AllowedTools, BoundInput, CustomTool, NamedCustomTool, NamedTool, Tool
 from personae.api.family import Family
-from personae.api.schema import ChatRequest
+from personae.api.wire.conversation import (
+    AllowedTools,
+    BoundInput,
+    CustomTool,
+    NamedCustomTool,
+    NamedTool,
+    Tool,
+)
+from personae.api.wire.schema import ChatRequest
 from personae.errors import RequestError
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec

@@ -22,39 +22,39 @@ def run(
     suites: Annotated[
         list[str] | None, typer.Argument(metavar="[SUITE]...", help="See `personae eval list`.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="A server that runs, any with OpenAI's API.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running server, any with OpenAI's API.")] = None,
     key: KeyOption = None,
     serve: Annotated[bool, typer.Option("--serve", help="Start a server for the run.")] = False,
     model: ModelOption = None,
     adapters: AdaptersOption = None,
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="What to ask for, `base` for the first base; else all. Repeatable."
-        ),
+        typer.Option(metavar="NAME", help="A model to ask, `base` for the first base; else all. Repeatable."),
     ] = None,
     mode: Annotated[
         list[str] | None, typer.Option(metavar="MODE", help="free, constrained, …; else the suite's own.")
     ] = None,
-    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only these rows.")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only these tasks.")] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Cases a task, for suites that can have more or fewer.")
+        int | None, typer.Option(min=1, help="Cases per task, in suites that can have more or fewer.")
     ] = None,
     set: Annotated[
         list[str] | None, typer.Option(metavar="SUITE.NAME=VALUE", help="A setting of a suite.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Cases sent at the same time.")] = 16,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    repeat: Annotated[int, typer.Option(min=1, help="Seeds; each plays every case.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="How many seeds; every case is played with each.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for an answer.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that an answer may take.")] = 600.0,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Results and report; else below runs/.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Where results and report go; else a folder below runs/."),
     ] = None,
     name: Annotated[str, typer.Option(help="The run's name in reports; else the folder's.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     against: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Earlier runs to compare with in the report.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="An earlier run for the report to compare with. Repeatable."),
     ] = None,
 ) -> None:
     """Run suites; exit code 1 if some cases could not be judged."""
@@ -110,7 +110,9 @@ def run(
 @app.command()
 @reporting
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs; the first is the measure.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Runs; the others are compared with the first.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the reports go.")] = Path(),
 ) -> None:
     """Write the reports of one run, or of several side by side."""
@@ -124,7 +126,7 @@ def report(
 @app.command("list")
 @reporting
 def list_suites() -> None:
-    """Show the suites, and what can be set of each."""
+    """Show the suites and their settings."""
     import msgspec
 
     from personae.evals.suites.registry import SUITES, suite_type

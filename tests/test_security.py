@@ -32,7 +32,11 @@ CALLS = {"os.system", "os.popen", "torch.hub.load", "yaml.load", "numpy.load", "
 MAKES_PICKLES = "evals/tenants/spoiling.py"  # evil ones, to upload them; it reads none
 FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
-MAY_ASK = {"api/terminal.py", "api/adapters/cli.py", "api/remote.py"}  # commands, not the server
+MAY_ASK = {  # commands, not the server
+    "api/adapters/cli.py",
+    "api/commands/remote.py",
+    "api/commands/terminal.py",
+}
 WILDCARDS = {"0.0.0.0", "::", "[::]", "*"}
 
 
@@ -81,7 +85,7 @@ def calls(node: ast.Call, where: str) -> Iterator[str]:
     for keyword in FLAGS - {"weights_only"}:
         if keywords.get(keyword, "False") != "False":
             yield f"passes {keyword}"
-    if name.endswith(".bind") and where not in ("api/server.py", "evals/demo/train.py"):
+    if name.endswith(".bind") and where not in ("api/http/server.py", "evals/demo/train.py"):
         yield "binds a socket"
     if name.split(".")[-1] in ("bind", "run", "Config", "serve") and any(
         isinstance(each, ast.Constant) and each.value in WILDCARDS for each in ast.walk(node)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from personae.api.remote import nobody_there, refusal, server_root
+from personae.api.commands.remote import nobody_there, refusal, server_root
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
 
@@ -31,12 +31,14 @@ PICKLE = "adapter_model.bin"
 def push(
     folder: Annotated[Path, typer.Argument(help="A folder as PEFT writes it.")],
     name: Annotated[str | None, typer.Option(help="The adapter's name; else the folder's.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of another.")] = False,
-    shared: Annotated[bool, typer.Option("--shared", help="For all tenants; needs an admin's key.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the adapter of that name.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Publish it to all tenants; needs an admin's key.")
+    ] = False,
     url: UrlOption = URL,
     key: KeyOption = None,
 ) -> None:
-    """Upload an adapter; it can be used when this returns."""
+    """Upload an adapter. It can be used at once."""
     fields = {"name": name or folder.resolve().name}
     fields |= {"replace": "true"} if replace else {}
     fields |= {"shared": "true"} if shared else {}
@@ -58,7 +60,7 @@ def push(
 @app.command("list")
 @reporting
 def list_adapters(url: UrlOption = URL, key: KeyOption = None) -> None:
-    """Show the adapters that the key's tenant may use, first those that the server was started with."""
+    """Show all adapters that the key may use. Those that the server was started with come first."""
     with _client(url, key) as client:
         records = _checked(client.get("/v1/adapters")).json()["data"]
         cards = _checked(client.get("/v1/models")).json()["data"]

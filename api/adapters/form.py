@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from personae.api.upload import read_form, sync_folder
+from personae.api.http.upload import read_form, sync_folder
 from personae.errors import PayloadTooLarge, RequestError
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 from personae.lora.peft_config import MAX_CONFIG

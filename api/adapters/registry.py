@@ -20,9 +20,9 @@ import msgspec
 from anyio import CapacityLimiter, Lock, to_thread
 
 from personae.actors.client import ModelCard
+from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.api.upload import Staging, sync_folder
 from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded
 from personae.lora.bounds import AdapterBounds
 from personae.lora.pace import Pace

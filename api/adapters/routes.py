@@ -15,12 +15,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from personae.api.adapters.form import copy_folder, read_adapter_form
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
-from personae.api.decode import read_json
 from personae.api.door import Door, door_of
-from personae.api.operation import Content, operation
+from personae.api.http.operation import Content, operation
+from personae.api.http.upload import receiving
 from personae.api.respond import json_response
-from personae.api.schema import Body
-from personae.api.upload import receiving
+from personae.api.wire.decode import read_json
+from personae.api.wire.schema import Body
 from personae.errors import Conflict, Forbidden, NotFound, RequestError
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 

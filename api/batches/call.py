@@ -11,16 +11,16 @@ from personae.api import chat, completions
 from personae.api.batches.input import ENDPOINTS
 from personae.api.batches.model import InputLine, OutputLine, Response
 from personae.api.batches.store import new_id
-from personae.api.decode import decode
 from personae.api.door import Door
-from personae.api.errors import error_answer, visible
 from personae.api.generation import Job
 from personae.api.responses import routes as responses
 from personae.api.responses.request import ResponsesRequest
-from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.stream import AnswerForm
 from personae.api.tenants.access import Caller
 from personae.api.tenants.store import Identity
+from personae.api.wire.decode import decode
+from personae.api.wire.errors import error_answer, visible
+from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import Overloaded, RateLimited, Unauthorized
 
 

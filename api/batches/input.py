@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from personae.api.batches.model import BatchError, InputLine
-from personae.api.decode import decode
 from personae.api.responses.request import ResponsesRequest
-from personae.api.schema import ChatRequest, CompletionRequest
 from personae.api.settings import ApiSettings
+from personae.api.wire.decode import decode
+from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import RequestError, UnsupportedParameter
 
 ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from personae.api.answers import CachedTokens, ReasoningTokens
 from personae.api.batches.model import BatchUsage, Counts, NotRun, OutputLine, Response
-from personae.api.upload import sync_folder
+from personae.api.http.upload import sync_folder
+from personae.api.wire.answers import CachedTokens, ReasoningTokens
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 EXPIRED = NotRun("batch_expired", "The completion window ended before this request could be run.")

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec.structs import replace
 
-from personae.api.answers import CachedTokens, ReasoningTokens
-from personae.api.schema import Body
+from personae.api.wire.answers import CachedTokens, ReasoningTokens
+from personae.api.wire.schema import Body
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.batches.model import Batch, CreateBatch
-from personae.api.decode import read_json
 from personae.api.door import door_of
 from personae.api.files.routes import batches_of, ends, page_size
-from personae.api.operation import operation
+from personae.api.http.operation import operation
 from personae.api.respond import json_response
+from personae.api.wire.decode import read_json
 
 
 class BatchList(msgspec.Struct):

@@ -11,9 +11,9 @@ from starlette.responses import FileResponse, Response
 
 from personae.api.door import Door, door_of
 from personae.api.files.store import KEPT, FileRecord, expiry
-from personae.api.operation import Content, operation
+from personae.api.http.operation import Content, operation
+from personae.api.http.upload import read_form, receiving
 from personae.api.respond import json_response
-from personae.api.upload import read_form, receiving
 from personae.errors import NotFound, RequestError, UnsupportedParameter
 
 if TYPE_CHECKING:

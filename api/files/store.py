@@ -17,9 +17,9 @@ from sqlite3 import Connection, Row
 import msgspec
 from anyio import Lock, to_thread
 
+from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.api.upload import Staging, sync_folder
 from personae.errors import NotFound, QuotaExceeded, RequestError
 
 STAGING = "staging"

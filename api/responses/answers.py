@@ -5,9 +5,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from personae.api.answers import CachedTokens, ContentLogprob, Extension, ReasoningTokens
 from personae.api.responses.items import ReasoningText, Status, Tool, ToolChoice
 from personae.api.responses.request import ReasoningOptions, TextOptions
+from personae.api.wire.answers import CachedTokens, ContentLogprob, Extension, ReasoningTokens
 
 
 class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):

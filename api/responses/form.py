@@ -28,8 +28,8 @@ from personae.api.responses.answers import (
 from personae.api.responses.items import Status
 from personae.api.responses.request import ReasoningOptions, ResponsesRequest, TextOptions
 from personae.api.responses.writing import Call, CustomCall, Message, Reasoning, Writing
-from personae.api.schema import TextFormat
 from personae.api.stream import AnswerForm
+from personae.api.wire.schema import TextFormat
 from personae.api.words import CallPart, Span
 from personae.errors import PersonaeError
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from personae.api.conversation import FreeInput
+from personae.api.wire.conversation import FreeInput
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from personae.api.responses.items import Item, Tool, ToolChoice
-from personae.api.schema import JsonObjectFormat, Sampling, TextFormat
+from personae.api.wire.schema import JsonObjectFormat, Sampling, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -5,16 +5,16 @@ from starlette.responses import Response as HttpResponse
 
 from personae.api import chat
 from personae.api.deadline import TIMEOUT
-from personae.api.decode import read_json
 from personae.api.door import Door, door_of
 from personae.api.generation import Job
-from personae.api.operation import events, operation
+from personae.api.http.operation import events, operation
 from personae.api.responses.answers import Event, Response
 from personae.api.responses.form import Form
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.translate import chat_request
-from personae.api.schema import refuse_unserved
 from personae.api.stream import EventStream, respond
+from personae.api.wire.decode import read_json
+from personae.api.wire.schema import refuse_unserved
 
 
 @operation(

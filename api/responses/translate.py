@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from personae.api.conversation import (
+from personae.api.responses import items as wire
+from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
+from personae.api.wire.conversation import (
     AllowedTools,
     AssistantMessage,
     BoundInput,
@@ -33,9 +35,7 @@ from personae.api.conversation import (
     ToolSelection,
     UserMessage,
 )
-from personae.api.responses import items as wire
-from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
-from personae.api.schema import (
+from personae.api.wire.schema import (
     ChatRequest,
     JsonObjectFormat,
     JsonSchema,

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from personae.api.answers import ContentLogprob
 from personae.api.responses.answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -26,6 +25,7 @@ from personae.api.responses.answers import (
     TextDone,
 )
 from personae.api.responses.items import ReasoningText, Status
+from personae.api.wire.answers import ContentLogprob
 from personae.api.words import CallPart
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from personae.api import logs
+from personae.api.telemetry import logs
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, Identity, TenantStore
 from personae.errors import Forbidden, Unauthorized

@@ -19,10 +19,10 @@ P = ParamSpec("P")
 
 _OPTIONS = {"bytes": "adapter_bytes"}  # limits that another name asks for
 
-DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's.")]
+DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's --data-dir.")]
 
 tenants_app = typer.Typer(help="Who may use the server, and how much.", no_args_is_help=True)
-keys_app = typer.Typer(help="The keys that tenants prove themselves with.", no_args_is_help=True)
+keys_app = typer.Typer(help="The API keys of tenants.", no_args_is_help=True)
 
 
 def size_option(text: str) -> int:
@@ -74,23 +74,25 @@ def create_tenant(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
     data_dir: DataDirOption,
     requests_per_minute: Annotated[int | None, typer.Option(min=0)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Prompts and answers.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of prompts and answers per minute.")
+    ] = None,
     concurrent: Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")] = None,
     adapters: Annotated[int | None, typer.Option(min=0, help="Adapters at the same time.")] = None,
     adapter_bytes: Annotated[
-        int | None, typer.Option(parser=size_option, metavar="SIZE", help="All its adapters' files.")
+        int | None,
+        typer.Option(parser=size_option, metavar="SIZE", help="Bytes of all its adapters, such as 2GiB."),
     ] = None,
     file_bytes: Annotated[
-        int | None, typer.Option(parser=size_option, metavar="SIZE", help="All its files for batches.")
+        int | None,
+        typer.Option(parser=size_option, metavar="SIZE", help="Bytes of all its batch files, such as 2GiB."),
     ] = None,
-    schemas_per_minute: Annotated[
-        int | None, typer.Option(min=0, help="New schemas that bind answers.")
-    ] = None,
+    schemas_per_minute: Annotated[int | None, typer.Option(min=0, help="New schemas per minute.")] = None,
     weight: Annotated[
         float | None, typer.Option(min=0.01, max=100, help="Its share of the service; 1 unless given.")
     ] = None,
 ) -> None:
-    """Add a tenant. What is not limited here is not limited."""
+    """Add a tenant. It has no limits but those given here."""
     from personae.api.tenants.store import Limits
 
     limits = Limits(
@@ -129,7 +131,7 @@ def list_tenants(data_dir: DataDirOption) -> None:
 @tenants_app.command("revoke")
 @reporting
 def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
-    """Refuse all keys of a tenant from now on, for ever; its name stays taken."""
+    """Revoke all keys of a tenant for ever. Its name stays taken."""
     with _store(data_dir) as store:
         store.revoke_tenant(name)
     typer.echo(f"tenant {name} revoked")
@@ -140,7 +142,9 @@ def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
 def create_key(
     tenant: str,
     data_dir: DataDirOption,
-    admin: Annotated[bool, typer.Option("--admin", help="May also do what concerns all tenants.")] = False,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="An admin's key, for what concerns all tenants.")
+    ] = False,
 ) -> None:
     """Make a key for a tenant and print it. It cannot be shown again."""
     with _store(data_dir) as store:
@@ -163,7 +167,7 @@ def list_keys(data_dir: DataDirOption) -> None:
 def revoke_key(
     id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], data_dir: DataDirOption
 ) -> None:
-    """Refuse a key from now on."""
+    """Revoke a key."""
     with _store(data_dir) as store:
         store.revoke_key(id)
     typer.echo("key revoked")

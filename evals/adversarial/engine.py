@@ -22,7 +22,7 @@ from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
 from personae.api.app import create_app
-from personae.api.server import Server, bind, url
+from personae.api.http.server import Server, bind, url
 from personae.api.settings import ApiSettings
 from personae.engine.sampler import NOBODY, Asking, Sampled, Sampler
 from personae.engine.sequence import SequenceLog

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from personae.api.remote import server_root
+from personae.api.commands.remote import server_root
 from personae.errors import RequestError
 from personae.evals.bench.client import Answer, Request, ask, get_json
 from personae.evals.bench.masks import CLOSING, FAR, FORM, TEXTS

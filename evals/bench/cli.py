@@ -33,11 +33,13 @@ def bench(
     context: typer.Context,
     url: Annotated[
         str | None,
-        typer.Option(metavar="[NAME=]URL[#MODELS]", help="A server that runs; else one is started."),
+        typer.Option(metavar="[NAME=]URL[#MODELS]", help="A running server; else one is started."),
     ] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]URL[#MODELS]", help="Another, in alternation. Repeatable."),
+        typer.Option(
+            metavar="[NAME=]URL[#MODELS]", help="Another server, measured in alternation. Repeatable."
+        ),
     ] = None,
     key: Annotated[
         list[str] | None,
@@ -53,10 +55,11 @@ def bench(
         QuantizeChoice | None, typer.Option(help="Without --url: how the model's weights are kept.")
     ] = None,
     models: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="What to ask for; else all that are served.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A model to ask; else all that are served. Repeatable."),
     ] = None,
     cell: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this load of the default ones. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this one of the default loads. Repeatable.")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: clients.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop, Poisson: requests/s.")] = None,
@@ -66,31 +69,50 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(help="Open loop: JSON Lines of at, prompt_tokens, output_tokens.")
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.001, help="Of the trace.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="How much faster the trace is played.")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests of each load and round.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each load is played.")] = 1,
     prompt: Annotated[str | None, typer.Option(help=f"Tokens of a prompt. {_LENGTH}")] = None,
     output: Annotated[str | None, typer.Option(help=f"Tokens of an answer. {_LENGTH}")] = None,
-    prefix: Annotated[int | None, typer.Option(min=0, help="Tokens that prompts begin with alike.")] = None,
-    prefixes: Annotated[int | None, typer.Option(min=1, help="Different such beginnings.")] = None,
+    prefix: Annotated[int | None, typer.Option(min=0, help="Tokens of a prefix that prompts share.")] = None,
+    prefixes: Annotated[
+        int | None, typer.Option(min=1, help="How many different prefixes there are.")
+    ] = None,
     popularity: Annotated[
-        Literal["identical", "uniform", "zipf", "distinct"] | None, typer.Option(help="Of the models.")
+        Literal["identical", "uniform", "zipf", "distinct"] | None,
+        typer.Option(help="How requests are spread over the models."),
     ] = None,
-    zipf: Annotated[float | None, typer.Option(min=0, help="Zipf's exponent.")] = None,
-    schema: Annotated[float | None, typer.Option(min=0, max=1, help="Share bound by a JSON Schema.")] = None,
-    tools: Annotated[float | None, typer.Option(min=0, max=1, help="Share that must call a tool.")] = None,
-    disconnect: Annotated[float | None, typer.Option(min=0, max=1, help="Share that goes away.")] = None,
+    zipf: Annotated[float | None, typer.Option(min=0, help="The exponent of --popularity zipf.")] = None,
+    schema: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of requests bound by a JSON Schema.")
+    ] = None,
+    tools: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of requests that must call a tool.")
+    ] = None,
+    disconnect: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of clients that disconnect early.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
-    api: Annotated[Literal["chat", "completions"] | None, typer.Option(help="Which route.")] = None,
-    full: Annotated[
-        bool | None, typer.Option("--full/--no-full", help="Answers run to their length (ignore_eos).")
+    api: Annotated[
+        Literal["chat", "completions"] | None,
+        typer.Option(help="The route: chat completions or completions."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything that is drawn.")] = None,
-    slo_first: Annotated[float, typer.Option(**_SECONDS, help="Good: first token within seconds.")] = 1.0,
-    slo_gap: Annotated[float, typer.Option(**_SECONDS, help="Good: mean gap within seconds.")] = 0.2,
-    slo_end: Annotated[float | None, typer.Option(**_SECONDS, help="Good: done within seconds.")] = None,
+    full: Annotated[
+        bool | None, typer.Option("--full/--no-full", help="Answers go on to their full length (ignore_eos).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of all that is random.")] = None,
+    slo_first: Annotated[
+        float, typer.Option(**_SECONDS, help="A good request: first token within so many seconds.")
+    ] = 1.0,
+    slo_gap: Annotated[
+        float, typer.Option(**_SECONDS, help="A good request: mean gap within so many seconds.")
+    ] = 0.2,
+    slo_end: Annotated[
+        float | None, typer.Option(**_SECONDS, help="A good request: complete within so many seconds.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="report.html and report.json; else below runs/.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Where report.html and report.json go; else a folder below runs/."),
     ] = None,
 ) -> None:
     """Load a server and report. Without options of a load the default ones are played: see --cell."""
@@ -149,7 +171,7 @@ def steps(
         bool, typer.Option("--busy", help="CPU time on one thread, the engine alone: for a busy machine.")
     ] = False,
 ) -> None:
-    """Where a decode step goes, without HTTP: its parts, and the host's time between two steps."""
+    """Measure the parts of a decode step. Without HTTP; also the host's time between two steps."""
     from personae.evals.bench.steps import report
 
     report(model, adapters, rows, prompt, count, quantize=quantize, profile=profile, busy=busy)

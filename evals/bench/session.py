@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from personae.api.remote import server_root
+from personae.api.commands.remote import server_root
 from personae.errors import RequestError
 from personae.evals.bench.cells import Cell
 from personae.evals.bench.client import Answer, ask, get_json

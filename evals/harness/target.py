@@ -13,10 +13,10 @@ import anyio
 import httpx
 import msgspec
 
+from personae.api.commands.remote import server_root
 from personae.api.library import Engine
 from personae.api.library import open as open_library
 from personae.api.local import DEMO
-from personae.api.remote import server_root
 from personae.errors import (
     GrammarError,
     NotFound,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from personae.api.chat_template import ChatTemplate
-from personae.api.conversation import Message
+from personae.api.wire.conversation import Message
 from personae.errors import ModelLoadError, RequestError
 
 SHARED = "shared/data/tokenizers/chat_templates"  # beside the repository or above it

@@ -16,8 +16,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
-from personae.api.elsewhere import option_here
 from personae.api.options import AccessOptions, ServeOptions
+from personae.api.wire.elsewhere import option_here
 
 OPTION = re.compile(r"--[a-z-]+[a-z]")
 SERVE = get_command(app).commands["serve"].params
@@ -144,9 +144,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """What the command would serve, instead of serving it."""
     calls: list[tuple[object, ...]] = []
     monkeypatch.setitem(sys.modules, "personae.api.local", None)
-    fake = type(sys)("personae.api.serve")
+    fake = type(sys)("personae.api.commands.serve")
     monkeypatch.setattr(fake, "run", lambda *arguments: calls.append(arguments), raising=False)
-    monkeypatch.setitem(sys.modules, "personae.api.serve", fake)
+    monkeypatch.setitem(sys.modules, "personae.api.commands.serve", fake)
     return calls
 
 

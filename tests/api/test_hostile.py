@@ -18,9 +18,9 @@ from uploads import open_house
 
 from personae.api.app import create_app
 from personae.api.chat_template import ChatTemplate
-from personae.api.conversation import UserMessage
-from personae.api.schema import ChatRequest
 from personae.api.settings import ApiSettings
+from personae.api.wire.conversation import UserMessage
+from personae.api.wire.schema import ChatRequest
 from personae.errors import RequestError
 
 pytestmark = pytest.mark.anyio

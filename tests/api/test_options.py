@@ -1,7 +1,7 @@
 import pytest
 
+from personae.api.commands.remote import server_root
 from personae.api.options import parse_size
-from personae.api.remote import server_root
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fake_engine import FakeEngine, FakeStream
 from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
-from personae.api.server import Server, bind, url
+from personae.api.http.server import Server, bind, url
 from personae.api.settings import ApiSettings
 from personae.engine.sequence import Delta, SequenceLog
 

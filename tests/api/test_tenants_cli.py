@@ -12,8 +12,8 @@ from uploads import TENSORS, House, open_house, whole
 
 from personae.api.adapters.registry import AdapterRecord
 from personae.api.cli import app
+from personae.api.commands.serve import run
 from personae.api.options import AccessOptions, ServeOptions
-from personae.api.serve import run
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity, Limits, TenantStore
 from personae.errors import LoadError

@@ -9,7 +9,7 @@ from typing import Any
 from patience import PATIENCE, eventually
 from starlette.types import ASGIApp
 
-from personae.api.server import Server, bind, url
+from personae.api.http.server import Server, bind, url
 from personae.api.settings import ApiSettings
 
 

@@ -11,9 +11,9 @@ from patience import PATIENCE, eventually
 from personae.actors.client import EngineClient
 from personae.api.app import create_app
 from personae.api.batches.desk import Batches
+from personae.api.http.server import Server, bind, url
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
-from personae.api.server import Server, bind, url
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import serving as data_dir
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from personae.api import upload
+from personae.api.http import upload
 from personae.lora import pace
 
 BOUNDARY = "xyz"

@@ -14,9 +14,9 @@ from responses_asked import SHELL, THOUGHT, WEATHER, answer, prompt_of
 from starlette.applications import Starlette
 from tool_chat import call
 
-from personae.api.decode import decode
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.translate import chat_request
+from personae.api.wire.decode import decode
 from personae.grammar.spec import GrammarSpec
 
 pytestmark = pytest.mark.anyio

@@ -16,11 +16,11 @@ from starlette.applications import Starlette
 from tool_chat import call
 
 from personae.api.choices import Part
-from personae.api.decode import decode
 from personae.api.responses.answers import ItemDone
 from personae.api.responses.form import Form
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.routes import admit
+from personae.api.wire.decode import decode
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import pytest
 from virtual_clock import virtual_clock
 
 from personae.api.chat_template import ChatTemplate
-from personae.api.decode import decode
-from personae.api.schema import ChatRequest
 from personae.api.tools import shown_tools
+from personae.api.wire.decode import decode
+from personae.api.wire.schema import ChatRequest
 from personae.evals.demo.sample import TEMPLATE, Sample, read_calls
 from personae.evals.harness.subject import Subject
 from personae.evals.harness.target import Model

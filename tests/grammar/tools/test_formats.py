@@ -7,7 +7,7 @@ import pytest
 from answers import FUNCTIONS, allows, parse, vocabulary
 
 from personae.api.chat_template import ChatTemplate
-from personae.api.conversation import AssistantMessage, FunctionCall, ToolCall, ToolMessage, UserMessage
+from personae.api.wire.conversation import AssistantMessage, FunctionCall, ToolCall, ToolMessage, UserMessage
 from personae.errors import ModelLoadError
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 import personae
-from personae.api.errors import ErrorAnswer
-from personae.api.operation import Content, Operation
+from personae.api.http.operation import Content, Operation
+from personae.api.wire.errors import ErrorAnswer
 
 _JSON = "application/json"
 _REFS = "#/components/schemas/{name}"

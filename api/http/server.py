@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from personae.api.drain import Drain
-from personae.api.protocol import guarded
+from personae.api.http.drain import Drain
+from personae.api.http.protocol import guarded
 from personae.api.settings import ApiSettings
 from personae.errors import LoadError, Overloaded, PersonaeError
 

@@ -15,8 +15,8 @@ from anyio import to_thread
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
-from personae.api.elsewhere import field_here
-from personae.api.schema import Body, ChatRequest, Sampling
+from personae.api.wire.elsewhere import field_here
+from personae.api.wire.schema import Body, ChatRequest, Sampling
 from personae.errors import Cancelled, RequestError, UnsupportedParameter
 from personae.grammar.slips import nearest
 

@@ -6,7 +6,7 @@ from patience import PATIENCE
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from personae.api.drain import Drain
+from personae.api.http.drain import Drain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])]
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from personae.api.batches.model import CreateBatch
-from personae.api.decode import decode
 from personae.api.responses.request import ResponsesRequest
-from personae.api.schema import Body, ChatRequest, CompletionRequest, DetokenizeRequest
+from personae.api.wire.decode import decode
+from personae.api.wire.schema import Body, ChatRequest, CompletionRequest, DetokenizeRequest
 from personae.errors import RequestError
 
 USER = {"role": "user", "content": "hi"}

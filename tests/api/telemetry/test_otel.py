@@ -16,7 +16,7 @@ from patience import PATIENCE
 from starlette.types import ASGIApp
 
 from personae.api.app import create_app
-from personae.api.otel import OpenTelemetry, Traced, exporting
+from personae.api.telemetry.otel import OpenTelemetry, Traced, exporting
 
 pytestmark = pytest.mark.anyio
 SECRET = "the crown jewels"

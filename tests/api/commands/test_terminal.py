@@ -11,7 +11,7 @@ from patience import PATIENCE
 from rich.console import Console
 
 from personae.api.app import create_app
-from personae.api.terminal import ChatFailed, Conversation, talk
+from personae.api.commands.terminal import ChatFailed, Conversation, talk
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,18 @@ from starlette.types import ASGIApp
 
 from personae.actors.kit.collector import spare_what_is_here
 from personae.actors.kit.turns import take_short_turns
-from personae.api import logs
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
 from personae.api.batches.desk import Batches
 from personae.api.family import Family, check_formats
+from personae.api.http.server import Server, bind, url
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
-from personae.api.server import Server, bind, url
 from personae.api.settings import serve_settings
+from personae.api.telemetry import logs
+from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
-from personae.api.tracing import UNTRACED, Tracing
 from personae.errors import EngineLost, LoadError
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable
             f"--otlp-traces-endpoint {endpoint} is no URL: write one like http://localhost:4318/v1/traces."
         )
     try:
-        from personae.api.otel import Traced, exporting
+        from personae.api.telemetry.otel import Traced, exporting
     except ImportError as error:
         raise LoadError(f"--otlp-traces-endpoint needs `pip install personae[otel]`: {error}.") from None
     with exporting(endpoint) as tracing:

@@ -10,10 +10,10 @@ import anyio
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from personae.api import logs
-from personae.api.errors import error_response, visible
-from personae.api.metrics import Metrics
 from personae.api.settings import ApiSettings
+from personae.api.telemetry import logs
+from personae.api.telemetry.metrics import Metrics
+from personae.api.wire.errors import error_response, visible
 from personae.errors import PayloadTooLarge, PersonaeError, RequestTimeout
 
 _FORM_BYTES = 2**21  # what an upload may have around its tensors

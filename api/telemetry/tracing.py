@@ -1,10 +1,10 @@
-"""Where spans begin and end. Nothing happens here; `api/otel.py` has the tracing that does something."""
+"""Where spans begin and end. Nothing happens here; the tracing that does something is `otel.py`."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from personae.api.metrics import SequenceClock
+from personae.api.telemetry.metrics import SequenceClock
 
 if TYPE_CHECKING:
     from personae.api.generation import Job

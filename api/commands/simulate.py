@@ -22,7 +22,7 @@ def seeds(
     first: Annotated[int, typer.Option(help="The first seed.")] = 0,
     requests: Annotated[int, typer.Option(min=1, help="Requests in each.")] = 120,
 ) -> None:
-    """Draw small houses, traffic and faults by lot, and look for anything that must not happen."""
+    """Draw random scenarios with faults. Looks for anything that must not happen."""
     from personae.actors.simulation.swarm import draw
     from personae.actors.simulation.world import Violation, simulate
 
@@ -47,7 +47,7 @@ def traffic(
     parts: Annotated[int, typer.Option(min=1, help="Independent parts, each with a seed of its own.")] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Parts that are simulated at once.")] = 1,
 ) -> None:
-    """Much traffic over many adapters, with faults; the books are checked every 64 steps."""
+    """Simulate much traffic with faults, over many adapters. The books are checked every 64 steps."""
     begun = perf_counter()
     jobs = [
         (requests // parts + (part < requests % parts), adapters, rate, faults_every, seed + part)
@@ -98,12 +98,14 @@ def capacity(
     ] = "",
     first_goal: FirstGoal = 1.0,
     token_goal: Annotated[float, typer.Option(help="Goal: seconds a token after that.")] = 0.1,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Of the requests that must meet them.")] = 0.99,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the requests that must meet the goals.")
+    ] = 0.99,
     most: Annotated[int, typer.Option(min=1, help="Replicas at most.")] = 16,
     seed: int = 0,
     chart_file: Annotated[Path | None, typer.Option("--chart", help="Write an SVG here.")] = None,
 ) -> None:
-    """How many replicas does this traffic need to meet its goals?"""
+    """Find how many replicas some traffic needs to meet its goals."""
     from personae.actors.simulation.capacity import Goal, answers, chart
     from personae.actors.simulation.scenario import Scenario
     from personae.actors.simulation.trouble import Costs

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from personae.api.errors import error_answer
 from personae.api.settings import ApiSettings
+from personae.api.wire.errors import error_answer
 from personae.errors import PayloadTooLarge, PersonaeError, RequestError, RequestTimeout
 
 

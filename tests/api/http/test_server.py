@@ -14,7 +14,7 @@ from live_server import serving
 from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
-from personae.api.server import bind, url
+from personae.api.http.server import bind, url
 from personae.api.settings import ApiSettings
 from personae.errors import LoadError
 

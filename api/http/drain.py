@@ -5,7 +5,7 @@ import uuid
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from personae.api.errors import error_response
+from personae.api.wire.errors import error_response
 from personae.errors import Overloaded
 
 _STILL_SERVED = {"/health", "/metrics"}

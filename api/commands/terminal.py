@@ -8,7 +8,7 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
-from personae.api.remote import nobody_there, refusal, server_root
+from personae.api.commands.remote import nobody_there, refusal, server_root
 
 _PATIENCE = httpx.Timeout(10.0, read=None)
 _HELP = "/model NAME, /system TEXT, /reset, /exit; Ctrl-C stops an answer"

@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import personae
 from personae.api.generation import Job
-from personae.api.metrics import SequenceClock
-from personae.api.tracing import Tracing
+from personae.api.telemetry.metrics import SequenceClock
+from personae.api.telemetry.tracing import Tracing
 from personae.errors import PersonaeError
 
 _OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion"}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from personae.actors.client import EngineClient
-from personae.api.adapter_metrics import AdapterCollector, RegisteredAdapters
 from personae.api.choices import Part
-from personae.api.engine_metrics import EngineCollector
+from personae.api.telemetry.adapter_metrics import AdapterCollector, RegisteredAdapters
+from personae.api.telemetry.engine_metrics import EngineCollector
 
 _FIRST_TOKEN = (
     0.001,

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from personae.api import logs
-from personae.api.elsewhere import route_here
+from personae.api.telemetry import logs
+from personae.api.wire.elsewhere import route_here
 from personae.errors import (
     MethodNotAllowed,
     NotFound,

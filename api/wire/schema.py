@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from personae.api.conversation import CustomTool, Message, Tool, ToolChoice
+from personae.api.wire.conversation import CustomTool, Message, Tool, ToolChoice
 from personae.errors import UnsupportedParameter
 
 

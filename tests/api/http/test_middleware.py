@@ -186,7 +186,7 @@ async def test_an_unexpected_error_within_a_stream_shows_nothing(caplog: pytest.
             raise ZeroDivisionError("the secret")
 
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr("personae.api.metrics.SequenceClock.saw", break_off)
+        patch.setattr("personae.api.telemetry.metrics.SequenceClock.saw", break_off)
         visit = await asgi.Visit("/v1/completions", ASK | {"stream": True}).run(app)
     assert visit.events()[0]["choices"][0]["text"] == "a"
     assert visit.events()[-1]["error"]["code"] == "internal_error"

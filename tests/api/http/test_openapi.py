@@ -14,11 +14,11 @@ from starlette.routing import Route
 from uploads import open_house
 
 from personae.api.app import OPERATIONS, create_app
-from personae.api.openapi import document
+from personae.api.http.openapi import document
 from personae.evals import api_fuzz
 
 EXAMPLES = 20  # of valid requests and of invalid ones, for each operation
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 DESCRIBED = document(OPERATIONS)
 
 

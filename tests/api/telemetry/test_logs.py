@@ -14,8 +14,8 @@ from fake_engine import FakeEngine
 from starlette.applications import Starlette
 from uploads import open_house
 
-from personae.api import logs
 from personae.api.app import create_app
+from personae.api.telemetry import logs
 
 pytestmark = pytest.mark.anyio
 SECRET = "the crown jewels"

@@ -1,0 +1,1 @@
+"""HTTP itself: connections and their limits, routes as a table, forms, how a server stops."""
