@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -148,13 +147,18 @@ def test_a_second_signal_ends_at_once() -> None:
         os.kill(back, signal.SIGSTOP)  # nothing will finish
         stream = threading.Thread(target=broken_off, args=(server,), daemon=True)
         stream.start()
-        time.sleep(0.5)
+        eventually(lambda: admitted(server), "the request is there")
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.get("/ready").status_code == 503, "it drains")
         server.process.send_signal(signal.SIGTERM)
         server.end(0)
         stream.join(PATIENCE)
         assert not Path(f"/proc/{back}").exists()
+
+
+def admitted(server: Served) -> bool:
+    """Whether any request has been admitted, as Front counts them."""
+    return re.search(r"vllm:prompt_tokens_total\{.*\} [1-9]", server.get("/metrics").text) is not None
 
 
 def broken_off(server: Served) -> None:
