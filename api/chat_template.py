@@ -21,7 +21,14 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from personae.api.wire.conversation import AssistantMessage, Content, Message, RefusalPart, TextPart, ToolCall
+from personae.api.wire.conversation import (
+    AssistantMessage,
+    Content,
+    Message,
+    PastToolCall,
+    RefusalPart,
+    TextPart,
+)
 from personae.errors import ModelLoadError, RequestError, TemplateTooSlow, UnsupportedParameter
 from personae.grammar.tools.custom import CUSTOM_INPUT
 
@@ -197,7 +204,7 @@ def _text(content: Content, where: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+def _tool_call(call: PastToolCall, where: str) -> dict[str, Any]:
     """A call as templates know it: always of a function. A custom tool's takes its input."""
     arguments: Any = None
     if call.type == "custom" and call.custom is not None:

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
 
-class UploadFields(msgspec.Struct):
+class AdapterUpload(msgspec.Struct):
     """The form of an upload, for the description; `form.py` reads it."""
 
     name: str
@@ -74,7 +74,7 @@ class UnloadRequest(Body):
 @operation(
     "POST",
     "/v1/adapters",
-    body=Content("multipart/form-data", UploadFields),
+    body=Content("multipart/form-data", AdapterUpload),
     answers={201: AdapterRecord},
     refuses=(404, 409),
 )

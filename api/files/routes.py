@@ -45,7 +45,7 @@ _Kept = Annotated[int, Meta(ge=KEPT[0], le=KEPT[1])]
 _File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
 
-class UploadFields(msgspec.Struct):
+class FileUpload(msgspec.Struct):
     """The form of an upload, for the description; `upload.py` reads it."""
 
     file: _File
@@ -68,7 +68,7 @@ class ListFiles(msgspec.Struct):
 @operation(
     "POST",
     "/v1/files",
-    body=Content("multipart/form-data", UploadFields),
+    body=Content("multipart/form-data", FileUpload),
     answers={200: FileRecord},
     refuses=(404,),
 )

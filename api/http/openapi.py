@@ -115,8 +115,11 @@ def _operation(one: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tag(one: Operation) -> str:
-    parts = [part for part in one.path.split("/") if part and part != "v1"]
-    return parts[0] if one.path.startswith("/v1/") else "server"
+    """What the path names, as `adapters` of `/v1/adapters/{name}` and of vLLM's `/v1/load_lora_adapter`."""
+    if not one.path.startswith("/v1/"):
+        return "server"
+    kind = one.path.split("/")[2]
+    return "adapters" if kind.endswith("_lora_adapter") else kind
 
 
 def _parameters(one: Operation, schema_of: dict[str, Any]) -> Iterator[dict[str, Any]]:

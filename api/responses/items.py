@@ -19,7 +19,7 @@ class InputText(msgspec.Struct, tag="input_text", tag_field="type", forbid_unkno
     text: str
 
 
-class OutputText(msgspec.Struct, tag="output_text", tag_field="type", forbid_unknown_fields=True):
+class PastText(msgspec.Struct, tag="output_text", tag_field="type", forbid_unknown_fields=True):
     """A piece of text of an earlier answer."""
 
     text: str
@@ -41,7 +41,7 @@ class InputFile(msgspec.Struct, tag="input_file", tag_field="type"):
     """A file; not served, here to be refused by name."""
 
 
-Piece = InputText | OutputText | Refusal | InputImage | InputFile
+Piece = InputText | PastText | Refusal | InputImage | InputFile
 
 
 class MessageItem(msgspec.Struct, tag="message", tag_field="type", forbid_unknown_fields=True, kw_only=True):
@@ -167,7 +167,7 @@ class ChosenCustom(msgspec.Struct, tag="custom", tag_field="type", forbid_unknow
     name: str
 
 
-class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
+class ChosenTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
     """As `tool_choice`: only these, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
@@ -175,4 +175,4 @@ class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid
 
 
 Tool = FlatFunction | FlatCustom
-ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | ChosenCustom | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | ChosenCustom | ChosenTools

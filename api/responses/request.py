@@ -35,7 +35,7 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     generate_summary: Literal["auto"] | None = None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`; none of them changes anything."""
 
     include_obfuscation: Literal[False] | None = None
@@ -77,7 +77,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None

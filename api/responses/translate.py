@@ -25,11 +25,11 @@ from personae.api.wire.conversation import (
     Message,
     NamedCustomTool,
     NamedTool,
+    PastToolCall,
     RefusalPart,
     SystemMessage,
     TextPart,
     Tool,
-    ToolCall,
     ToolChoice,
     ToolMessage,
     ToolSelection,
@@ -188,10 +188,10 @@ def _say(own: AssistantMessage, item: _Said, place: str, at: str, names: Names) 
                 names.put(f"{at}.tool_calls[{len(calls) - 1}]{part}", place)
 
 
-def _call(item: wire.FunctionCallItem | wire.CustomCallItem) -> ToolCall:
+def _call(item: wire.FunctionCallItem | wire.CustomCallItem) -> PastToolCall:
     if isinstance(item, wire.CustomCallItem):
-        return ToolCall(custom=CustomCall(item.name, item.input), id=item.call_id, type="custom")
-    return ToolCall(function=FunctionCall(item.name, item.arguments), id=item.call_id)
+        return PastToolCall(custom=CustomCall(item.name, item.input), id=item.call_id, type="custom")
+    return PastToolCall(function=FunctionCall(item.name, item.arguments), id=item.call_id)
 
 
 def _content(content: str | Sequence[wire.Piece]) -> str | list[ContentPart]:
@@ -200,7 +200,7 @@ def _content(content: str | Sequence[wire.Piece]) -> str | list[ContentPart]:
 
 def _part(piece: wire.Piece) -> ContentPart:
     match piece:
-        case wire.InputText() | wire.OutputText():
+        case wire.InputText() | wire.PastText():
             return TextPart(piece.text)
         case wire.Refusal():
             return RefusalPart(piece.refusal)
@@ -234,6 +234,6 @@ def _named(tool: wire.ChosenFunction | wire.ChosenCustom) -> NamedTool | NamedCu
 def _choice(choice: wire.ToolChoice | None) -> ToolChoice | None:
     if choice is None or isinstance(choice, str):
         return choice
-    if isinstance(choice, wire.AllowedTools):
+    if isinstance(choice, wire.ChosenTools):
         return AllowedTools(ToolSelection(choice.mode, [_named(tool) for tool in choice.tools]))
     return _named(choice)

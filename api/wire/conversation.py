@@ -55,7 +55,7 @@ class CustomCall(msgspec.Struct, forbid_unknown_fields=True):
     input: str
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class PastToolCall(msgspec.Struct, forbid_unknown_fields=True):
     """A tool call in an assistant message of the history: of a function, or of a custom tool."""
 
     function: FunctionCall | None = None
@@ -90,7 +90,7 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid
     """An earlier answer. All fields that our own answers have are taken back; null ones mean nothing."""
 
     content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[PastToolCall] | None = None
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None

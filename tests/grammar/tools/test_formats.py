@@ -7,7 +7,13 @@ import pytest
 from answers import FUNCTIONS, allows, parse, vocabulary
 
 from personae.api.chat_template import ChatTemplate
-from personae.api.wire.conversation import AssistantMessage, FunctionCall, ToolCall, ToolMessage, UserMessage
+from personae.api.wire.conversation import (
+    AssistantMessage,
+    FunctionCall,
+    PastToolCall,
+    ToolMessage,
+    UserMessage,
+)
 from personae.errors import ModelLoadError
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
@@ -174,8 +180,8 @@ EXPECTED = {
 
 
 CALLS = [
-    ToolCall(FunctionCall("get_weather", '{"city": "Köln", "days": 3}'), id="functions.get_weather:0"),
-    ToolCall(FunctionCall("get", "{}"), id="functions.get:1"),
+    PastToolCall(FunctionCall("get_weather", '{"city": "Köln", "days": 3}'), id="functions.get_weather:0"),
+    PastToolCall(FunctionCall("get", "{}"), id="functions.get:1"),
 ]
 # Reasoning that the template leaves empty, and what ends an answer.
 AROUND = re.compile(
