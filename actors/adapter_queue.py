@@ -25,7 +25,7 @@ from personae.actors.messages import (
     Unpin,
     Yield,
 )
-from personae.engine.live import turn
+from personae.engine.scheduling.live import turn
 from personae.engine.sequence import SequenceLog
 
 

@@ -1,9 +1,6 @@
 """From options to a script: loads the model and the adapters, and says how Back is built from them."""
 
-import hashlib
-import hmac
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +12,8 @@ from personae.actors.client import ModelCard
 from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.actors.sizing import Sizes, choose_sizes
-from personae.engine.background import Tiers
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.config import GenerationDefaults, read_generation_defaults
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.jump import Spelling
 from personae.engine.kv import KVCache
@@ -26,7 +21,9 @@ from personae.engine.loader import EMBEDDING, OUTPUT, load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.runner import Runner
 from personae.engine.sampler import Sampler
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.background import Tiers
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.engine.warm_up import warm_up
@@ -95,7 +92,6 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
     spelling = Spelling(tokenizer, vocabulary.tokens)
-    secret = options.secret or secrets.token_bytes(32)
     script = Script(
         build_step_engine=EngineBuilder(model, shapes, sizes, spelling, options.cuda_graphs).build,
         build_scheduler=lambda: Scheduler(
@@ -110,7 +106,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         tokenizer=tokenizer,
         models=cards,
         library=library,
-        salt=lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
+        salt=options.salts(),
         late=device.type == "cpu",
     )
     return Assembly(

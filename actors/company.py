@@ -8,10 +8,7 @@ personae               one_for_one, gives up at once
 A fault of the device poisons its process and no other, and Back's steps share no interpreter lock with HTTP.
 """
 
-import hashlib
-import hmac
 import logging
-import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -127,13 +124,13 @@ async def raise_curtain(
     back.spawn("host", host)
     try:
         async with root:
-            facts, secret = met[0], options.secret or secrets.token_bytes(32)
+            facts = met[0]
             prospectus = Prospectus(
                 tokenizer,
                 facts.models,
                 facts.max_model_len,
                 facts.vocab_size,
-                lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256),
+                options.salts(),
             )
             client = LocalClient(prospectus, front)
             yield Company(client, facts.defaults, facts.max_adapters, facts.bounds, facts.about)

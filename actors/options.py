@@ -1,5 +1,9 @@
 """What an engine is asked for, as plain data that travels to Back's process."""
 
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -36,3 +40,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     background_tokens: int | None = None
     cuda_graphs: bool = True
     quantize: Quantization | None = None
+
+    def salts(self) -> Callable[[str], bytes]:
+        """Each tenant's prefix-cache salt: derived from `secret`, or from one that is drawn now."""
+        secret = self.secret or secrets.token_bytes(32)
+        return lambda tenant: hmac.digest(secret, tenant.encode(), hashlib.sha256)

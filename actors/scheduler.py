@@ -27,7 +27,7 @@ from personae.actors.messages import (
     StepDone,
     Submit,
 )
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec

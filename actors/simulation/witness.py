@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from personae.actors.adapter_queue import AdapterQueue
 from personae.actors.simulation.machine import Truth
 from personae.actors.simulation.trouble import Wrong
-from personae.engine.fairness import Key, VirtualTokenCounters
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import Key, VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0

@@ -37,7 +37,7 @@ from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.api.local import DEMO
 from personae.engine.runner import PackedStep
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.step import Launched, StepEngine
 from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.backend import BoundGrammar

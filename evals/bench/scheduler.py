@@ -12,11 +12,11 @@ from collections import deque
 from statistics import quantiles
 from time import perf_counter_ns
 
-from personae.engine.background import Tiers
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.background import Tiers
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 
 LOOKAHEAD = 2

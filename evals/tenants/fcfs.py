@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Collection
 
-from personae.engine.fairness import Key
+from personae.engine.scheduling.fairness import Key
 
 
 class FirstComeFirstServed:

@@ -26,10 +26,10 @@ from personae.actors.front import LocalClient
 from personae.actors.options import EngineOptions
 from personae.actors.stage import open_stage
 from personae.api.local import DEMO
-from personae.engine.fairness import FairnessPolicy, VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 

@@ -14,10 +14,10 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import BackStarted, Cancel, Compile, Compiled, Message, Refused, Submit
 from personae.actors.scheduler import SchedulerActor
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 from personae.errors import GrammarError, Overloaded, RequestFailed
 from personae.grammar.spec import GrammarSpec

@@ -16,10 +16,10 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import Execute, Message, Sampled, Spent, Submit
 from personae.actors.scheduler import SchedulerActor
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 
 pytestmark = virtual_clock

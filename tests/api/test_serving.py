@@ -24,7 +24,7 @@ from tiny_models import VOCAB, model_folder
 from personae.actors.inbox import Inbox
 from personae.actors.streamer import Live
 from personae.api.options import ServeOptions
-from personae.engine.live import LiveSequence
+from personae.engine.scheduling.live import LiveSequence
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
 

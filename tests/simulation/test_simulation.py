@@ -21,11 +21,11 @@ from personae.actors.simulation.swarm import draw
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import Workload
 from personae.actors.simulation.world import Violation, simulate
-from personae.engine import live
-from personae.engine.fairness import VirtualTokenCounters
-from personae.engine.prefix import PrefixCache, root_key
-from personae.engine.roster import Roster
-from personae.engine.running import RunningTable
+from personae.engine.scheduling import live
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.prefix import PrefixCache, root_key
+from personae.engine.scheduling.roster import Roster
+from personae.engine.scheduling.running import RunningTable
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / ".pkg")
 CALM = Scenario(1, Workload(requests=60, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0), every=1)

@@ -18,7 +18,7 @@ import msgspec
 
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 

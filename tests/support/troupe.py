@@ -16,7 +16,6 @@ import torch
 
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderWeights
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.graphs import Capture, DecodeGraphs
 from personae.engine.jump import Spelling
 from personae.engine.kv import KVCache
@@ -25,7 +24,8 @@ from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan
 from personae.engine.runner import PackedStep, Runner
 from personae.engine.sampler import Sampler
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import Launched, StepEngine
 from personae.grammar.backend import BoundGrammar

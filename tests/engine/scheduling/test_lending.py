@@ -4,7 +4,7 @@ import pytest
 from fake_executor import Bench, FakeExecutor, make_log
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 

@@ -15,7 +15,7 @@ which all seats decode.
 
 from collections import Counter
 
-from personae.engine.fairness import Key
+from personae.engine.scheduling.fairness import Key
 
 LATELY = 256  # steps
 

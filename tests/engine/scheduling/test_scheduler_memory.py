@@ -3,9 +3,9 @@
 import pytest
 from fake_executor import Bench, FakeExecutor, bench, make_log, solo
 
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 

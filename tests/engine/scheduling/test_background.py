@@ -3,10 +3,10 @@ import random
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
-from personae.engine.background import Allowance, StepCost, Tiers
-from personae.engine.fairness import Key
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.background import Allowance, StepCost, Tiers
+from personae.engine.scheduling.fairness import Key
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 USER, BATCH = Key("a", None), Key("a", None, True)

@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from personae.engine.fairness import FairnessPolicy, Key
-from personae.engine.live import LiveSequence, Place
 from personae.engine.plan import MemoryLayout
-from personae.engine.running import RunningTable
+from personae.engine.scheduling.fairness import FairnessPolicy, Key
+from personae.engine.scheduling.live import LiveSequence, Place
+from personae.engine.scheduling.running import RunningTable
+from personae.engine.scheduling.shares import Shares
+from personae.engine.scheduling.waiting import WaitingRoom
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.shares import Shares
-from personae.engine.waiting import WaitingRoom
 
 
 class Roster:

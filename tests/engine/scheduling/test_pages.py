@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personae.engine.pages import PagePool
+from personae.engine.scheduling.pages import PagePool
 
 
 def test_allocated_pages_are_distinct_and_counted():

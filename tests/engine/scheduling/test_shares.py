@@ -3,10 +3,10 @@
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log
 
-from personae.engine.fairness import VirtualTokenCounters
-from personae.engine.live import PRIORITY_STEP
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.live import PRIORITY_STEP
+from personae.engine.scheduling.scheduler import Scheduler
 
 
 def bench(seats: int = 8, *, sharing: bool = True) -> Bench:

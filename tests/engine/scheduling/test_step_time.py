@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from personae.engine.step_time import StepTime
+from personae.engine.scheduling.step_time import StepTime
 
 
 def seconds(rows: int, prompts: int) -> float:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 
 SEATS = 16

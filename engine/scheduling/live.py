@@ -4,9 +4,9 @@ from enum import Enum, auto
 
 import msgspec
 
-from personae.engine.fairness import Key
 from personae.engine.plan import MemoryLayout
-from personae.engine.prefix import Lease, Token, root_key
+from personae.engine.scheduling.fairness import Key
+from personae.engine.scheduling.prefix import Lease, Token, root_key
 from personae.engine.sequence import SequenceLog
 
 

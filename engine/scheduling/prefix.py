@@ -20,7 +20,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from personae.engine.pages import PagePool
+from personae.engine.scheduling.pages import PagePool
 
 RootKey = tuple[str, bytes] | tuple[str, bytes, str]
 Token = int | tuple[str, int]

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from statistics import median
 
-from personae.engine.background import StepCost
+from personae.engine.scheduling.background import StepCost
 
 _MEMORY = 31  # steps of a kind
 _TELLING = 8  # prompt tokens, from which on a step says what one of them takes

@@ -1,7 +1,7 @@
 """Fixed-size pages of KV memory, counted.
 
 The pool knows page ids and how many holders each has; what lies in a page, and whether it may be evicted,
-others know (engine/prefix.py). The verbs come in pairs: `can_allocate` and `allocate`, `share` and
+others know (engine/scheduling/prefix.py). The verbs come in pairs: `can_allocate` and `allocate`, `share` and
 `release`.
 
 The lowest free pages are given out first, so that whole runs at the end stay free, and what was never used

@@ -4,8 +4,8 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 from operator import attrgetter
 
-from personae.engine.fairness import FairnessPolicy, Key
-from personae.engine.live import LiveSequence
+from personae.engine.scheduling.fairness import FairnessPolicy, Key
+from personae.engine.scheduling.live import LiveSequence
 
 _by_turn = attrgetter("turn", "order")
 

@@ -14,12 +14,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from personae.engine.background import Tiers
-from personae.engine.fairness import VirtualTokenCounters
-from personae.engine.pages import PagePool
 from personae.engine.plan import MemoryLayout
-from personae.engine.prefix import PrefixCache
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.background import Tiers
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.pages import PagePool
+from personae.engine.scheduling.prefix import PrefixCache
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from personae.engine.live import LiveSequence, Place
-from personae.engine.pages import PagePool
 from personae.engine.plan import MemoryLayout
-from personae.engine.prefix import MISS, Node, PrefixCache
+from personae.engine.scheduling.live import LiveSequence, Place
+from personae.engine.scheduling.pages import PagePool
+from personae.engine.scheduling.prefix import MISS, Node, PrefixCache
 
 _by_rank = attrgetter("rank")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from personae.engine.pages import PagePool
-from personae.engine.prefix import Hit, Lease, PrefixCache, root_key
+from personae.engine.scheduling.pages import PagePool
+from personae.engine.scheduling.prefix import Hit, Lease, PrefixCache, root_key
 
 KEY = root_key(b"tenant", None)
 

@@ -12,8 +12,8 @@ It does not wait for ever: see `Tiers`; and of background sequences that run the
 import math
 from collections.abc import Collection
 
-from personae.engine.fairness import FairnessPolicy, Key
-from personae.engine.live import LiveSequence
+from personae.engine.scheduling.fairness import FairnessPolicy, Key
+from personae.engine.scheduling.live import LiveSequence
 
 
 class Tiers:

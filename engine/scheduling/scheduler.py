@@ -52,14 +52,14 @@ With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every
 from collections import deque
 from typing import NamedTuple
 
-from personae.engine.background import Allowance, Budget
-from personae.engine.fairness import FairnessPolicy
-from personae.engine.live import LiveSequence
 from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
-from personae.engine.roster import Roster
+from personae.engine.scheduling.background import Allowance, Budget
+from personae.engine.scheduling.fairness import FairnessPolicy
+from personae.engine.scheduling.live import LiveSequence
+from personae.engine.scheduling.roster import Roster
+from personae.engine.scheduling.settlement import Settlement
+from personae.engine.scheduling.step_time import StepTime
 from personae.engine.sequence import Delta, SequenceLog
-from personae.engine.settlement import Settlement
-from personae.engine.step_time import StepTime
 
 CROWDED = 1.5  # as long as a step in which all seats decode: one in which tenants that crowd have prompts
 

@@ -2,9 +2,9 @@ from fake_executor import Bench, FakeExecutor, make_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personae.engine.fairness import FairnessPolicy, Key, VirtualTokenCounters
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import FairnessPolicy, Key, VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 A = Key("a", None)

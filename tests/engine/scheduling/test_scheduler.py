@@ -5,7 +5,7 @@ import pytest
 from fake_executor import bench, make_log, solo
 
 from personae.engine.plan import MemoryLayout, StepResult
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
 

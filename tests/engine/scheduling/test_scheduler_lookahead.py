@@ -9,9 +9,9 @@ import random
 import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
-from personae.engine.fairness import VirtualTokenCounters
 from personae.engine.plan import MemoryLayout, StepPlan
-from personae.engine.scheduler import Scheduler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 5])

@@ -1,9 +1,9 @@
 """What a step's result means for the sequences that had rows in it: their logs, their pages, their deltas."""
 
-from personae.engine.fairness import FairnessPolicy
-from personae.engine.live import LiveSequence, Place
 from personae.engine.plan import Row, StepResult
-from personae.engine.roster import Roster
+from personae.engine.scheduling.fairness import FairnessPolicy
+from personae.engine.scheduling.live import LiveSequence, Place
+from personae.engine.scheduling.roster import Roster
 from personae.engine.sequence import Delta, TokenLogprobs
 
 
