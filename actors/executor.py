@@ -47,11 +47,11 @@ GLANCE_SECONDS = 0.00005
 class Executor(ThreadActor[Message]):
     """Runs plans in the order in which they come; places and releases adapters between them.
 
-    What is not a step is done in pieces between two of them, for as long as `CHORE_SHARE` of the step before
-    took, so it holds up other requests by hardly more; when there is nothing else to do, all at once. Such
-    chores are placing an adapter, and handing memory to and fro: an adapter for which another would have to
-    leave asks for memory of the KV cache first. What a thread reads into its place beside the steps is placed
-    when that thread says so.
+    Everything else is a chore: placing an adapter, and handing memory to and from the KV cache. Chores are
+    done in pieces between two steps, for at most `CHORE_SHARE` of the time that the step before took, so that
+    they hardly hold up other requests; when there is nothing else to do, all at once. Before an adapter makes
+    another one leave, it asks for memory of the KV cache. An adapter that a thread reads into its
+    place beside the steps is placed when that thread says so.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.
@@ -112,8 +112,8 @@ class Executor(ThreadActor[Message]):
         self._work()
 
     def _work(self) -> None:
-        """As much of the chores as is due. What a step brought is told when they have taken a while: sooner,
-        a short one waits for the interpreter behind all that telling sets going."""
+        """As much of the chores as is due. What a step brought is told only when they have taken a while:
+        telling wakes other threads, and a short chore would then wait behind them for the interpreter."""
         while self._chores and (not self.pending or self._chored < CHORE_SHARE * self._seconds):
             begun, chore = self.time(), self._chores[0]
             if next(chore, self) is self:
@@ -125,8 +125,8 @@ class Executor(ThreadActor[Message]):
                 self._tell()
 
     def _next_is_here(self) -> bool:
-        """Whether there is something to do before the launched step is read. The next plan is made from the
-        step before, which has just been told: it is worth waiting for, or the device would be idle from the
+        """Whether there is something to do before the launched step is read. The next plan is being made from
+        the step that has just been told. It is worth waiting for: otherwise the device would be idle from the
         end of this step until that plan is launched."""
         patience = GRACE_SECONDS
         while not self.pending and patience > 0 and not self._engine.ready(self._unread):

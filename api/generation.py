@@ -108,26 +108,11 @@ class Job:
 
         Raises RequestError for a token that the model has no embedding of: a tokenizer may know more ids.
         """
-        client = self.door.client
-        if prompt and not 0 <= min(prompt) <= max(prompt) < client.vocab_size:
-            strange = next(token for token in prompt if not 0 <= token < client.vocab_size)
-            text = client.tokenizer.token_text(strange)
-            raise RequestError(
-                f"`{prompt_param}` has the token {strange} ({text!r}), which this model does not have: "
-                f"ids are from 0 to {client.vocab_size - 1}.",
-                param=prompt_param,
-            )
-        most = self.door.settings.max_grammar_bytes
-        if grammar is not None and len(grammar.source) > most:
-            raise RequestError(
-                f"What binds the answer has more than {most} characters; make it simpler.",
-                param=self.bound_by,
-                code="grammar_too_large",
-            )
+        client, caller = self.door.client, self.door.caller
+        self._check_prompt(prompt, prompt_param)
         if grammar is not None:
-            self.door.meter.schema(self.door.caller.identity, grammar.source)
-        tenant = self.door.caller.tenant
-        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(tenant)
+            self._check_grammar(grammar)
+        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(caller.tenant)
         if self.cache_salt is not None:
             salt = hmac.digest(salt, self.cache_salt.encode(), hashlib.sha256)
         adapter, start = self.model.adapter, 0
@@ -145,17 +130,39 @@ class Job:
                 eos=eos,
                 adapter=adapter,
                 grammar=grammar,
-                tenant=tenant,
+                tenant=caller.tenant,
                 salt=salt,
                 after=first,
                 background=self.door.background,
                 adapter_start=start,
                 priority=self.priority,
-                weight=self.door.caller.identity.limits.weight or 1.0,
+                weight=caller.identity.limits.weight or 1.0,
             )
             first = first or log.id
             self.logs.append(log)
             self.choices[log.id] = choice
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        client = self.door.client
+        if prompt and not 0 <= min(prompt) <= max(prompt) < client.vocab_size:
+            strange = next(token for token in prompt if not 0 <= token < client.vocab_size)
+            text = client.tokenizer.token_text(strange)
+            raise RequestError(
+                f"`{param}` has the token {strange} ({text!r}), which this model does not have: "
+                f"ids are from 0 to {client.vocab_size - 1}.",
+                param=param,
+            )
+
+    def _check_grammar(self, grammar: GrammarSpec) -> None:
+        """Its size, and the tenant's limit on new ones."""
+        most = self.door.settings.max_grammar_bytes
+        if len(grammar.source) > most:
+            raise RequestError(
+                f"What binds the answer has more than {most} characters; make it simpler.",
+                param=self.bound_by,
+                code="grammar_too_large",
+            )
+        self.door.meter.schema(self.door.caller.identity, grammar.source)
 
     async def run(self, sink: Sink) -> None:
         """Hand every part to `sink` as it comes, until all choices have ended.

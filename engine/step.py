@@ -1,17 +1,17 @@
-"""One step on the device, in five calls: `prepare` and `fill` are the host's, `forward` and `sample` start
-it, `finish` reads what came out.
+"""One step on the device, in five calls: `prepare`, `forward`, `fill`, `sample`, `finish`.
 
-Between them the device computes. A caller may start step N+1 before it finishes step N, but only its forward
-pass: the masks of N+1 depend on the tokens of N. So the order is
+`prepare` and `fill` work on the host, `forward` and `sample` start work on the device, `finish` reads the
+tokens. A caller may start step N+1 before it finishes step N, but only its forward pass, since the masks of
+N+1 depend on the tokens of N. So the order is
 
     prepare, forward N+1  ->  finish N (read tokens, advance grammars), fill the masks of N+1  ->  sample N+1
 
-and what stands between the arrows is hidden behind the forward pass. On a CPU, where that takes the threads
-that there are cores for, `forward` has this thread do it when the others have begun, and then join them: a
-thread more would have to take a core from one of them in the middle of its work, for which all would wait.
+and what stands between the arrows is hidden behind the forward pass. On a CPU the forward pass has a thread
+for each core. There `forward` lets the other threads begin, does the hidden work on this one, and then joins
+them: one thread more would take a core from one of them in the middle of its work, and all would wait.
 
-Where grammars are asked about the tokens of N before they are taken, that is done as late as it can be: when
-N+1 is prepared, and before its forward pass is launched.
+Tokens of N that grammars have to be asked about before they are final are settled as late as possible: when
+N+1 is prepared, before its forward pass is launched.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ from personae.engine.arrival import Arrival
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.jump import Forced, Jump, Spelling, jumps
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
-from personae.engine.plan import StepPlan, StepResult
+from personae.engine.plan import Row, StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
 from personae.engine.sampler import Sampled, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
@@ -217,23 +217,29 @@ class StepEngine:
                 if isinstance(matcher, Forced):
                     assert jump is not None
                     forced[row], jump.untold = jump.untold, ()
-                elif token is None or matcher is None or self._matchers.get(place.slot) is not matcher:
-                    continue
-                elif jump is not None:
-                    brought = jump.take(token)
+                elif token is not None and matcher is not None and self._matchers.get(place.slot) is matcher:
+                    brought = self._take(place, matcher, jump, token)
                     if brought is None:
                         failures[row] = _REFUSED.format(token)
                     elif len(brought) > 1:
-                        self.runner.extend(place.slot, place.start + place.count, brought)
                         forced[row] = brought
-                elif not (matcher.terminated or matcher.accept(token)):  # after its end come stop tokens
-                    failures[row] = _REFUSED.format(token)
         if launched.bitmask is not None:
             self._bitmasks.release(launched.bitmask)
         if launched.arrival is not None:
             launched.arrival.wait()
         prompts = {row: entries.read() for row, entries in launched.prompt_logprobs.items()}
         return StepResult(launched.plan.step, tuple(tokens), logprobs, prompts, failures, forced)
+
+    def _take(self, row: Row, matcher: Binding, jump: Jump | None, token: int) -> tuple[int, ...] | None:
+        """Have a row's grammar take its token. What this brings: the token, and those that are forced behind
+        it. None if the grammar refuses it."""
+        if jump is None:
+            accepted = matcher.terminated or matcher.accept(token)  # after its end come stop tokens
+            return (token,) if accepted else None
+        brought = jump.take(token)
+        if brought is not None and len(brought) > 1:
+            self.runner.extend(row.slot, row.start + row.count, brought)
+        return brought
 
     def place(self, adapter: Adapter) -> bool:
         """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
