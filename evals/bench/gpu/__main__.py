@@ -1,11 +1,12 @@
 """Checks the kernels on this machine's GPU and measures them: `python -m personae.evals.bench.gpu`.
 
-    python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 480] [--seed N]
+    python -m personae.evals.bench.gpu [--out FOLDER] [--seconds 480] [--seed N] [--resume]
 
 First correctness, then the tables, in order of importance, until the time is up; what did not fit says so. A
-part that fails is a failed check, and the others go on. gpu.json and gpu.md are written after each part, so
-that they hold what was found whatever ends the run. Ends with 1 if a check failed, with 2 where there is no
-GPU.
+part that fails is a failed check, and the others go on: in a new process, if the part has spoilt the device
+for this one, as an illegal access does, or does not end. gpu.json and gpu.md are written after each part, so
+that they hold what was found whatever ends the run; `--resume` goes on with the parts that they do not have.
+Ends with 1 if a check failed, with 2 where there is no GPU.
 
 Of Personae's dependencies this needs torch, triton, numpy and msgspec alone; where it is not installed, a
 checkout's `.pkg` on PYTHONPATH will do.
@@ -13,14 +14,17 @@ checkout's `.pkg` on PYTHONPATH will do.
 
 import argparse
 import json
+import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from math import nan
 from pathlib import Path
-from typing import Any
+from threading import Timer
+from typing import Any, Never
 
 import torch
 
@@ -55,6 +59,8 @@ from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.copies import Copies, SideStream, pinned
 
 Operators = dict[str, Callable[..., Any]]
+LONGEST = 200.0  # seconds of a part; one that takes longer hangs
+OPEN_FILES = 4096  # at most
 
 
 def check_parts(
@@ -102,25 +108,72 @@ def rig(generator: torch.Generator, copies: Copies | None = None, *, lends: bool
 
 
 class Findings:
-    """The report (see `markdown` for its fields), written to a folder after each part."""
+    """The report (see `markdown` for its fields), in a folder: written before and after each part, and read
+    again by a process that resumes it.
 
-    def __init__(self, folder: Path, **known: object) -> None:
-        self._folder, self._begun = folder, time.monotonic()
-        self.checks: list[dict[str, Any]] = []
-        self.tables: dict[str, list[Row]] = {}
-        self._report: dict[str, Any] = {**known, "checks": self.checks, "tables": self.tables}
+    again: goes on in a new process; called by any thread.
+    """
+
+    def __init__(self, folder: Path, report: dict[str, Any], again: Callable[[], Never]) -> None:
+        self._folder, self._report, self._again = folder, report, again
+        self.checks: list[dict[str, Any]] = report["checks"]
+        self.tables: dict[str, list[Row]] = report["tables"]
+
+    @classmethod
+    def of(cls, folder: Path, seed: int, again: Callable[[], Never], *, resume: bool) -> "Findings":
+        """Those in the folder, if they are to be resumed, else none."""
+        if resume:
+            return cls(folder, json.loads((folder / "gpu.json").read_text(encoding="utf-8")), again)
+        import triton
+
+        known = {
+            "device": torch.cuda.get_device_name(),
+            "versions": {"torch": torch.__version__, "triton": triton.__version__},
+            "seed": seed,
+            "bandwidth": copy_bandwidth(),
+            "begun": time.time(),
+        }
+        return cls(folder, {**known, "parts": [], "checks": [], "tables": {}}, again)
+
+    @property
+    def seconds(self) -> float:
+        """Since the first process began."""
+        return time.time() - float(self._report["begun"])
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a microsecond."""
+        return float(self._report["bandwidth"])
 
     def part(self, name: str, items: Callable[[], Iterable[Any]], take: Callable[[Any], object]) -> None:
-        """Take what a part finds, one after the other; that it failed is a finding, too."""
-        print(f"{time.monotonic() - self._begun:5.0f} s  {name}", flush=True)
+        """Take what a part finds, one after the other; that it failed is a finding, too. Nothing if it was
+        begun before."""
+        if name in self._report["parts"]:
+            return
+        self._report["parts"].append(name)
+        self.write()
+        print(f"{self.seconds:5.0f} s  {name}", flush=True)
+        watch = Timer(LONGEST, self._hangs, (name,))
+        watch.daemon = True
+        watch.start()
         try:
             torch.cuda.empty_cache()
             for item in items():
                 take(item)
+            torch.cuda.synchronize()
         except Exception as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self.check(Check(f"{name}: {what[:300]}", nan, 0))
+        finally:
+            watch.cancel()
         self.write()
+        if not device_answers():
+            self._again()
+
+    def _hangs(self, name: str) -> None:
+        self.check(Check(f"{name}: it has not ended after {LONGEST:.0f} s", nan, 0))
+        self.write()
+        self._again()
 
     def check(self, check: Check) -> None:
         """Take one in."""
@@ -130,7 +183,7 @@ class Findings:
 
     def write(self) -> str:
         """gpu.json and gpu.md as they are now; the latter's text."""
-        self._report["seconds"] = time.monotonic() - self._begun
+        self._report["seconds"] = self.seconds
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "gpu.json").write_text(json.dumps(self._report, indent=1), encoding="utf-8")
         text = markdown(self._report)
@@ -138,33 +191,31 @@ class Findings:
         return text
 
 
-def measure(folder: Path, seconds: float, seed: int) -> Findings:
-    """All parts, none begun after so many seconds but the checks."""
-    import triton
+def device_answers() -> bool:
+    """Whether this process can still use the device: some faults end that for good."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
-    deadline = Deadline.after(seconds)
+
+def measure(findings: Findings, seconds: float, seed: int) -> None:
+    """All parts, none begun after so many seconds but the checks."""
+    deadline = Deadline.after(seconds - findings.seconds)
     generator = torch.Generator("cuda").manual_seed(seed)
     operators = registry.operators("cuda")
     missing = set(OPERATORS) - operators.keys()
     if missing:
         raise SystemExit(f"no Triton kernels for {', '.join(sorted(missing))} on this GPU")
-    bandwidth = copy_bandwidth()
-    findings = Findings(
-        folder,
-        device=torch.cuda.get_device_name(),
-        versions={"torch": torch.__version__, "triton": triton.__version__},
-        seed=seed,
-        bandwidth=bandwidth,
-    )
     for name, checks in check_parts(operators, generator):
         findings.part(name, checks, findings.check)
-    for title, table in table_parts(bandwidth, generator, deadline).items():
-        rows = findings.tables[title] = []
+    for title, table in table_parts(findings.bandwidth, generator, deadline).items():
+        rows = findings.tables.setdefault(title, [])
         if deadline.passed:
             rows.append({"left out": "no time left"})
         else:
             findings.part(title, table, rows.append)
-    return findings
 
 
 def main() -> int:
@@ -173,12 +224,24 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no table after so long")
     parser.add_argument("--seed", type=int, default=None, help="fresh by default")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no CUDA GPU on this machine: nothing to check, nothing to measure", file=sys.stderr)
         return 2
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    findings = measure(options.out, options.seconds, seed)
+
+    def again() -> Never:
+        """In this process's place, which ends its hold on the device whatever its threads do."""
+        sys.stdout.flush()
+        for number in range(3, OPEN_FILES):  # what the driver has open would keep the old context alive
+            with suppress(OSError):
+                os.set_inheritable(number, False)
+        own = ("--out", str(options.out), "--seconds", str(options.seconds), "--seed", str(seed))
+        os.execv(sys.executable, [sys.executable, "-m", "personae.evals.bench.gpu", *own, "--resume"])  # noqa: S606
+
+    findings = Findings.of(options.out, seed, again, resume=options.resume)
+    measure(findings, options.seconds, seed)
     print(findings.write())
     return 0 if all(check["passed"] for check in findings.checks) else 1
 

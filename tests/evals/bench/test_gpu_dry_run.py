@@ -125,6 +125,72 @@ def test_a_part_that_fails_is_a_failed_check_and_the_others_go_on(monkeypatch, t
     assert status == 1
 
 
+def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in_a_new_process(
+    monkeypatch, tmp_path: Path
+) -> None:
+    lives: list[list[str]] = []
+    begun: list[str] = []
+
+    def spoils():
+        begun.append("first")
+        yield checks.Check("whole", 0.0, 1.0)
+        monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+        refuse()
+
+    def refuse(device: object = None) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def again(path: str, arguments: list[str]) -> None:
+        lives.append([path, *arguments])
+        raise SystemExit
+
+    def other():
+        begun.append("second")
+        yield checks.Check("other", 0.0, 1.0)
+
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 1e6)
+    monkeypatch.setattr(bench, "check_parts", lambda *_: [("first", spoils), ("second", other)])
+    monkeypatch.setattr(bench, "table_parts", lambda *_: {"Steps": lambda: [{"us": 1.0}]})
+    monkeypatch.setattr(os, "execv", again)
+    with PaperGpu() as gpu, pytest.raises(SystemExit):
+        on_paper(gpu, monkeypatch, tmp_path)
+    ((path, own, *arguments),) = lives
+    assert (path, own, arguments[:2]) == (sys.executable, sys.executable, ["-m", "personae.evals.bench.gpu"])
+    with PaperGpu() as gpu:
+        status, report = on_paper(gpu, monkeypatch, tmp_path, *arguments[2:])
+    assert begun == ["first", "second"]
+    names = [check["name"] for check in report["checks"]]
+    assert names == [
+        "whole",
+        "first: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "other",
+    ]
+    assert report["tables"] == {"Steps": [{"us": 1.0}]}
+    assert (status, report["seed"]) == (1, 5)
+
+
+def test_a_part_that_does_not_end_is_a_failed_check_and_a_new_process_takes_over(tmp_path: Path) -> None:
+    """The new one finds that there is no GPU here."""
+    code = """
+import sys, time, torch
+from personae.evals.bench.gpu import __main__ as bench
+
+torch.cuda.is_available = lambda: True
+torch.cuda.empty_cache = lambda: time.sleep(1000)
+torch.cuda.get_device_name = lambda: "a GPU"
+bench.copy_bandwidth = lambda: 1e6
+bench.LONGEST = 0.1
+bench.measure = lambda findings, seconds, seed: findings.part("endless", list, print)
+bench.main()
+"""
+    command = [sys.executable, "-c", code, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, "no CUDA GPU" in done.stderr) == (2, True), done.stderr
+    (check,) = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["checks"]
+    assert check["name"] == "endless: it has not ended after 0 s"
+    assert not check["passed"]
+
+
 def test_it_needs_no_packages_but_those_that_it_names() -> None:
     """Others may be missing on a machine that has a GPU and no registry."""
     code = (
