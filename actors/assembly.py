@@ -33,6 +33,7 @@ from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.branch import Branch
 from personae.kernels.container import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
+from personae.kernels.triton import check_launcher
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import SideStream, pinned
@@ -73,6 +74,8 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         raise LoadError(f"--quantize {options.quantize} is served on a CPU only; use --device cpu.")
     if device.type == "cpu":
         keep_to_share()
+    else:
+        _check_kernels()
     model = _loaded(options, device, on_progress)
     vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
@@ -203,6 +206,15 @@ def _device(choice: str) -> torch.device:
     if choice == "cuda" and not torch.cuda.is_available():
         raise LoadError("No CUDA device is available; use --device cpu.")
     return torch.device(choice)
+
+
+def _check_kernels() -> None:
+    try:
+        check_launcher()
+    except DriverError as error:
+        raise LoadError(
+            f"{error.message} A GPU needs a C compiler (gcc or clang) and Python's headers (python3-dev)."
+        ) from error
 
 
 def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress | None) -> Decoder:

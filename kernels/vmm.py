@@ -49,7 +49,10 @@ class Driver:
 
     def call(self, name: str, *args: Any) -> Any:
         """A function of the driver; what it returns beside its status."""
-        status, *found = getattr(self._api, name)(*args)
+        try:
+            status, *found = getattr(self._api, name)(*args)
+        except RuntimeError as error:  # the library is not found, or is too old to have this
+            raise DriverError(f"{name}: {error}") from error
         if int(status):
             raise DriverError(f"{name}: {status!r}")
         return found[0] if found else None

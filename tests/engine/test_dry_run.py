@@ -23,6 +23,8 @@ from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 from troupe import Played, Troupe  # noqa: E402
 
+from personae.actors.assembly import assemble  # noqa: E402
+from personae.actors.options import EngineOptions  # noqa: E402
 from personae.errors import LoadError  # noqa: E402
 from personae.grammar.compiler import GrammarCompiler  # noqa: E402
 from personae.grammar.spec import GrammarSpec  # noqa: E402
@@ -239,3 +241,17 @@ def test_what_does_not_fit_is_refused_with_the_bytes_that_there_are(what: str, b
     total, options, why = TIGHT[what]
     with PaperGpu(total) as gpu, pytest.raises(LoadError, match=why):
         DryEngine(gpu, base, dtype="float32", **options)
+
+
+def test_without_a_c_compiler_the_start_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from triton.runtime import driver
+
+    for name, value in {"PATH": "", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_LIBCUDA_PATH": "/"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CC", raising=False)
+    with PaperGpu():
+        monkeypatch.setattr(driver, "_active", None)
+        with pytest.raises(LoadError, match=r"Failed to find C compiler.*Python's headers"):
+            assemble(EngineOptions(tmp_path / "none", device="cuda"))

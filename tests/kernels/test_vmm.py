@@ -103,6 +103,17 @@ def test_a_driver_that_fails_is_named_and_lends_nothing(gpu: PaperGpu, call: str
     assert [record.message for record in caplog.records if call in record.message]
 
 
+def test_a_driver_that_is_not_found_or_too_old_is_named_and_lends_nothing(
+    gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    def missing(*_: object) -> None:
+        raise RuntimeError('Function "cuMemGetAllocationGranularity" not found')  # as cuda-bindings has it
+
+    monkeypatch.setattr(gpu.driver, "cuMemGetAllocationGranularity", missing, raising=False)
+    assert granule_of(CUDA) is None
+    assert "not found" in caplog.records[0].message
+
+
 def test_without_the_package_or_the_ability_the_shares_are_fixed(gpu: PaperGpu, caplog) -> None:
     assert gpu.driver is not None
     gpu.driver.able = False

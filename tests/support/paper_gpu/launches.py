@@ -40,8 +40,10 @@ POINTERS = (
 
 def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyPatch) -> None:
     """Have kernels be launched on paper, and the registry give the Triton operators for `cuda`."""
+    from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
+    patch.setattr(driver, "_active", SimpleNamespace(utils=None))
     target = capability[0] * 10 + capability[1]
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
