@@ -81,22 +81,25 @@ class Bound:
 def bound_of(body: SamplingFields) -> Bound | None:
     """What binds the answer's text; None if nothing does.
 
-    Raises RequestError or GrammarError when that is malformed or asked for twice, UnsupportedParameter for
-    what would have to be ignored.
+    Raises RequestError or GrammarError when that is malformed or two things are asked for,
+    UnsupportedParameter for what would have to be ignored.
     """
-    asked = {name: value for name in _OLDER if (value := getattr(body, name)) is not None}
+    asked = {
+        name: _one(kind, value, name)
+        for name, kind in _OLDER.items()
+        if (value := getattr(body, name)) is not None
+    }
     if body.structured_outputs is not None:
-        asked["structured_outputs"] = body.structured_outputs
-    formatted = _formatted(body)
-    names = [*asked, *(["response_format"] if formatted is not None else [])]
-    if len(names) > 1:
-        message = f"`{names[1]}` beside `{names[0]}`: an answer can be bound once."
-        raise RequestError(message, param=names[1])
-    if isinstance(asked.get("structured_outputs"), StructuredOutputs):
-        return _structured(asked["structured_outputs"])
-    for name, value in asked.items():
-        return _one(_OLDER[name], value, name)
-    return formatted
+        asked["structured_outputs"] = _structured(body.structured_outputs)
+    if (formatted := _formatted(body)) is not None:
+        asked["response_format"] = formatted
+    if not asked:
+        return None
+    first, *others = asked
+    for name in others:  # the same under two names is no contradiction: guidance sends vLLM's older one, too
+        if asked[name].spec != asked[first].spec:
+            raise RequestError(f"`{name}` beside `{first}`: an answer can be bound once.", param=name)
+    return asked[first]
 
 
 def by_backend(spec: GrammarSpec | None, body: SamplingFields) -> GrammarSpec | None:

@@ -99,15 +99,16 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
     """
     if asked is not None and asked < 1:
         raise _out_of_range(param, "at least 1", asked)
+    # OpenAI's and vLLM's words, by which clients (LiteLLM, inspect-ai) know what to cut or fall back to.
+    longest = f"This model's maximum context length is {limit} tokens"
     if prompt >= limit:
         raise ContextLengthExceeded(
-            f"The prompt has {prompt} tokens; this model's context has {limit}, one of them for the answer.",
-            param=prompt_param,
+            f"{longest}; the prompt has {prompt}, and the answer needs one.", param=prompt_param
         )
     if asked is not None and prompt + asked > limit:
         raise ContextLengthExceeded(
-            f"The prompt has {prompt} tokens and `{param}` asks for {_shown(asked)} more; "
-            f"the context has {limit}, which leaves {limit - prompt}.",
+            f"{longest}; the prompt has {prompt} and `{param}` asks for {_shown(asked)} more, "
+            f"where {limit - prompt} are left.",
             param=param,
         )
     return asked if asked is not None else limit - prompt

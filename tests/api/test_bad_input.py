@@ -145,7 +145,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
     ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs.structural_tag"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
-    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"guided_json": "no"}, "guided_json"),
     ({"guided_decoding_backend": "outlines", "guided_json": {}}, "guided_decoding_backend"),
@@ -492,7 +492,24 @@ async def test_a_model_that_is_written_as_elsewhere_is_told_its_name_here(name: 
 async def test_a_prompt_and_answer_that_do_not_fit_are_told_what_is_left(app: Starlette) -> None:
     body = {"model": "base", "prompt": "x" * 500, "max_tokens": 10**30}
     message = (await refused(app, "/v1/completions", json=body))["message"]
-    assert message.endswith("asks for a number of 31 characters more; the context has 512, which leaves 12.")
+    assert message.endswith("asks for a number of 31 characters more, where 12 are left.")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x" * 600}),
+        ("/v1/completions", {"prompt": "x" * 500, "max_tokens": 20}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}),
+        ("/v1/responses", {"input": "x" * 600}),
+    ],
+)
+async def test_what_is_too_long_is_told_in_the_words_that_clients_look_for(
+    path: str, body: dict[str, Any], app: Starlette
+) -> None:
+    """LiteLLM falls back to a model with more context, and inspect-ai ends the sample, by them alone."""
+    message = (await refused(app, path, json={"model": "base", **body}))["message"]
+    assert message.startswith("This model's maximum context length is 512 tokens; the prompt has ")
 
 
 async def test_an_unknown_model_is_a_404_that_says_where_the_known_ones_are(app: Starlette) -> None:

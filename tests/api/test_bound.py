@@ -58,6 +58,10 @@ async def spec_of(app: Starlette, engine: FakeEngine, path: str, **extra: Any) -
             GrammarSpec("choice", '["a"]', backend="llguidance"),
         ),
         ({"guided_grammar": GBNF}, GrammarSpec("ebnf", GBNF)),
+        (
+            {"structured_outputs": {"grammar": LARK}, "guided_grammar": LARK},
+            GrammarSpec("lark", LARK),
+        ),
     ],
     ids=str,
 )

@@ -89,7 +89,7 @@ def test_closing_the_answer_stops_it_and_keeps_what_came(
 
 
 def test_a_refusal_is_shown_and_forgotten(conversation: Conversation, engine: FakeEngine) -> None:
-    assert "this model's context has 512" in said(conversation, "x" * 600)
+    assert "maximum context length is 512 tokens" in said(conversation, "x" * 600)
     assert conversation.messages == []
     engine.fail_after = 0
     assert "could not be finished" in said(conversation, "hi")
