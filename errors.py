@@ -99,6 +99,7 @@ class Unauthorized(RequestError):
     """No API key came with the request, or none that is valid. Which of the two is not said."""
 
     status = 401
+    type = "authentication_error"
     code = "invalid_api_key"
 
 
@@ -106,6 +107,7 @@ class Forbidden(RequestError):
     """The key is valid and may not do this."""
 
     status = 403
+    type = "permission_error"
     code = "permission_denied"
 
 

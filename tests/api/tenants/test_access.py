@@ -86,6 +86,15 @@ async def test_a_tenants_key_opens_every_route_but_those_of_admins(house: House)
                 assert status != 403, (method, path)
 
 
+async def test_a_key_that_is_wrong_and_one_that_may_not_are_errors_of_their_own_types(house: House) -> None:
+    """LiteLLM takes whatever says `invalid_request_error` for a 400: no other deployment is asked then."""
+    tenant = house.key("ann")
+    async with house.client() as stranger, house.client(tenant) as mine:
+        unknown = (await stranger.get("/v1/models")).json()["error"]
+        refused = (await mine.get("/metrics")).json()["error"]
+    assert (unknown["type"], refused["type"]) == ("authentication_error", "permission_error")
+
+
 async def test_another_tenants_adapter_is_the_same_404_as_none(house: House) -> None:
     async with house.client(house.key("ann")) as ann, house.client(house.key("bob")) as bob:
         assert (await upload(ann, "mine", whole())).status_code == 201
