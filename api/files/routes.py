@@ -51,9 +51,7 @@ class FileUpload(msgspec.Struct):
     file: _File
     purpose: Literal["batch"]
     anchor: Literal["created_at"] | UnsetType = msgspec.field(name=ANCHOR, default=UNSET)
-    seconds: Annotated[int, Meta(ge=3600, le=2592000)] | UnsetType = msgspec.field(
-        name=SECONDS, default=UNSET
-    )
+    seconds: _Kept | UnsetType = msgspec.field(name=SECONDS, default=UNSET)
 
 
 class ListFiles(msgspec.Struct):

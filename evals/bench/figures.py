@@ -74,11 +74,6 @@ class Figures(msgspec.Struct, frozen=True):
         return self.output_tokens / self.seconds
 
     @property
-    def total_rate(self) -> float:
-        """Tokens a second, prompts included."""
-        return (self.prompt_tokens + self.output_tokens) / self.seconds
-
-    @property
     def request_rate(self) -> float:
         """Completed requests a second."""
         return self.completed / self.seconds

@@ -231,7 +231,7 @@ def test_figures_are_what_they_say() -> None:
     assert (found.requests, found.completed, found.left, found.errors) == (5, 3, 1, {"status 503": 1})
     assert found.seconds == pytest.approx(3.1)
     assert found.output_rate == pytest.approx(60 / 3.1)
-    assert found.total_rate == pytest.approx(90 / 3.1)
+    assert found.prompt_tokens == 30
     assert found.goodput == pytest.approx(1 / 3.1), "only the first is good: a late token, long gaps"
     assert found.fairness == pytest.approx((40 + 20) ** 2 / (2 * (40**2 + 20**2)))
     assert found.gap.most == 0.5
