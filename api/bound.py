@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from personae.api.settings import ApiSettings
 from personae.api.wire.schema import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -22,6 +23,7 @@ from personae.grammar.structure.elements import (
     OneOf,
     Regex,
     Verbatim,
+    compacted,
     decode_structure,
     structure_spec,
 )
@@ -46,6 +48,8 @@ _OLDER = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+# These bind nothing: they say how JSON is written that another field, or a tool, asks for.
+_BLANKS_ALONE = tuple(StructuredOutputs(disable_any_whitespace=value) for value in (True, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def bound_of(body: SamplingFields) -> Bound | None:
         for name, kind in _OLDER.items()
         if (value := getattr(body, name)) is not None
     }
-    if body.structured_outputs is not None:
+    if body.structured_outputs is not None and body.structured_outputs not in _BLANKS_ALONE:
         asked["structured_outputs"] = _structured(body.structured_outputs)
     if (formatted := _formatted(body)) is not None:
         asked["response_format"] = formatted
@@ -102,11 +106,18 @@ def bound_of(body: SamplingFields) -> Bound | None:
     return asked[first]
 
 
-def by_backend(spec: GrammarSpec | None, body: SamplingFields) -> GrammarSpec | None:
-    """What binds the whole answer, by the backend that is asked for by name, if one is.
+def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettings) -> GrammarSpec | None:
+    """What binds the whole answer, by the backend that is asked for by name, if one is, and without blanks in
+    JSON, if the request or the server has it so.
 
     Raises UnsupportedParameter when there is no such backend, or it does not take what binds the answer.
     """
+    asked = None if body.structured_outputs is None else body.structured_outputs.disable_any_whitespace
+    if asked and spec is None:
+        param = "structured_outputs.disable_any_whitespace"
+        raise UnsupportedParameter(f"`{param}`: nothing binds the answer; leave it out.", param=param)
+    if spec is not None and (settings.disable_any_whitespace if asked is None else asked):
+        spec = compacted(spec)
     name = body.guided_decoding_backend
     if name in (None, "auto"):
         return spec

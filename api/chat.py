@@ -6,7 +6,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api.bound import bound_of, by_backend
+from personae.api.bound import as_asked, bound_of
 from personae.api.chat_template import plain_messages
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
@@ -92,7 +92,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     )
     bound = bound_of(body)
     shape = answer_shape(body, door.family, text, bound)
-    grammar = by_backend(grammar_of(bound, shape), body)
+    grammar = as_asked(grammar_of(bound, shape), body, settings)
     loose = loose_functions(shape)
     kept = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
     (prompt,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens), most=kept)

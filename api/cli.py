@@ -260,6 +260,13 @@ def serve(
             show_default="on, except where decode steps are graphs",
         ),
     ] = None,
+    disable_any_whitespace: Annotated[
+        bool,
+        typer.Option(
+            "--disable-any-whitespace",
+            help="Write bound JSON without blanks between its tokens; a request may say otherwise.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model and its adapters over HTTP (OpenAI's API)."""
     options = ServeOptions(
@@ -289,6 +296,7 @@ def serve(
         cuda_graphs=cuda_graphs,
         quantize=quantize,
         jump_forward=jump_forward,
+        disable_any_whitespace=disable_any_whitespace,
     )
     access = AccessOptions(
         data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api.bound import bound_of, by_backend
+from personae.api.bound import as_asked, bound_of
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
@@ -71,7 +71,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
     style = text_style(body, settings)
     bound = bound_of(body)
-    grammar = by_backend(None if bound is None else bound.spec, body)
+    grammar = as_asked(None if bound is None else bound.spec, body, settings)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
     of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
     if of_prompt is not None and body.stream:

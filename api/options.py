@@ -41,6 +41,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     GPU decode steps are captured as graphs. `kv_cache_dtype`: "fp8" keeps keys and values in half the memory.
     `quantize` is how the base's weights are kept, None for as `dtype` says. `jump_forward`: text that a
     grammar forces is appended without asking the model, unless a request says otherwise.
+    `disable_any_whitespace`: bound JSON has no blanks between its tokens, unless a request says otherwise.
     """
 
     model: Path | None = None
@@ -69,6 +70,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     cuda_graphs: bool = True
     quantize: QuantizeChoice | None = None
     jump_forward: bool | None = None
+    disable_any_whitespace: bool = False
 
 
 async def _never() -> None:

@@ -27,7 +27,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
     `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
     all; None finds it from the chat template. `jump_forward` is for requests that do not say, None leaves
-    it to the engine.
+    it to the engine. So is `disable_any_whitespace`: JSON without blanks between its tokens.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -60,6 +60,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     tool_format: str | None = None
     reasoning_format: str | None = None
     jump_forward: bool | None = None
+    disable_any_whitespace: bool = False
 
 
 def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
@@ -72,6 +73,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
         max_rank=None if opened.bounds is None else opened.bounds.max_rank,
         seed=options.seed,
         jump_forward=options.jump_forward,
+        disable_any_whitespace=options.disable_any_whitespace,
         request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,

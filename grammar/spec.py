@@ -30,7 +30,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     `source` is canonical JSON text of the schema for `json_schema` or of the list of strings for `choice`,
     the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
     `json_object`, an element as JSON text for `structure` (structure/elements.py). `strict` is for schemas:
-    enforce all of it or refuse; otherwise bind what can be bound. `reasoning` limits the reasoning that a
+    enforce all of it or refuse; otherwise bind what can be bound. `compact` is for schemas and objects: no
+    blanks between two tokens of JSON. `reasoning` limits the reasoning that a
     `structure` begins with. `backend` is the only one that may enforce it, None for any.
     Equal specs compile to the same grammar, so a spec is the key of the cache of compiled grammars.
     """
@@ -40,3 +41,4 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     strict: bool = True
     reasoning: ReasoningLimit | None = None
     backend: str | None = None
+    compact: bool = False

@@ -9,6 +9,7 @@ shapes, data, so that what is wrong costs little.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
             "(safe_serialization=True)",
             param=PICKLE_FILE,
         )
-    with SafetensorsFile(path, rest) as file:
+    with SafetensorsFile(path, rest) as file, _told_the_base(config):
         vocabulary = peft_vocabulary.find(file.entries)
         elsewhere = {name for roles in vocabulary.values() for name in roles.values()}
         places = _places((name for name in file.entries if name not in elsewhere), shapes)
@@ -99,6 +100,17 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
             invocation=config.invocation,
             rest=rest,
         )
+
+
+@contextmanager
+def _told_the_base(config: PeftConfig) -> Iterator[None]:
+    """What is refused of the tensors is refused with the name of the base that they were made for: mostly it
+    is another."""
+    try:
+        yield
+    except AdapterError as error:
+        made = f" (the adapter was made for {config.base!r})" if config.base else ""
+        raise AdapterError(error.message + made, param=error.param) from error
 
 
 def targets(modules: Collection[str], merged: bool) -> list[str]:

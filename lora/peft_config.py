@@ -18,6 +18,7 @@ from personae.lora.targets import Targets
 
 MAX_CONFIG = 2**20  # bytes
 MAX_RANK = 2**16
+MAX_NAME = 256  # characters of a base's name that are told
 
 # Of no effect on what the trained tensors compute: where they come from, and how they were trained.
 HARMLESS = {
@@ -69,7 +70,7 @@ class PeftConfig:
     biases: whether biases of the base's modules were trained. saved: paths of modules that were trained in
     full. trained_tokens: by module path, the ids whose
     rows were trained. invocation: the tokens that activate the adapter (activated LoRA), none for always.
-    targets: which modules have LoRA.
+    targets: which modules have LoRA. base: the name of the base that it was made for, "" if it is not said.
 
     Takes the decoded JSON. Raises AdapterError, with the field as `param`.
     """
@@ -90,6 +91,8 @@ class PeftConfig:
                 "this initialisation changes the base weights, which many adapters share; "
                 "convert the adapter (save_pretrained with path_initial_model_for_weight_conversion)",
             )
+        base = fields.get("base_model_name_or_path")
+        self.base = base[:MAX_NAME] if isinstance(base, str) else ""
         self._divisor: Callable[[float], float] = math.sqrt if _flag(fields, "use_rslora") else float
         self._rank = _rank("r", fields.get("r", 8))
         self._alpha = _number("lora_alpha", fields.get("lora_alpha", 8))

@@ -82,7 +82,6 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     kinds: ClassVar[tuple[str, ...]] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
     unserved: ClassVar[Mapping[str, Any]] = {
         "whitespace_pattern": None,
-        "disable_any_whitespace": False,
         "disable_additional_properties": False,
     }
 
@@ -92,9 +91,10 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
+    # JSON without blanks between its tokens, whatever field binds the answer; None is as the server is told.
+    disable_any_whitespace: bool | None = None
     # Not served: `unserved` says what asks for nothing.
     whitespace_pattern: str | None = None
-    disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
 
 

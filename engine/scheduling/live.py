@@ -110,8 +110,15 @@ class LiveSequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Prompt logprobs need the logits of every position, so nothing may be skipped."""
-        return self.log.params.prompt_logprobs is None
+        """Prompt logprobs need the logits of every position, so nothing may be skipped until all are told."""
+        told = self.prompt_logprobs_sent >= self.log.prompt_length
+        return self.log.params.prompt_logprobs is None or told
+
+    @property
+    def doubled(self) -> bool:
+        """Whether it has pages of its own that it also holds in the cache, where others came first."""
+        nodes = () if self.lease is None else self.lease.nodes
+        return any(node.page != page for node, page in zip(nodes, self.pages, strict=False))
 
     def cache_key(self, tokens: tuple[int, ...], start: int) -> tuple[Token, ...]:
         """The log's `tokens` from position `start` on as the prefix cache knows them.

@@ -46,6 +46,7 @@ by rank goes first; those that give way to others who wait go before any row is 
 *It always goes on.* A tenant that gives seats keeps its share of them, and the oldest of its sequences. The
 sequence first by rank is never a victim of another that runs. It fails only when it is alone, needs a page,
 nothing can be evicted and its last token is known, so the outcome does not depend on the depth of lookahead.
+If it holds pages twice by then, its own and those of who computed the same first, it comes back for these.
 With `max_batch_tokens` at least `max_seqs`, decode rows leave a token for every prompt that has begun.
 """
 
@@ -308,12 +309,12 @@ class Scheduler:
         table = self._running
         while not table.can_grow():
             victim = table.last()
-            if len(table) > 1:
-                self._roster.preempt(victim, self._flights[-1].step if self._flights else None)
-            elif sequence.planned == sequence.computed:
-                self._roster.fail(sequence)
-            else:
+            if len(table) == 1 and sequence.planned > sequence.computed:
                 return False  # its last token is in flight, and may end it
+            if len(table) > 1 or sequence.doubled:
+                self._roster.preempt(victim, self._flights[-1].step if self._flights else None)
+            else:
+                self._roster.fail(sequence)
             if victim is sequence:
                 return False
         return True

@@ -45,7 +45,8 @@ class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def sit(options: EvalOptions, console: Console) -> Path:
-    """Play everything that has not been played, and return the folder.
+    """Play everything that has not been played, and return the folder: it is made when there is something to
+    put there, and stays as it is when the sitting breaks off, which is said.
 
     Raises RequestError for options that make no sense, LoadError when our own engine does not start.
     """
@@ -54,7 +55,6 @@ async def sit(options: EvalOptions, console: Console) -> Path:
     unknown = {key.partition(".")[0] for key in options.settings} - set(suites)
     if unknown:
         raise RequestError(f"`--set` names {', '.join(sorted(unknown))}, which is not run.", param="set")
-    options.out.mkdir(parents=True, exist_ok=True)
     async with open_target(options) as target:
         models = choose_models(await target.models(), options.models)
         seeds = range(options.seed, options.seed + options.repeat)
@@ -98,6 +98,9 @@ async def sit(options: EvalOptions, console: Console) -> Path:
                 for one in plans:
                     one.suite.close()
                 log.end(round(time.monotonic() - begun, 3), complete=complete)
+                if not complete:
+                    kept = f"{len(log.records)} outcomes are in {options.out}"
+                    console.print(f"{kept}; the same command with --resume goes on.", highlight=False)
     return options.out
 
 
@@ -123,6 +126,7 @@ async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
         arguments = [] if options.model is None else [str(options.model)]
         for folder in options.adapters:
             arguments += ["--adapters", str(folder)]
+        options.out.mkdir(parents=True, exist_ok=True)
         served = Served(arguments, options.out / "server.log")
         await anyio.to_thread.run_sync(served.__enter__)
         try:

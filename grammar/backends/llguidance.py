@@ -108,22 +108,23 @@ def regex_lexeme(pattern: str) -> str:
     return f"/{regex_to_lark(pattern, use_ascii='d')}/"
 
 
-def json_rule(schema: Schema, strict: bool) -> str:
+def json_rule(schema: Schema, strict: bool, compact: bool) -> str:
     """The body of a Lark rule: JSON that satisfies `schema`, as far as the library knows its keywords."""
-    return f"%json {_with_options(json.dumps(schema), strict)}"
+    return f"%json {_with_options(json.dumps(schema), strict, compact)}"
 
 
 def _schema_of(spec: GrammarSpec) -> str:
     """The schema of a spec of JSON, as the library reads it."""
     if spec.kind == "json_object":
-        return _with_options('{"type": "object"}', strict=True)
-    return _with_options(spec.source, spec.strict)
+        return _with_options('{"type": "object"}', strict=True, compact=spec.compact)
+    return _with_options(spec.source, spec.strict, spec.compact)
 
 
-def _with_options(source: str, strict: bool) -> str:
+def _with_options(source: str, strict: bool, compact: bool) -> str:
     """Written with what is text already: reading and writing a large schema would hold the interpreter."""
+    blanks = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}"}
     options = {
-        "whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}",
+        **({"whitespace_flexible": False} if compact else blanks),
         # Without \u: a second spelling of a listed property's name would get it past that property's schema.
         "json_allowed_escapes": 'nrbtf\\"',
         "lenient": not strict,

@@ -43,7 +43,8 @@ class XGrammarBackend:
             else:
                 grammar = self._compiler.compile_json_schema(
                     spec.source if spec.kind == "json_schema" else '{"type":"object"}',
-                    any_whitespace=True,
+                    any_whitespace=not spec.compact,
+                    separators=(",", ":") if spec.compact else None,
                     max_whitespace_cnt=MAX_WHITESPACE,
                     strict_mode=False,
                 )

@@ -5,6 +5,8 @@ every regular expression and grammar is first compiled alone, so that an error i
 import json
 from collections.abc import Callable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
@@ -74,8 +76,8 @@ def structure_sketch(
 def _written(element: Bound) -> str:
     """The right side of a rule."""
     match element:
-        case Json(schema=schema, strict=strict):
-            return json_rule(schema, strict)
+        case Json(schema=schema, strict=strict, compact=compact):
+            return json_rule(schema, strict, compact)
         case Regex(pattern=pattern):
             return regex_lexeme(pattern)
         case Lark(source=source):
@@ -97,7 +99,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
             except GrammarError as error:
                 missing = error
             else:
-                return Json(schema, True, element.param)
+                return replace(element, schema=schema, strict=True)
         reason = reason or missing
     if element.strict:
         if isinstance(reason, GrammarError):
@@ -109,7 +111,7 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
         except GrammarError as error:
             reason = error
         else:
-            return Json(schema, False, element.param)
+            return replace(element, schema=schema, strict=False)
     raise refusal(document, reason)
 
 

@@ -67,12 +67,14 @@ class Lark(_Part, frozen=True):
     param: str
 
 
-class Json(_Part, frozen=True):
-    """JSON that satisfies `schema`; `strict` as in a GrammarSpec. Errors name `param` as their field."""
+class Json(_Part, frozen=True, omit_defaults=True):
+    """JSON that satisfies `schema`; `strict` and `compact` as in a GrammarSpec. Errors name `param` as their
+    field."""
 
     schema: Any
     strict: bool
     param: str
+    compact: bool = False
 
 
 class Sequence(_Part, frozen=True):
@@ -101,6 +103,18 @@ Element = Exactly | Verbatim | Text | Until | Regex | Lark | Json | Sequence | O
 def structure_spec(element: Element) -> GrammarSpec:
     """The spec that binds an answer to `element`."""
     return GrammarSpec("structure", msgspec.json.encode(element).decode())
+
+
+def compacted(spec: GrammarSpec) -> GrammarSpec:
+    """The spec whose JSON has no blanks between its tokens; what is written out in a grammar or a regular
+    expression stays as it is."""
+    if spec.kind != "structure":
+        return msgspec.structs.replace(spec, compact=spec.kind in ("json_schema", "json_object"))
+    element = replace_bound(
+        decode_structure(spec.source),
+        lambda part: msgspec.structs.replace(part, compact=True) if isinstance(part, Json) else part,
+    )
+    return msgspec.structs.replace(spec, source=structure_spec(element).source)
 
 
 # Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.

@@ -139,7 +139,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
         "structured_outputs.whitespace_pattern",
     ),
     (
-        {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+        {"structured_outputs": {"disable_any_whitespace": True}},
         "structured_outputs.disable_any_whitespace",
     ),
     ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),

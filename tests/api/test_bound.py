@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from tool_chat import TAGS, TEMPLATE, WEATHER
 
 from personae.api.app import create_app
+from personae.api.settings import ApiSettings
 from personae.errors import GrammarError
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Json, Regex, Sequence, Until, decode_structure
@@ -46,6 +47,22 @@ async def spec_of(app: Starlette, engine: FakeEngine, path: str, **extra: Any) -
         ({"structured_outputs": {"grammar": GBNF}}, GrammarSpec("ebnf", GBNF)),
         ({"structured_outputs": {"grammar": LARK}}, GrammarSpec("lark", LARK)),
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": False}}, GrammarSpec("regex", "a")),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, GrammarSpec("regex", "a")),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            GrammarSpec("json_schema", SOURCE, compact=True),
+        ),
+        (
+            {"guided_json": SCHEMA, "structured_outputs": {"disable_any_whitespace": True}},
+            GrammarSpec("json_schema", SOURCE, compact=True),
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "structured_outputs": {"disable_any_whitespace": True},
+            },
+            GrammarSpec("json_object", compact=True),
+        ),
         ({"guided_json": SCHEMA}, GrammarSpec("json_schema", SOURCE)),
         ({"guided_regex": "a+", "guided_decoding_backend": "auto"}, GrammarSpec("regex", "a+")),
         ({"guided_choice": ["a", "b"]}, GrammarSpec("choice", '["a","b"]')),
@@ -112,6 +129,16 @@ async def test_what_binds_the_text_begins_after_reasoning_and_stands_beside_tool
     spec = await spec_of(app, engine, "/v1/chat/completions", guided_json=SCHEMA, tools=[WEATHER])
     assert json.dumps("guided_json") in spec.source
     assert Json(SCHEMA, True, "guided_json").param == "guided_json"
+
+
+async def test_a_server_that_writes_no_blanks_writes_none_in_calls_either_unless_a_request_says_so() -> None:
+    engine = FakeEngine("hm", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    app = create_app(engine, ApiSettings(disable_any_whitespace=True))
+    path = "/v1/chat/completions"
+    free = {"structured_outputs": {"disable_any_whitespace": False}}
+    for asked in ({"guided_json": SCHEMA}, {"tools": [WEATHER]}):
+        assert '"compact":true' in (await spec_of(app, engine, path, **asked)).source
+        assert "compact" not in (await spec_of(app, engine, path, **asked, **free)).source
 
 
 async def test_a_backend_may_be_asked_for_beside_tools_alone() -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from personae.api.cli import app
 from personae.api.options import ServeOptions
+from personae.evals.harness.progress import Board
 from personae.evals.harness.records import RESULTS, read_run
 from personae.evals.suites.registry import DEFAULT, SUITES
 
@@ -144,6 +145,23 @@ def test_a_wrong_option_is_named(
     assert result.exit_code == 2
     assert message in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
     assert "Traceback" not in result.output
+    assert not [*tmp_path.iterdir()], "a run that did not begin leaves nothing"
+
+
+def test_a_run_that_breaks_off_keeps_what_it_has_and_says_how_it_goes_on(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    line = ("eval", "run", "demo", "--url", server.url, "--count", "2", "--task", "chat", "--out", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "count", interrupted)
+        result = personae(*line, "--concurrency", "1", cwd=tmp_path)
+    assert result.exit_code != 0
+    assert "1 outcomes are in a; the same command with --resume goes on." in result.output
+    assert personae(*line, "--resume", cwd=tmp_path).exit_code == 0
+    assert len(read_run(tmp_path / "a").records) == 2
 
 
 def test_the_suites_are_listed_with_their_settings() -> None:

@@ -213,3 +213,17 @@ def test_many_sequences_over_few_pages_all_end(policy):
     it.run()
     for log in logs:
         assert it.brought[log.id].tokens == solo(log, 40).tokens
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_pages_that_two_computed_at_the_same_time_do_not_fail_the_one_that_is_left(depth, prompt_logprobs):
+    it = bench(num_pages=11, max_model_len=40, depth=depth, max_batch_tokens=64)
+    prompt = range(16)
+    first = make_log("first", prompt, max_tokens=2, ignore_eos=True)
+    long = make_log("long", prompt, max_tokens=20, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+    it.add(first, long)
+    brought = it.run()["long"]
+    alone = solo(long, 40)
+    assert (brought.tokens, brought.prompt_logprobs) == (alone.tokens, alone.prompt_logprobs)
+    assert brought.finish == "length"

@@ -5,6 +5,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
+import msgspec
 import pytest
 from byte_bpe import byte_fallback_json, byte_level_vocabulary
 from grammar_walks import accepts, allowed_tokens, spell, walk
@@ -209,6 +210,15 @@ def test_whitespace_comes_to_an_end(backend):
         while matcher.accept(*spell(b"\n", VOCABULARY)):
             blanks += 1
         assert 0 < blanks <= MAX_WHITESPACE
+
+
+def test_compact_json_has_no_blanks(backend):
+    matcher = backend.compile(msgspec.structs.replace(schema_spec(PERSON), compact=True)).matcher()
+    assert accepts(matcher, VOCABULARY, b'{"name":"Ada L","age":36,"next":null}')
+    for opening in [b"", b"{", b'{"name"', b'{"name":', b'{"name":""', b'{"name":"","age":1']:
+        matcher = backend.compile(msgspec.structs.replace(schema_spec(PERSON), compact=True)).matcher()
+        assert all(matcher.accept(token) for token in spell(opening, VOCABULARY))
+        assert not any(matcher.fork().accept(*spell(blank, VOCABULARY)) for blank in (b" ", b"\n", b"\t"))
 
 
 def test_several_threads_compile_at_once(name):

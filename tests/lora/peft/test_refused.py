@@ -182,6 +182,23 @@ def test_a_wrong_shape_is_refused(folder: Path, half: str, shape: tuple[int, ...
     assert_refused(folder, name, "its shape is")
 
 
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ("meta-llama/Llama-3.2-1B", r" \(the adapter was made for 'meta-llama/Llama-3.2-1B'\)$"),
+        ("x" * 5000, r"'x{256}'\)$"),
+        (None, r"by the base and the config it is \[4, 32\]$"),
+        (["a"], r"it is \[4, 32\]$"),
+    ],
+)
+def test_a_refusal_of_what_does_not_fit_names_the_base_that_the_adapter_was_made_for(
+    folder: Path, base: object, told: str
+) -> None:
+    set_config(folder, base_model_name_or_path=base)
+    edit_tensors(folder, lambda tensors: tensors.update({Q_A: torch.ones(4, 64)}))
+    assert_refused(folder, Q_A, told)
+
+
 def test_a_rank_that_the_config_does_not_say_is_refused(folder: Path) -> None:
     set_config(folder, rank_pattern={r"layers\.1\..*": 8})
     assert_refused(folder, f"{PREFIX}.1.self_attn.q_proj.lora_A.weight", r"is \[4, 32\].*it is \[8, 32\]")
