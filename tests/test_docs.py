@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ PAGES = (
     "docs/examples.md",
     "docs/structured_output.md",
 )
+CLIENTS = "docs/clients.md"
+IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 COMMANDS = ("curl ", "personae bench ")
 VARY = {"id", "created", "call_id"}
 
@@ -105,6 +108,26 @@ def test_an_example_brings_what_is_shown(
     )
     if example.shown is not None:
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
+
+
+@pytest.mark.parametrize("example", list(examples(CLIENTS)), ids=lambda e: f"{e.page}:{e.line}")
+def test_another_client_does_what_is_shown(example: Example, server: Running, tmp_path: Path) -> None:
+    """In a process of its own: these clients leave connections to the garbage collector."""
+    source = example.source.replace(ADDRESS, server.url)
+    for module in IMPORTED.findall(source):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if example.shown is not None:
+        assert done.stdout == example.shown
 
 
 def test_the_options_that_others_servers_have_become_are_options_of_ours() -> None:
