@@ -48,7 +48,9 @@ def run(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that an answer may take.")] = 600.0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where results and report go; else a folder below runs/."),
+        typer.Option(
+            metavar="DIR", file_okay=False, help="Where results and report go; else a folder below runs/."
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="The run's name in reports; else the folder's.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -113,7 +115,7 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Runs; the others are compared with the first.")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the reports go.")] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where the reports go.")] = Path(),
 ) -> None:
     """Write the reports of one run, or of several side by side."""
     from personae.evals.harness.records import read_run

@@ -112,7 +112,11 @@ def bench(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where report.html and report.json go; else a folder below runs/."),
+        typer.Option(
+            metavar="DIR",
+            file_okay=False,
+            help="Where report.html and report.json go; else a folder below runs/.",
+        ),
     ] = None,
 ) -> None:
     """Load a server and report. Without options of a load the default ones are played: see --cell."""

@@ -135,6 +135,8 @@ def test_a_run_goes_on_and_is_compared(server: Running, tmp_path: Path) -> None:
         (["run", "demo", "--resume"], "--out"),
         (["run", "demo", "--serve", "--url", "http://x"], "--serve"),
         (["report", "nowhere"], "No such file"),
+        (["run", "demo", "--serve", "--out", __file__], "--out"),
+        (["report", ".", "--out", __file__], "--out"),
     ],
 )
 def test_a_wrong_option_is_named(
