@@ -282,8 +282,7 @@ class Decoder {
         const Update& u = plan_->updates[e.update];
         int64_t output = e.first;  // k and v lie beside q
         for (int64_t module = 0; module < u.module && u.module < 3; module++) output += b_->lora->module[module].out;
-        expand_few(u, b_->lora->module[u.module], layer, u.row, u.rows, e.first, e.count, shrunk_.floats,
-                   [&](int64_t row) { return y.at(row, output); },
+        expand_few(u, b_->lora->module[u.module], layer, e.first, e.count, shrunk_.floats, y, output,
                    first_of(plan_->updates[then.update], layer, then.first));
     }
 
@@ -295,8 +294,8 @@ class Decoder {
             if (both[half] >= 0) {
                 const Update& u = plan_->updates[both[half]];
                 const bf16* after = half || both[1] < 0 ? nullptr : first_of(plan_->updates[both[1]], layer, first);
-                expand_few(u, b_->lora->module[u.module], layer, run.row, run.rows, first, count, shrunk_.floats,
-                           [&](int64_t row) { return gate_up_.at(row, half * m_.inner + first); }, after);
+                expand_few(u, b_->lora->module[u.module], layer, first, count, shrunk_.floats, gate_up_,
+                           half * m_.inner + first, after);
             }
         for (int64_t row = run.row; row < run.row + run.rows; row++)
             for (int64_t c = first; c < first + count; c += 16)

@@ -1,28 +1,33 @@
 // y += t B. Few rows of an adapter: y was stored, and B is read from end to end. Many: B becomes tiles, 16 outputs
 // after 16, and the product of t and them is added to the base's while that is still in its tiles.
 #pragma once
+#include <type_traits>
+
 #include "lowrank.h"
 
 namespace {
 
-// Weights of 16 outputs; or of 32, the even ones and the odd ones, which takes half as many instructions.
-inline void widen_outputs(const bf16* b, __m512 (&w)[1]) { w[0] = (__m512)load(b); }
+// Weights of 16 outputs, widened before; or of 32, the even ones and the odd ones, which takes half as many instructions as
+// their order would.
+inline void widen_outputs(const float* b, __m512 (&w)[1]) { w[0] = _mm512_load_ps(b); }
 inline void widen_outputs(const bf16* b, __m512 (&w)[2]) {
     const __m512i both = _mm512_loadu_si512(b);
     w[0] = evens(both), w[1] = odds(both);
 }
 
 // Outputs of R rows, N times 16 of them, += t B of one page; a row's t is 32 floats after that of the row before.
-template <int R, int N>
-void expand_page(const bf16* b, int64_t out, const float* t, __m512 (&y)[R][N]) {
+template <int R, int N, typename T>
+void expand_page(const T* b, int64_t out, const float* t, __m512 (&y)[R][N]) {
     __m512 sum[2][R][N] = {};  // of even ranks and of odd ones
 #pragma GCC unroll 8
     for (int64_t k = 0; k < RANKS; k++) {
         __m512 w[N];
         widen_outputs(b + k * out, w);
         for (int i = 0; i < R; i++)
-            for (int n = 0; n < N; n++)
-                sum[k % 2][i][n] = _mm512_fmadd_ps(_mm512_set1_ps(t[i * 32 + k]), w[n], sum[k % 2][i][n]);
+            for (int n = 0; n < N; n++) {
+                const __m512 rank = _mm512_set1_ps(t[i * 32 + k]);
+                sum[k % 2][i][n] = _mm512_fmadd_ps(rank, w[n], sum[k % 2][i][n]);
+            }
     }
     for (int i = 0; i < R; i++)
         for (int n = 0; n < N; n++) y[i][n] = _mm512_add_ps(y[i][n], _mm512_add_ps(sum[0][i][n], sum[1][i][n]));
@@ -42,45 +47,53 @@ inline void store_together(float* y, const __m512 (&sums)[2]) {
     _mm512_store_ps(y + Sums::NEXT, _mm512_permutex2var_ps(sums[0], high, sums[1]));
 }
 
-// Outputs `first` to `first + count` of R rows += t B, 16 of them or a multiple of 32; y points at the first of each row, of
-// Sums. `after` is what will be read next (null: nothing known).
+// Outputs `first` to `first + count`, a multiple of 32, of R rows += t B, in y from `output` on. `after` is what will be read
+// next (null: nothing known).
 template <int R>
 void expand_rows(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t first, int64_t count,
-                 const float* t, float* const* y, const bf16* after) {
+                 const float* t, const Sums& y, int64_t output, const bf16* after) {
     auto b = [&](int64_t p) { return m.page_of_b(u.page[p], layer) + first; };
-    if (count == LANES) {
-        __m512 sums[R][1];
-        for (int i = 0; i < R; i++) sums[i][0] = _mm512_load_ps(y[i]);
-        for (int64_t p = 0; p < u.pages; p++) expand_page(b(p), m.out, t + u.at(row, p), sums);
-        for (int i = 0; i < R; i++) _mm512_store_ps(y[i], sums[i][0]);
-        return;
-    }
+    float* of_row[R];
+    for (int i = 0; i < R; i++) of_row[i] = y.at(row + i, output);
     for (int64_t p = 0; p < u.pages; p++) {
         const bf16* next = p + 1 < u.pages ? b(p + 1) : after;
         for (int64_t c = 0; c < count; c += 2 * LANES) {
             for (int64_t k = 0; k < RANKS && next; k++) _mm_prefetch((const char*)(next + k * m.out + c), _MM_HINT_T0);
             __m512 sums[R][2];
-            for (int i = 0; i < R; i++) load_apart(y[i] + c / 16 * Sums::NEXT, sums[i]);
+            for (int i = 0; i < R; i++) load_apart(of_row[i] + c / 16 * Sums::NEXT, sums[i]);
             expand_page(b(p) + c, m.out, t + u.at(row, p), sums);
-            for (int i = 0; i < R; i++) store_together(y[i] + c / 16 * Sums::NEXT, sums[i]);
+            for (int i = 0; i < R; i++) store_together(of_row[i] + c / 16 * Sums::NEXT, sums[i]);
         }
     }
 }
 
-// Rows `row` to `row + rows` of an update's own; y(row) points at output `first` of a row. Outputs come in sixteens.
-template <typename Y>
-void expand_few(const Update& u, const LoraModule& m, int64_t layer, int64_t row, int64_t rows, int64_t first,
-                int64_t count, const float* t, Y y, const bf16* after) {
-    while (rows) {
-        const int64_t n = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-        float* of_rows[8];
-        for (int64_t i = 0; i < n; i++) of_rows[i] = y(row + i);
-        (n == 8   ? expand_rows<8>
-         : n == 4 ? expand_rows<4>
-         : n == 2 ? expand_rows<2>
-                  : expand_rows<1>)(u, m, layer, row, first, count, t, of_rows, n == rows ? after : nullptr);
-        row += n, rows -= n;
-    }
+// Calls visit(R, done) for rows in groups of R, a constant: 8 while there are so many, then 4, 2 and 1. (A loop that chose one
+// of four functions and went on by as many rows was miscompiled by GCC 12.)
+template <typename Visit>
+void in_groups(int64_t rows, Visit visit) {
+    int64_t done = 0;
+    for (; done + 8 <= rows; done += 8) visit(std::integral_constant<int, 8>(), done);
+    if (rows & 4) visit(std::integral_constant<int, 4>(), done), done += 4;
+    if (rows & 2) visit(std::integral_constant<int, 2>(), done), done += 2;
+    if (rows & 1) visit(std::integral_constant<int, 1>(), done);
+}
+
+// The same for all rows of an update.
+inline void expand_few(const Update& u, const LoraModule& m, int64_t layer, int64_t first, int64_t count, const float* t,
+                       const Sums& y, int64_t output, const bf16* after) {
+    in_groups(u.rows, [&](auto R, int64_t done) {
+        const bool last = done + R == u.rows;
+        expand_rows<R>(u, m, layer, u.row + done, first, count, t, y, output, last ? after : nullptr);
+    });
+}
+
+// 16 outputs of R rows += t B; B is [ranks][16].
+template <int R>
+void expand_sixteen(const Update& u, const float* b, int64_t row, const float* t, float* y) {
+    __m512 sums[R][1];
+    for (int i = 0; i < R; i++) sums[i][0] = _mm512_load_ps(y + i * 16);
+    for (int64_t p = 0; p < u.pages; p++) expand_page(b + p * RANKS * 16, 16, t + u.at(row, p), sums);
+    for (int i = 0; i < R; i++) _mm512_store_ps(y + i * 16, sums[i][0]);
 }
 
 // What adapters of many rows add to a product of the base, for `multiply` to call.
@@ -146,9 +159,14 @@ class AtHand {
         for (const Part& part : parts_) {
             const Update& u = *part.update;
             const int64_t first = std::max(row, u.row), last = std::min(row + count, u.row + u.rows);
-            if (first < last)
-                expand_few(u, lora_->module[u.module], layer_, first, last - first, part.first, 16, t_.floats,
-                           [&](int64_t of) { return c.at(of - row, part.half); }, nullptr);
+            if (first >= last) continue;
+            const float* b = widen(part);
+            for (int64_t of = first, end; of < last; of = end) {
+                end = std::min(last, row + (of - row) / 16 * 16 + 16);  // of a tile
+                in_groups(end - of, [&](auto R, int64_t done) {
+                    expand_sixteen<R>(u, b, of + done, t_.floats, c.at(of + done - row, part.half));
+                });
+            }
         }
     }
 
@@ -165,6 +183,21 @@ class AtHand {
         int64_t column = w.column(g, half);
         for (; column >= lora_->module[module].out; module++) column -= lora_->module[module].out;
         return {module, column};
+    }
+
+    // 16 outputs of all ranks as floats.
+    const float* widen(const Part& part) const {
+        const Update& u = *part.update;
+        const LoraModule& m = lora_->module[u.module];
+        float *const to = scratch_.floats(u.pages * RANKS * 16), *at = to;
+        for (int64_t p = 0; p < u.pages; p++) {
+            const bf16* b = m.page_of_b(u.page[p], layer_) + part.first;
+            for (int64_t k = 0; k < RANKS; k++, b += m.out, at += 16) {
+                _mm_prefetch((const char*)(b + 32), _MM_HINT_T0);
+                store(at, load(b));
+            }
+        }
+        return to;
     }
 
     // 16 outputs of each page as a tile: pairs of ranks, at their place among the 32 that a row of t's tile holds.

@@ -25,7 +25,7 @@ inline __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
 constexpr bool PAIRS_BUILT = false;
 inline __m512 add_pairs(__m512 sum, __m512i x, __m512i y) {
-    return _mm512_fmadd_ps(odds(x), odds(y), _mm512_fmadd_ps(evens(x), evens(y), sum));
+    return _mm512_fmadd_ps(evens(x), evens(y), _mm512_fmadd_ps(odds(x), odds(y), sum));
 }
 inline __m256i rounded(__m512 x) {  // to the bit what the instruction says
     const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

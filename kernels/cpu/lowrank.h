@@ -14,7 +14,8 @@ constexpr int64_t RANKS = 8;   // ranks of a page; those past an adapter's own a
 constexpr int64_t QUAD = 4;    // pages whose ranks fill a row of a tile
 constexpr int64_t FEW = 8;     // up to so many rows of an adapter read its weights as they lie, from end to end
 constexpr int64_t WIDE = 512;  // outputs per item of expand where few adapters have to be shared out
-constexpr int64_t PAGES = 4;   // pages per item of shrink
+constexpr int64_t PAGES = 4;   // pages per item of shrink, where rows are few
+constexpr int64_t BAND = 32;   // rows per item of shrink; of tiles the 16 columns
 
 struct LoraModule {  // one of q, k, v, o, gate, up, down, in all layers
     const bf16 *a, *b;
@@ -73,6 +74,12 @@ struct Shrunk {
     }
 };
 
+// Of a page, whose sums are [rows][8].
+inline void put_ranks(const float* sums, int64_t rows, const Shrunk& t, int64_t to) {
+    for (int64_t i = 0; i < rows; i++)
+        t.put(to + i * 32, _mm512_castps256_ps512(_mm256_loadu_ps(sums + i * RANKS)));
+}
+
 struct Run {  // rows that take one adapter, or none
     int64_t row, rows;
     int64_t update[MODULES];  // -1: none
@@ -86,7 +93,7 @@ struct RankPage {  // a page of A: where it lies in layer 0, and where the first
     int64_t layer, to;
 };
 
-struct Shrink {  // an item: pages times up to 16 rows
+struct Shrink {  // an item: pages times up to BAND rows
     int64_t first, pages, row, rows, skipped;  // rows of the run before this item's
 };
 
@@ -141,16 +148,20 @@ struct LoraPlan {
             for (int64_t c = 0; c < m.out; c += wide) expand[input].push_back({id, c, std::min(wide, m.out - c)});
         }
         const int64_t last = int64_t(pages[input].size()), each = run.rows > FEW ? last - first : PAGES;
-        for (int64_t row = 0; row < run.rows; row += 16)
+        const int64_t band = instructions() == TILES ? 16 : BAND;
+        for (int64_t row = 0; row < run.rows; row += band)
             for (int64_t p = first; p < last; p += each)
                 shrink[input].push_back(
-                    {p, std::min(each, last - p), run.row + row, std::min<int64_t>(16, run.rows - row), row});
+                    {p, std::min(each, last - p), run.row + row, std::min(band, run.rows - row), row});
     }
 };
 
 // Memory of one thread for operands that are put into another order.
 struct LoraScratch {
     std::vector<bf16> memory[2];
+    std::vector<float> wide;
+
+    float* floats(int64_t size) { return aligned(wide, size); }
 
     // At least `size` elements, aligned; zeros at first.
     bf16* take(int which, int64_t size) {

@@ -1,9 +1,9 @@
-// t = x A^T for the pages of one adapter and up to 16 rows.
+// t = x A^T for pages of one adapter and some rows: with tiles; with pairs, few rows or all; or many rows in floats.
 //
 // Rows of A are inputs side by side, as AMX wants its first operand: a page of 8 ranks is read as it lies. The rows of
-// x become columns of the second one. So one row and sixteen cost the same, and have the same bits.
+// x, up to 16, become columns of the second one. So one row and sixteen cost the same, and have the same bits.
 #pragma once
-#include "lowrank.h"
+#include "shrink_floats.h"
 
 namespace {
 
@@ -33,11 +33,6 @@ void columns_of(const Rows& x, int64_t row, int64_t rows, bf16* to) {
         riffle(v);
         for (int i = 0; i < N; i++) _mm512_storeu_si512(to + i * 32, v[i]);
     }
-}
-
-inline void put_ranks(const float* sums, int64_t rows, const Shrunk& t, int64_t to) {  // sums [rows][8]
-    for (int64_t i = 0; i < rows; i++)
-        t.put(to + i * 32, _mm512_castps256_ps512(_mm256_loadu_ps(sums + i * RANKS)));
 }
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -121,13 +116,13 @@ void shrink_page(const bf16* const* x, const bf16* a, const bf16* next, int64_t 
     }
 }
 
-inline void shrink_avx512(const LoraPlan& plan, Input input, const Shrink& item, int64_t layer, int64_t in,
+inline void shrink_pairs(const LoraPlan& plan, Input input, const Shrink& item, int64_t layer, int64_t in,
                           const Rows& x, const Shrunk& t) {
     const std::vector<RankPage>& pages = plan.pages[input];
     auto page = [&](int64_t p) { return pages[p].a + layer * pages[p].layer; };
     for (int64_t p = item.first; p < item.first + item.pages; p++) {
         const bf16* next = page(std::min(p + 1, int64_t(pages.size()) - 1));
-        float sums[16 * RANKS];
+        float sums[BAND * RANKS];
         for (int64_t row = 0; row < item.rows; row += 2) {
             const bool two = row + 1 < item.rows;
             const bf16* rows[] = {x.at(item.row + row, 0), x.at(item.row + row + two, 0)};
@@ -141,10 +136,13 @@ inline void shrink_avx512(const LoraPlan& plan, Input input, const Shrink& item,
 inline void shrink(const Lora& lora, const LoraPlan& plan, Input input, int64_t item, int64_t layer, const Rows& x,
                    const Shrunk& t, LoraScratch& scratch) {
     const int64_t in = lora.module[FIRST_MODULE[input]].in;
+    const Shrink& todo = plan.shrink[input][item];
     if (instructions() == TILES)
-        shrink_amx(plan, input, plan.shrink[input][item], layer, in, x, t, scratch);
+        shrink_amx(plan, input, todo, layer, in, x, t, scratch);
+    else if (instructions() == PAIRS || todo.rows <= FEW)
+        shrink_pairs(plan, input, todo, layer, in, x, t);
     else
-        shrink_avx512(plan, input, plan.shrink[input][item], layer, in, x, t);
+        shrink_floats(plan, input, todo, layer, in, x, t, scratch);
 }
 
 }  // namespace
