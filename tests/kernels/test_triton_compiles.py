@@ -160,6 +160,35 @@ def test_prompts_of_models_with_large_heads_compile_without_spills(capability: i
     assert machine.instructions["HGMMA" if capability == 90 else "HMMA"]
 
 
+@pytest.mark.parametrize("capability", [89, 100, 120], ids=["L40S", "B200", "RTX 50"])
+def test_what_takes_most_shared_memory_compiles_for_other_gpus_and_fits(
+    capability: int, tmp_path: Path
+) -> None:
+    """An L40S has less than two thirds of what an A100 has."""
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.sgmv import sgmv
+    from personae.kernels.triton.sizes import Gpu
+
+    gpu = Gpu(142, hopper=False)
+    inputs, outputs = GROUPS["qkv"]
+    arenas = tuple(Arena(meta(4096, inputs), meta(4096, out)) for out in outputs)
+    tables = tuple(RankTable(ints(64), ints(64, 32)) for _ in outputs)
+    with launches() as found:
+        for heads, kv_heads, dim in ((32, 8, 128), (8, 4, 256)):  # Llama 3.1 8B, Gemma 3
+            caches = meta(2, 4096, kv_heads, 16, dim)
+            for most in (1, 512):
+                batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), most, max_kv=8192)
+                paged_attention(meta(63 + most, heads, dim), caches[0], caches[1], batch, 0.1, 1024, gpu)
+        for tokens in (64, 2048):
+            ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
+            sgmv(meta(tokens, inputs), ys, arenas, tables, WorkList(ints(64), ints(64), ints(64)), gpu)
+    for launch in found:
+        if launch.kernel.__name__ in ("attention_kernel", "shrink_kernel", "expand_kernel"):
+            print(capability, compiled(launch, capability, tmp_path))  # which asserts that it fits
+
+
 @pytest.mark.parametrize("max_query", [1, 512])
 def test_a_cache_of_fp8_compiles_for_hopper_without_spills(max_query: int, tmp_path: Path) -> None:
     from triton_aot import compiled, launches

@@ -29,7 +29,8 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-MOST_SHARED = {80: 163 << 10, 90: 227 << 10}  # bytes, by capability; a launch with more is refused
+# Bytes, by capability; a launch with more is refused.
+MOST_SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
 @dataclass(frozen=True)
