@@ -66,8 +66,9 @@ def difference(
 def _near(a: object, b: object, rounding: float) -> bool:
     """Whether two log-probabilities of the same token are the same but for rounding; ranks and the order of
     the others may hang on it."""
-    same = isinstance(a, TokenLogprobs) and isinstance(b, TokenLogprobs) and a.token == b.token
-    return same and abs(a.logprob - b.logprob) <= rounding  # type: ignore[attr-defined]  # both have one
+    if not (isinstance(a, TokenLogprobs) and isinstance(b, TokenLogprobs)):
+        return False
+    return a.token == b.token and abs(a.logprob - b.logprob) <= rounding
 
 
 def play(house: House, seed: int, requests: int, rounding: float) -> tuple[list[Difference], Counter[str]]:
