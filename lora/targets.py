@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from personae.errors import AdapterError
-from personae.lora.patterns import Automaton
+from personae.lora.patterns import NamePattern
 from personae.lora.safetensors_file import refusal
 
 MAX_EXPRESSION = 2048  # characters; trainers write some hundred
@@ -78,7 +78,7 @@ def _selection(field: str, value: Any) -> Selects:
     if len(value) > MAX_EXPRESSION:
         raise _wrong(field, f"it is longer than {MAX_EXPRESSION} characters; write out the modules' names")
     try:
-        expression = Automaton(value)
+        expression = NamePattern(value)
     except AdapterError as error:
         raise _wrong(field, error.message) from None
 

@@ -1,6 +1,8 @@
 """Module patterns mean what PEFT means by them, and take no more time than a stranger may have."""
 
 import re
+import time
+import warnings
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from peft.utils.other import get_pattern_key
 
 from personae.errors import AdapterError
 from personae.lora import patterns
-from personae.lora.patterns import MAX_GENERAL, MAX_PATTERN, Automaton, ModulePatterns
+from personae.lora.patterns import MAX_PATTERN, ModulePatterns, NamePattern
 
 NAMES = [
     f"model.layers.{layer}.{module}"
@@ -78,64 +80,72 @@ def regexes(draw: st.DrawFn) -> str:
 
 
 @given(regexes(), st.lists(st.text("ab.", max_size=6), max_size=8))
-def test_the_automaton_agrees_with_re_on_every_regular_expression(key: str, names: list[str]) -> None:
-    automaton = Automaton(key)
+def test_a_pattern_agrees_with_re_on_every_regular_expression(key: str, names: list[str]) -> None:
+    try:
+        pattern = NamePattern(key)
+    except AdapterError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises((re.error, Warning)):
+                re.compile(key)
+        return
     for name in names:
-        assert automaton.matches(name) == bool(re.match(rf"(.*\.)?({key})$", name)), name
-        assert automaton.matches_whole(name) == bool(re.fullmatch(key, name)), name
+        assert pattern.matches(name) == bool(re.match(rf"(.*\.)?({key})$", name)), name
+        assert pattern.matches_whole(name) == bool(re.fullmatch(key, name)), name
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        "(?<=q)_proj",
-        r"(q)\1",
-        "q{33}",
-        "q{2,1}",
-        "q{,2}",
-        "(?=q)*",
         "(q",
         "q)",
         "*q",
         "q**",
-        "^*",
         "[z-a]",
         "[[a]]",
-        "(?i)q",
+        "q(?i)",
         "q\n",
         "é",
+        "q{e<=1}",
+        r"\p{L}",
+        "q{1001}",
+        "(q{9}){999}",
     ],
 )
-def test_a_key_outside_the_language_is_refused_by_name(key: str) -> None:
+def test_a_key_that_peft_cannot_read_or_that_reads_two_ways_is_refused_by_name(key: str) -> None:
     with pytest.raises(AdapterError, match="alpha_pattern") as refused:
         ModulePatterns("alpha_pattern", {key: 1})
     assert refused.value.param == "alpha_pattern"
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["(a+)+b", "(a|a)*b", "((((a*)*)*)*)*b", "(a?)" * 25 + "a" * 25 + "b", "(" * 30 + "a" + ")*" * 30 + "b"],
-)
-def test_a_key_over_which_re_backtracks_for_years_is_answered(key: str) -> None:
-    assert not Automaton(key).matches("a" * 60)
-    assert Automaton(key).matches("a" * 60 + "b") == (key.count("a?") == 0)
+@pytest.mark.parametrize("key", ["(a+)+b", "(a|a)*b", "((((a*)*)*)*)*b", "(a?)" * 20 + "a" * 20 + "b"])
+def test_a_key_over_which_re_backtracks_for_years_is_answered_or_refused_in_time(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "MAX_SECONDS", 0.05)
+    ranks = ModulePatterns("rank_pattern", {key: 1})
+    begun = time.thread_time()
+    outcome: object
+    try:
+        outcome = ranks.get("a" * 60, 9)
+    except AdapterError as refused:
+        outcome = refused.param
+    assert outcome in (9, "rank_pattern")
+    assert time.thread_time() - begun < 5
 
 
-def test_an_expression_that_would_take_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "MAX_WORK", 10_000)
-    costly = Automaton("(?=.*(?!.*(?=.*a)).*b)" * 20)
-    with pytest.raises(AdapterError, match="too long to match"):
-        costly.matches("b" * 60)
-    with pytest.raises(AdapterError, match="too large"):
-        Automaton("(((a{32}){32}){32}){32}")
+def test_a_key_that_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MAX_SECONDS", 0.05)
+    ranks = ModulePatterns("rank_pattern", {"(a|aa|aaa)+b(?=c)c?d": 1})
+    with pytest.raises(AdapterError, match="takes too long to match") as refused:
+        ranks.get("a" * 400, 9)
+    assert refused.value.param == "rank_pattern"
 
 
-def test_keys_are_bounded_in_length_and_in_sum() -> None:
+def test_keys_are_bounded_in_length() -> None:
     with pytest.raises(AdapterError, match="longer"):
         ModulePatterns("rank_pattern", {"q" * (MAX_PATTERN + 1): 1})
-    with pytest.raises(AdapterError, match="write out"):
-        ModulePatterns("rank_pattern", {f"(q|{i:060})": 1 for i in range(MAX_GENERAL // 60 + 1)})
-    with pytest.raises(AdapterError, match="parenthesis"):
+    with pytest.raises(AdapterError, match="unterminated"):
         ModulePatterns("rank_pattern", {"(" * MAX_PATTERN: 1})
     ModulePatterns("rank_pattern", dict.fromkeys(NAMES * 40, 1))
 

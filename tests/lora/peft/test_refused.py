@@ -57,7 +57,7 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"r": 10**9}, "a rank is"),
     ({"rank_pattern": {"q_proj": "4"}}, "a rank is"),
     ({"rank_pattern": ["q_proj"]}, "object"),
-    ({"rank_pattern": {"(a+)+(": 4}}, "parenthesis"),
+    ({"rank_pattern": {"(a+)+(": 4}}, "unterminated"),
     ({"lora_alpha": "16"}, "finite number"),
     ({"lora_alpha": math.nan}, "finite number"),
     ({"lora_alpha": math.inf}, "finite number"),
