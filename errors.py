@@ -18,6 +18,7 @@
     │       └── QuotaExceeded     it keeps as much as it may                                 429
     ├── Overloaded                the server is full or stopping; `retry_after` seconds      503
     │   ├── EngineLost            the engine failed too often and is not started again       503
+    │   ├── StorageFailed         the disk is full, or would not do its work                 503
     │   └── ActorStopped          what would do it is going down                             503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
     │   ├── Quarantined           it made the engine fail each time it ran                   500
@@ -175,6 +176,13 @@ class EngineLost(Overloaded):
     """The engine failed too often and is not started again; the server is about to end."""
 
     code = "engine_lost"
+    retry_after = 30.0
+
+
+class StorageFailed(Overloaded):
+    """The disk is full, or would not do its work; nothing has changed."""
+
+    code = "storage_failed"
     retry_after = 30.0
 
 

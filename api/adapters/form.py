@@ -10,6 +10,7 @@ import msgspec
 
 from personae.api.http.upload import read_form, sync_folder
 from personae.errors import PayloadTooLarge, RequestError
+from personae.lora.disk import check_free
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
 from personae.lora.peft_config import MAX_CONFIG
 
@@ -57,6 +58,7 @@ def copy_folder(source: Path, folder: Path, max_tensor_bytes: int) -> None:
                 raise RequestError(f"`{name}` is no file.", param="lora_path")
             if found.st_size > limit:
                 raise PayloadTooLarge(f"`{name}` has more than {limit} bytes.", param="lora_path")
+            check_free(folder, found.st_size)
             shutil.copyfileobj(origin, copy, _CHUNK)
             copy.flush()
             os.fsync(copy.fileno())

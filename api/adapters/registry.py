@@ -227,8 +227,7 @@ class Registry:
             db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _delete(self, id: str) -> None:
-        with self._data.write() as db:
-            db.execute("delete from adapters where id = ?", (id,))
+        self._data.urgently(lambda db: db.execute("delete from adapters where id = ?", (id,)))
 
     def _collect(self, digest: str) -> None:
         """Throw away an adapter's files if nothing needs them any more."""
@@ -244,8 +243,9 @@ class Registry:
                 f"--data-dir {self._data.path}: its adapters are for a base of other shapes; "
                 "use another directory for this model."
             )
-        with self._data.write() as db:
-            db.execute("insert or replace into meta values ('shapes', ?)", (shapes.encode(),))
+        if not known or known[0][0] != shapes.encode():
+            with self._data.write() as db:
+                db.execute("insert or replace into meta values ('shapes', ?)", (shapes.encode(),))
 
     def _record(self, row: Row) -> AdapterRecord:
         ranks = msgspec.json.decode(row["ranks"], type=dict[str, int])

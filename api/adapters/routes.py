@@ -19,6 +19,7 @@ from personae.api.door import Door, door_of
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
 from personae.api.respond import json_response
+from personae.api.storage import storage_failure
 from personae.api.wire.decode import read_json
 from personae.api.wire.schema import Body
 from personae.errors import Conflict, Forbidden, NotFound, RequestError
@@ -147,6 +148,8 @@ async def load_lora_adapter(request: Request) -> Response:
         try:
             await to_thread.run_sync(copy_folder, source, folder, door.settings.max_upload_bytes)
         except OSError as error:
+            if (failure := storage_failure(error)) is not None:
+                raise failure from error
             raise RequestError(f"`lora_path` cannot be read: {error.strerror}.", param="lora_path") from None
         with _as_in_vllm():
             await registry.add(who, name, folder, replace=body.load_inplace, shared=True)

@@ -44,7 +44,7 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity, TenantStore
-from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError
+from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError, StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -210,6 +210,7 @@ class Batches:
     async def _sweep(self) -> None:
         while True:
             try:
+                await to_thread.run_sync(self._data.keep_reserve)
                 await self.files.sweep({entry.batch.input_file_id for entry in self._store.unfinished()})
             except Exception as error:
                 logger.error("what has expired could not be removed, and is tried again", exc_info=error)
@@ -228,6 +229,9 @@ class Batches:
                 try:
                     await self._advance(entry, work)
                     return
+                except StorageFailed as error:
+                    logger.error("batch %s is tried again: %s", entry.batch.id, error.message)
+                    await anyio.sleep(_AFTER_AN_ERROR)
                 except Exception as error:
                     logger.error("batch %s stumbled, and is tried again", entry.batch.id, exc_info=error)
                     await anyio.sleep(_AFTER_AN_ERROR)

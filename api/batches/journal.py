@@ -17,6 +17,7 @@ import msgspec
 from personae.api.batches.model import BatchUsage, Counts, NotRun, OutputLine, Response
 from personae.api.http.upload import sync_folder
 from personae.api.wire.answers import CachedTokens, ReasoningTokens
+from personae.lora.disk import check_free
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 EXPIRED = NotRun("batch_expired", "The completion window ended before this request could be run.")
@@ -98,6 +99,7 @@ class Journal:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _append(self, name: str, data: bytes) -> None:
+        check_free(self._folder, len(data))
         with self.paths[name].open("r+b") as file:
             file.truncate(self._sizes[name])  # what an earlier attempt may have left
             file.seek(self._sizes[name])

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from sqlite3 import Connection
 
 import msgspec
 from anyio import Lock, to_thread
@@ -70,7 +71,8 @@ class BatchStore:
             ending = changes.pop("ending", now.ending)
             moved = now.batch.moved(status, self._clock(), **changes)
             now = replace(now, batch=moved, ending=ending)
-            await to_thread.run_sync(self._update, now, ())
+            update = self._cancel if status == "cancelling" else self._update
+            await to_thread.run_sync(update, now, ())
             return now
 
     async def finish(
@@ -95,10 +97,18 @@ class BatchStore:
         with self._data.write() as db:
             for record in files:
                 self._files.insert(db, entry.tenant, record)
-            db.execute(
-                "update batches set status = ?, entry = ? where id = ?",
-                (entry.batch.status, msgspec.json.encode(entry).decode(), entry.batch.id),
-            )
+            _set(db, entry)
+
+    def _cancel(self, entry: Entry, _: tuple[FileRecord, ...]) -> None:
+        """As `_update`, also on a full disk: a batch that is cancelled fills it no further."""
+        self._data.urgently(lambda db: _set(db, entry))
+
+
+def _set(db: Connection, entry: Entry) -> None:
+    db.execute(
+        "update batches set status = ?, entry = ? where id = ?",
+        (entry.batch.status, msgspec.json.encode(entry).decode(), entry.batch.id),
+    )
 
 
 def new_id(kind: str) -> str:

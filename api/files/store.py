@@ -160,13 +160,17 @@ class FileStore:
             await to_thread.run_sync(self._delete, gone)
 
     def _commit(self, tenant: str, record: FileRecord, path: Path) -> None:
-        self.take(record, path)
-        with self._data.write() as db:
-            self.insert(db, tenant, record)
+        try:
+            self.take(record, path)
+            with self._data.write() as db:
+                self.insert(db, tenant, record)
+        except BaseException:
+            self.path(record.id).unlink(missing_ok=True)
+            raise
 
     def _delete(self, ids: list[str]) -> None:
-        with self._data.write() as db:
-            db.executemany("delete from files where id = ?", [(id,) for id in ids])
+        gone = [(id,) for id in ids]
+        self._data.urgently(lambda db: db.executemany("delete from files where id = ?", gone))
         for id in ids:
             self.path(id).unlink(missing_ok=True)
 

@@ -21,7 +21,16 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from personae.api.tenants.store import Identity
-from personae.errors import Cancelled, Overloaded, PayloadTooLarge, RateLimited, RequestError
+from personae.errors import (
+    Cancelled,
+    LoadError,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    RequestError,
+    StorageFailed,
+)
+from personae.lora.disk import check_free
 from personae.lora.pace import Pace
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ async def receiving(
     """The body of an upload for which there is room, and a folder for it that goes when the block ends.
 
     Raises QuotaExceeded, RateLimited or Overloaded before anything is read; Cancelled when the client leaves,
-    and Overloaded for whatever the disk refuses.
+    and StorageFailed for whatever the disk refuses.
     """
     length = request.headers.get("content-length", "0")
     shelf.check_room(who, int(length) if length.isdigit() else 0)
@@ -62,9 +71,7 @@ async def receiving(
     except ClientDisconnect:
         raise Cancelled("The client went away before its upload was complete.") from None
     except OSError as error:
-        raise Overloaded(
-            f"The upload could not be written: {error.strerror}.", code="storage_failed"
-        ) from error
+        raise StorageFailed(f"The upload could not be written: {error.strerror}.") from error
 
 
 class Form(msgspec.Struct):
@@ -124,7 +131,10 @@ class Staging:
         self._staged: Counter[str] = Counter()
         self._janitor = ThreadPoolExecutor(1, "janitor")
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise LoadError(f"--data-dir: {path} cannot be made: {error.strerror}.") from None
 
     @contextmanager
     def folder(self, tenant: str) -> Iterator[Path]:
@@ -152,6 +162,9 @@ class Staging:
         try:
             os.rename(path, trash)
         except FileNotFoundError:
+            return
+        except OSError:  # a full disk may have no room for another name
+            shutil.rmtree(path, ignore_errors=True)
             return
         self._janitor.submit(shutil.rmtree, trash, ignore_errors=True)
 
@@ -239,7 +252,8 @@ class _Form:
         self.complete = True
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write what was gathered. Raises OSError, also before the disk is full to its last byte."""
+        check_free(self._folder, self.gathered)
         chunks, self._chunks, self.gathered = self._chunks, [], 0
         for file, data in chunks:
             view = memoryview(data)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 from personae.api.options import parse_size
-from personae.errors import LoadError, PersonaeError
+from personae.errors import LoadError, PersonaeError, StorageFailed
 
 if TYPE_CHECKING:
     from personae.api.tenants.store import TenantStore
@@ -45,6 +45,18 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(2) from None
 
     return guarded
+
+
+@contextmanager
+def _revoking(what: str) -> Iterator[None]:
+    """Say of a revocation that failed what is valid still."""
+    try:
+        yield
+    except (LoadError, StorageFailed) as error:
+        raise LoadError(
+            f"{what} was NOT revoked and still works: {error.message} "
+            "Free some space on the disk of --data-dir, then run this command again."
+        ) from None
 
 
 @contextmanager
@@ -132,7 +144,7 @@ def list_tenants(data_dir: DataDirOption) -> None:
 @reporting
 def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
     """Revoke all keys of a tenant for ever. Its name stays taken."""
-    with _store(data_dir) as store:
+    with _revoking(f"Tenant {name}"), _store(data_dir) as store:
         store.revoke_tenant(name)
     typer.echo(f"tenant {name} revoked")
 
@@ -167,7 +179,7 @@ def list_keys(data_dir: DataDirOption) -> None:
 def revoke_key(
     id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")], data_dir: DataDirOption
 ) -> None:
-    """Revoke a key."""
-    with _store(data_dir) as store:
+    """Revoke a key. On a full disk this works, too."""
+    with _revoking("The key"), _store(data_dir) as store:
         store.revoke_key(id)
     typer.echo("key revoked")

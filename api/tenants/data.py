@@ -1,7 +1,8 @@
 """The data directory: one SQLite file for whatever must survive a restart, and larger files beside it.
 
 Reads go over one connection and take microseconds, so they happen on the event loop. A write opens a
-connection of its own, may come from any thread or process, and is on disk when it returns.
+connection of its own, may come from any thread or process, and is on disk when it returns. Where the disk is
+full, writes that free something, or shut somebody out, have a reserve (`api/storage.py`).
 """
 
 import fcntl
@@ -9,16 +10,21 @@ import os
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from personae.errors import LoadError
+from personae.api.storage import Reserve, storage_failure, storing
+from personae.errors import LoadError, StorageFailed
+
+T = TypeVar("T")
 
 DATABASE = "personae.db"
 ADAPTERS = "adapters"
 FILES = "files"
 BATCHES = "batches"
+RESERVE = "reserve"
 _BUSY_SECONDS = 5.0
 
 _SCHEMA = """
@@ -86,29 +92,82 @@ class DataDir:
         self.adapters = path / ADAPTERS
         self.files = path / FILES
         self.batches = path / BATCHES
+        self._reserve = Reserve(path / RESERVE)
         try:
-            for folder in (self.adapters, self.files, self.batches):
-                folder.mkdir(parents=True, exist_ok=True)
-            os.chmod(path, 0o700)
-            database = path / DATABASE
-            os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
+            try:
+                self._reader, self.secret = self._open()
+            except (OSError, sqlite3.Error) as error:
+                if storage_failure(error) is None or not self._reserve.release():
+                    raise
+                self._reader, self.secret = self._open()
+        except (OSError, sqlite3.Error) as error:
+            raise LoadError(f"--data-dir {path}: {error}.") from None
+        self.keep_reserve()
+
+    def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+        """What a select finds. Raises StorageFailed."""
+        with storing():
+            return self._reader.execute(query, values).fetchall()
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: committed and on disk when the block ends, undone when it raises.
+
+        Raises StorageFailed when the disk is full or would not do its work.
+        """
+        with storing(), self._transaction() as db:
+            yield db
+
+    def urgently(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        """Make a change in a transaction, on a full disk from the reserve: for what frees room, or shuts
+        somebody out. `change` may be called twice. Raises StorageFailed if there was no reserve either."""
+        try:
             with self.write() as db:
+                return change(db)
+        except StorageFailed:
+            if not self._reserve.release():
+                raise
+            with suppress(sqlite3.Error):
+                self._empty_log()
+            with self.write() as db:
+                return change(db)
+        finally:
+            self.keep_reserve()
+
+    def keep_reserve(self) -> None:
+        """Have the reserve, if there is room for it by now."""
+        self._reserve.keep()
+
+    def _open(self) -> tuple[sqlite3.Connection, bytes]:
+        """The reader, all that it needs on the disk in place; and the secret."""
+        for folder in (self.adapters, self.files, self.batches):
+            folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.path, 0o700)
+        database = self.path / DATABASE
+        os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
+        reader = self._connect()
+        try:
+            with self._transaction() as db:
                 db.execute("pragma journal_mode = wal")
                 db.executescript(_SCHEMA)
                 _add_missing(db)
                 db.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
-            self._reader = self._connect()
-        except (OSError, sqlite3.Error) as error:
-            raise LoadError(f"--data-dir {path}: {error}.") from None
-        self.secret: bytes = self.rows("select value from meta where key = 'secret'")[0][0]
+            (secret,) = reader.execute("select value from meta where key = 'secret'").fetchone()
+        except BaseException:
+            reader.close()
+            raise
+        return reader, secret
 
-    def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
-        """What a select finds."""
-        return self._reader.execute(query, values).fetchall()
+    def _empty_log(self) -> None:
+        """Bring what is in SQLite's log to its place; the room of the log is free then."""
+        db = self._connect()
+        try:
+            db.execute("pragma wal_checkpoint(truncate)")
+        finally:
+            db.close()
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: committed and on disk when the block ends, undone when it raises."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         db = self._connect()
         try:
             db.execute("pragma synchronous = full")
@@ -120,6 +179,7 @@ class DataDir:
     def close(self) -> None:
         """Let go of the file."""
         self._reader.close()
+        self.keep_reserve()
 
     def _connect(self) -> sqlite3.Connection:
         # The reader is made by whoever opens the directory and then used by the event loop's thread alone.

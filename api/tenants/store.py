@@ -164,13 +164,15 @@ class TenantStore:
         return Identity(rows[0]["tenant"], rows[0]["role"], _limits(rows[0]), rows[0]["id"])
 
     def _revoke(self, table: str, column: str, value: str) -> None:
-        with self._data.write() as db:
+        def change(db: sqlite3.Connection) -> None:
             done = db.execute(
                 f"update {table} set revoked = coalesce(revoked, ?) where {column} = ?",  # noqa: S608  our own words
                 (int(time.time()), value),
             )
             if not done.rowcount:
                 raise RequestError(f"There is no such {table[:-1]}: {value[:80]!r}.", param=column)
+
+        self._data.urgently(change)
 
 
 def _hash(key: str) -> bytes:

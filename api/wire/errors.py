@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from personae.api.storage import storage_failure
 from personae.api.telemetry import logs
 from personae.api.wire.elsewhere import route_here
 from personae.errors import (
@@ -17,6 +18,7 @@ from personae.errors import (
     PersonaeError,
     RequestError,
     RequestFailed,
+    StorageFailed,
     Unauthorized,
 )
 from personae.grammar.slips import nearest
@@ -51,6 +53,8 @@ def error_answer(error: PersonaeError) -> ErrorAnswer:
 def error_response(error: PersonaeError) -> Response:
     """The error as an HTTP answer, with Retry-After where the error says when to come back."""
     logs.note(code=error.code)
+    if isinstance(error, StorageFailed):
+        logger.error("the storage failed: %s", error.__cause__ or error.message)
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
@@ -70,12 +74,16 @@ def _sendable(text: str) -> str:
 
 
 def visible(error: Exception, request_id: str) -> PersonaeError:
-    """The error that the client may see: our own as it is; of any other only that it happened.
+    """The error that the client may see: our own as it is; of any other only that it happened, or that the
+    storage failed.
 
     The other's details go to the log, under the request id that the client has too.
     """
     if isinstance(error, PersonaeError):
         return error
+    if (failure := storage_failure(error)) is not None:
+        failure.__cause__ = error
+        return failure
     logger.error("request %s failed unexpectedly", request_id, exc_info=error)
     return RequestFailed("The server could not finish this request.", code="internal_error")
 
