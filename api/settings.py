@@ -20,8 +20,9 @@ class ApiSettings(msgspec.Struct, frozen=True):
     `request_seconds` is the longest that a request may take, its own timeout may be shorter; None is without
     a limit. An upload of an adapter has limits of its own, `max_upload_bytes` and `upload_seconds`; a file
     for batches `max_file_bytes`. A batch has at most `max_batch_lines` requests, a tenant at most
-    `max_open_batches` batches that are not done, and all batches together `batch_concurrency` sequences in
-    the engine. `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks
+    `max_open_batches` batches that are not done, unless its own limits say otherwise, and `max_ended_batches`
+    that are: the oldest are forgotten. All batches together have `batch_concurrency` sequences in the engine.
+    `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks
     for no keys even if there are any. `allowed_origins` are the web sites whose pages may ask from a browser,
     "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once;
     `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
@@ -50,6 +51,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_file_bytes: int = 200 * 2**20
     max_batch_lines: int = 50_000
     max_open_batches: int = 100
+    max_ended_batches: int = 1000
     batch_concurrency: int = 64
     upload_seconds: float = 600.0
     adapter_roots: tuple[Path, ...] = ()

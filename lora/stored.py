@@ -23,6 +23,7 @@ from torch import Tensor
 from personae.errors import AdapterError
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraShapes, Stored, StoredHalf
+from personae.lora.disk import check_free
 from personae.lora.pace import Pace, Rest, no_rest
 from personae.lora.safetensors_file import DTYPES, SafetensorsFile
 from personae.lora.stacking import stacked
@@ -53,6 +54,7 @@ def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: R
     path = _path(folder, kind)
     unfinished = path.with_suffix(".part")
     try:
+        check_free(folder, stored_bytes(adapter, shapes, kind))
         with unfinished.open("wb") as file:
             file.write(_header(adapter, halves, kind, rest))
             for tensor in halves.values():
@@ -65,6 +67,14 @@ def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: R
     except OSError:
         with suppress(OSError):
             unfinished.unlink()
+
+
+def stored_bytes(adapter: Adapter, shapes: LoraShapes, kind: str) -> int:
+    """What `store` would write, but for the header: 0 if there is no file of such an adapter."""
+    if adapter.affine or adapter.vocabulary:
+        return 0
+    elements = sum(rank * sum(shapes.modules[module]) for module, rank in adapter.ranks.items())
+    return shapes.layers * elements * DTYPES[kind].itemsize
 
 
 def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | None:

@@ -12,9 +12,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Row
+from typing import NamedTuple
 
 import msgspec
 from anyio import CapacityLimiter, Lock, to_thread
@@ -23,18 +24,18 @@ from personae.actors.client import ModelCard
 from personae.api.http.upload import Staging, sync_folder
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
-from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded
+from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
 from personae.lora.bounds import AdapterBounds
 from personae.lora.pace import Pace
-from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter, targets
-from personae.lora.stored import store
+from personae.lora.peft import read_adapter, targets
+from personae.lora.stored import store, stored_bytes
 
 STAGING = "staging"
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """A registered adapter, as the API shows it. `bytes` are those of its files; `traits` say what it is
-    beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA)."""
+    """A registered adapter, as the API shows it. `bytes` are those that it takes on the disk; `traits` say
+    what it is beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA)."""
 
     id: str
     name: str
@@ -86,6 +87,7 @@ class Registry:
         for folder in data.adapters.iterdir():
             if folder.name != STAGING:
                 self._collect(folder.name)
+        self._recount()
 
     def close(self) -> None:
         """Wait until what was thrown away is gone."""
@@ -140,13 +142,12 @@ class Registry:
 
     def check_room(self, who: Identity, size: int) -> None:
         """Raises QuotaExceeded if the tenant may not have `size` more bytes of adapters."""
+        self._room(who, 0).check(size)
+
+    def _room(self, who: Identity, freed: int) -> "_Room":
+        """What the tenant's adapters may still take, when `freed` bytes of them go."""
         (used,) = self._data.rows("select total(bytes) from adapters where tenant = ?", (who.tenant,))[0]
-        limit = who.limits.bytes
-        if limit is not None and used + size > limit:
-            raise QuotaExceeded(
-                f"This tenant's adapters have {int(used)} of at most {limit} bytes; "
-                f"{size} more do not fit. Remove one first."
-            )
+        return _Room(int(used) - freed, who.limits.bytes)
 
     def check_name(self, who: Identity, name: str, replace: bool) -> Row | None:
         """The row that the name stands for now. Raises Conflict, or QuotaExceeded for one too many."""
@@ -173,11 +174,13 @@ class Registry:
 
         Raises AdapterError, Conflict or QuotaExceeded; then nothing has changed.
         """
-        digest, ranks, traits = await to_thread.run_sync(self._read, folder, limiter=self._readers)
-        size = sum((folder / file).stat().st_size for file in (CONFIG_FILE, TENSORS_FILE))
+        old = self.check_name(who, name, replace)
+        room = self._room(who, old["bytes"] if old else 0)
+        digest, ranks, traits = await to_thread.run_sync(self._read, folder, room, limiter=self._readers)
+        size = _bytes_in(folder)
         async with self._lock:
             old = self.check_name(who, name, replace)
-            self.check_room(who, size - (old["bytes"] if old else 0))
+            self._room(who, old["bytes"] if old else 0).check(size)
             row = (
                 who.tenant,
                 name,
@@ -207,14 +210,15 @@ class Registry:
             await to_thread.run_sync(self._delete, rows[0]["id"])
             self._collect(rows[0]["digest"])
 
-    def _read(self, folder: Path) -> tuple[str, dict[str, int], _Traits]:
+    def _read(self, folder: Path, room: "_Room") -> tuple[str, dict[str, int], _Traits]:
         """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it. The folder
-        has the file then that the adapter is placed from."""
-        pace = Pace()
-        adapter = read_adapter(folder, self._bounds.shapes, pace.rest)
+        has the file then that the adapter is placed from: many layers' worth, if only one has ranks."""
+        pace, shapes, kind = Pace(), self._bounds.shapes, self._bounds.stored
+        adapter = read_adapter(folder, shapes, pace.rest)
         self._bounds.check(adapter)
-        if self._bounds.stored is not None:
-            store(adapter, folder, self._bounds.shapes, self._bounds.stored, pace.rest)
+        if kind is not None:
+            room.check(_bytes_in(folder) + stored_bytes(adapter, shapes, kind))
+            store(adapter, folder, shapes, kind, pace.rest)
         return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:
@@ -225,6 +229,15 @@ class Registry:
             sync_folder(self._data.adapters)
         with self._data.write() as db:
             db.execute("insert or replace into adapters values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def _recount(self) -> None:
+        """Count anew what adapters take: an earlier version counted what was uploaded, and with another
+        `--dtype` the file that they are placed from is another."""
+        rows = self._data.rows("select distinct digest, bytes from adapters")
+        sizes = {digest: _bytes_in(self._data.adapters / digest) for digest, _ in rows}
+        if changed := {(sizes[digest], digest) for digest, known in rows if sizes[digest] != known}:
+            with suppress(StorageFailed), self._data.write() as db:
+                db.executemany("update adapters set bytes = ? where digest = ?", changed)
 
     def _delete(self, id: str) -> None:
         self._data.urgently(lambda db: db.execute("delete from adapters where id = ?", (id,)))
@@ -264,6 +277,29 @@ class Registry:
             traits=traits.traits,
             invocation=traits.invocation,
         )
+
+
+class _Room(NamedTuple):
+    """Bytes that a tenant's adapters take, and how many they may; None is without a limit."""
+
+    used: int
+    limit: int | None
+
+    def check(self, size: int) -> None:
+        """Raises QuotaExceeded if `size` more are too many."""
+        if self.limit is not None and self.used + size > self.limit:
+            raise QuotaExceeded(
+                f"This tenant's adapters have {self.used} of at most {self.limit} bytes; "
+                f"{size} more do not fit. Remove one first."
+            )
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of an adapter's files, those included that were made of it."""
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+    except FileNotFoundError:
+        return 0
 
 
 def no_such_adapter(name: str) -> NotFound:

@@ -21,7 +21,7 @@ from personae.api.tenants.store import Identity
 from personae.api.wire.decode import decode
 from personae.api.wire.errors import error_answer, visible
 from personae.api.wire.schema import ChatRequest, CompletionRequest
-from personae.errors import Overloaded, RateLimited, Unauthorized
+from personae.errors import Overloaded, QuotaExceeded, RateLimited, Unauthorized
 
 
 class Again(Exception):
@@ -57,6 +57,8 @@ class Call:
         try:
             if self._caller is None:
                 raise Unauthorized("The tenant of this batch has been revoked.")
+            if self._door.batches is not None:
+                self._door.batches.check_room_for_results(self._caller.identity)
             type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
             body = decode(bytes(self._line.body), type, depth)
             match body:
@@ -86,7 +88,7 @@ class Call:
             self._caller.until_done.close()
 
     def _fail(self, error: Exception) -> None:
-        if isinstance(error, RateLimited | Overloaded):
+        if isinstance(error, RateLimited | Overloaded) and not isinstance(error, QuotaExceeded):
             raise Again(error.retry_after or 1.0)
         shown = visible(error, self._request_id)
         self._end(shown.status, msgspec.json.encode(error_answer(shown)))

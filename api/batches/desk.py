@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
-from anyio import CancelScope, to_thread
+from anyio import CancelScope, Lock, to_thread
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
@@ -52,17 +52,25 @@ _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _LONGEST = 30 * 24 * 3600
 _METADATA = (16, 64, 512)  # pairs, characters of a key, of a value
+_RESULT_FILES = 2  # that a batch may have
 _SWEEP = 60.0  # seconds
 _AFTER_AN_ERROR = 30.0  # seconds until a batch is tried again that stumbled
 
 
 class _Work:
-    """What is known of a batch while its task runs."""
+    """What is known of a batch while its task runs. `size` is its input's, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str, size: int) -> None:
+        self.tenant = tenant
         self.journal: Journal | None = None
+        self._size = size
         self._cancelled = False
         self._scope: CancelScope | None = None
+
+    @property
+    def claim(self) -> int:
+        """Bytes of its tenant's files that are kept for its results: at least as many as it asks in."""
+        return max(self._size, 0 if self.journal is None else self.journal.bytes)
 
     def cancellable(self) -> CancelScope:
         """For a part of the work that `cancel` ends."""
@@ -94,11 +102,13 @@ class Batches:
         lasting: bool = True,
     ) -> None:
         self.files = FileStore(data, clock)
+        self.files.claimed = self._claimed
         self._data = data
         self._tenants = tenants
         self._clock = clock
         self._store = BatchStore(data, self.files, clock)
         self._work: dict[str, _Work] = {}
+        self._taking = Lock()  # from the look at what a tenant has to the batch that counts
         self._tasks: TaskGroup | None = None
         self._lasting = lasting
         unfinished = {entry.batch.id for entry in self._store.unfinished()}
@@ -145,14 +155,10 @@ class Batches:
         after = body.output_expires_after
         keep = None if after is None else expiry(after.seconds, "output_expires_after.seconds")
         try:
-            self.files.find(who.tenant, body.input_file_id)
+            file = self.files.find(who.tenant, body.input_file_id)
         except NotFound as error:
             error.param = "input_file_id"
             raise
-        if len(open := self._store.unfinished(who.tenant)) >= settings.max_open_batches:
-            raise QuotaExceeded(
-                f"This tenant has {len(open)} batches that are not done; wait for one to end."
-            )
         now = int(self._clock())
         batch = Batch(
             id=new_id("batch"),
@@ -167,9 +173,20 @@ class Batches:
         if not self._lasting:
             logger.warning("without --data-dir batch %s is forgotten when the server stops", batch.id)
         entry = Entry(who.tenant, batch, keep)
-        await self._store.add(entry)
-        self._begin(entry)
+        async with self._taking:
+            self._check_open(who, file.bytes, settings)
+            await self._store.add(entry, settings.max_ended_batches)
+            self._begin(entry)
         return batch
+
+    def _check_open(self, who: Identity, size: int, settings: ApiSettings) -> None:
+        """Raises QuotaExceeded if the tenant may have no further batch, of an input of `size` bytes."""
+        most = settings.max_open_batches if who.limits.batches is None else who.limits.batches
+        if len(open := self._store.unfinished(who.tenant)) >= most:
+            raise QuotaExceeded(
+                f"This tenant has {len(open)} batches that are not done; wait for one to end."
+            )
+        self.files.check_room(who, size, _RESULT_FILES)
 
     def get(self, tenant: str, id: str) -> Batch:
         """The batch as it is now. Raises NotFound."""
@@ -199,6 +216,10 @@ class Batches:
                 )
         await self.files.remove(tenant, id)
 
+    def check_room_for_results(self, who: Identity) -> None:
+        """Raises QuotaExceeded if the tenant's files have no room for one more answer of a batch."""
+        self.files.check_room(who, 0, files=0)
+
     def _live(self, batch: Batch) -> Batch:
         """With the counts of this moment."""
         work = self._work.get(batch.id)
@@ -218,8 +239,19 @@ class Batches:
 
     def _begin(self, entry: Entry) -> None:
         if self._tasks is not None:
-            self._work[entry.batch.id] = _Work()
+            self._work[entry.batch.id] = _Work(entry.tenant, self._input_bytes(entry))
             self._tasks.start_soon(self._play, entry)
+
+    def _input_bytes(self, entry: Entry) -> int:
+        try:
+            return self.files.find(entry.tenant, entry.batch.input_file_id).bytes
+        except NotFound:
+            return 0
+
+    def _claimed(self, tenant: str) -> int:
+        """Bytes that results of a tenant's running batches have, or will: even a request that is not run has
+        a line."""
+        return sum(work.claim for work in self._work.values() if work.tenant == tenant)
 
     async def _play(self, entry: Entry) -> None:
         """Bring one batch to its end, whatever the disk or the database does."""

@@ -67,6 +67,11 @@ class Journal:
         sync_folder(folder)
         sync_folder(folder.parent)
 
+    @property
+    def bytes(self) -> int:
+        """Of both files."""
+        return sum(self._sizes.values())
+
     def counts(self, total: int) -> Counts:
         """How far the batch is. Requests that were not run are neither completed nor failed."""
         return Counts(total, self._completed, self._failed)

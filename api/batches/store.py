@@ -55,9 +55,9 @@ class BatchStore:
         )
         return [_decode(row[0]) for row in rows]
 
-    async def add(self, entry: Entry) -> None:
-        """Keep a new one."""
-        await to_thread.run_sync(self._insert, entry)
+    async def add(self, entry: Entry, most_ended: int) -> None:
+        """Keep a new one; of the tenant's that have ended only the newest `most_ended` stay."""
+        await to_thread.run_sync(self._insert, entry, most_ended)
 
     async def move(self, entry: Entry, status: Status, **changes: object) -> Entry:
         """Give the batch its next status, and `changes` to it; what it is now.
@@ -85,12 +85,18 @@ class BatchStore:
             await to_thread.run_sync(self._update, now, files)
             return now
 
-    def _insert(self, entry: Entry) -> None:
+    def _insert(self, entry: Entry, most_ended: int) -> None:
+        marks = ", ".join("?" * len(MOVES))
         with self._data.write() as db:
             batch = entry.batch
             db.execute(
                 "insert into batches values (?, ?, ?, ?)",
                 (batch.id, entry.tenant, batch.status, msgspec.json.encode(entry).decode()),
+            )
+            db.execute(
+                "delete from batches where rowid in (select rowid from batches where tenant = ? "  # noqa: S608  question marks
+                f"and status not in ({marks}) order by rowid desc limit -1 offset ?)",
+                (entry.tenant, *MOVES, most_ended),
             )
 
     def _update(self, entry: Entry, files: tuple[FileRecord, ...]) -> None:

@@ -41,11 +41,13 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """The files of a data directory. `clock` gives Unix time."""
+    """The files of a data directory. `clock` gives Unix time. `claimed` says how many bytes a tenant's files
+    will soon have more: those of batches that run."""
 
     def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
         self._data = data
         self._clock = clock
+        self.claimed: Callable[[str], int] = lambda tenant: 0
         self._lock = Lock()  # from the look at the room that there is to the row that takes it
         self._staging = Staging(data.files / STAGING)
         known = {row["id"] for row in data.rows("select id from files")}
@@ -93,17 +95,23 @@ class FileStore:
         )
         return [_record(row) for row in rows[:limit]], len(rows) > limit
 
-    def check_room(self, who: Identity, size: int) -> None:
-        """Raises QuotaExceeded if the tenant may not have `size` more bytes of files."""
-        limit = who.limits.file_bytes
-        if limit is None:
+    def check_room(self, who: Identity, size: int, files: int = 1) -> None:
+        """Raises QuotaExceeded if the tenant may not have `files` more, of `size` bytes."""
+        limits = who.limits
+        if limits.file_bytes is None and limits.files is None:
             return
-        (used,) = self._data.rows("select total(bytes) from files where tenant = ?", (who.tenant,))[0]
-        if used + size > limit:
+        used, count = self._data.rows(
+            "select total(bytes), count(*) from files where tenant = ?", (who.tenant,)
+        )[0]
+        claimed = self.claimed(who.tenant)
+        if limits.file_bytes is not None and used + claimed + size > limits.file_bytes:
+            running = f", and its batches that run {claimed}" if claimed else ""
             raise QuotaExceeded(
-                f"This tenant's files have {int(used)} of at most {limit} bytes; {size} more do not fit. "
-                "Remove one first."
+                f"This tenant's files have {int(used)} of at most {limits.file_bytes} bytes{running}; "
+                f"{size} more do not fit. Remove one first."
             )
+        if limits.files is not None and count + files > limits.files:
+            raise QuotaExceeded(f"This tenant has {count} files of at most {limits.files}. Remove one first.")
 
     async def add(
         self, who: Identity, path: Path, *, filename: str, purpose: str, seconds: int | None

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
@@ -80,47 +80,105 @@ def _date(time: int | None) -> str:
     return "" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
 
 
+def _limit(help: str, **options: Any) -> Any:
+    return typer.Option(help=help, **options)
+
+
+RequestsPerMinute = Annotated[int | None, _limit("Requests per minute.", min=0)]
+TokensPerMinute = Annotated[int | None, _limit("Tokens of prompts and answers per minute.", min=0)]
+Concurrent = Annotated[int | None, _limit("Requests at the same time.", min=0)]
+Adapters = Annotated[int | None, _limit("Adapters at the same time; 256 unless given.", min=0)]
+AdapterBytes = Annotated[
+    int | None,
+    _limit("What its adapters may take on the disk; 8GiB unless given.", parser=size_option, metavar="SIZE"),
+]
+Files = Annotated[int | None, _limit("Files at the same time; 10000 unless given.", min=0)]
+FileBytes = Annotated[
+    int | None,
+    _limit(
+        "Bytes of all its files, results of batches included; 8GiB unless given.",
+        parser=size_option,
+        metavar="SIZE",
+    ),
+]
+OpenBatches = Annotated[int | None, _limit("Batches that are not done; 100 unless given.", min=0)]
+SchemasPerMinute = Annotated[
+    int | None, _limit("New schemas and grammars per minute; 600 unless given.", min=0)
+]
+Weight = Annotated[float | None, _limit("Its share of the service; 1 unless given.", min=0.01, max=100)]
+
+
 @tenants_app.command("create")
 @reporting
 def create_tenant(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
     data_dir: DataDirOption,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0)] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(min=0, help="Tokens of prompts and answers per minute.")
-    ] = None,
-    concurrent: Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")] = None,
-    adapters: Annotated[int | None, typer.Option(min=0, help="Adapters at the same time.")] = None,
-    adapter_bytes: Annotated[
-        int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="Bytes of all its adapters, such as 2GiB."),
-    ] = None,
-    file_bytes: Annotated[
-        int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="Bytes of all its batch files, such as 2GiB."),
-    ] = None,
-    schemas_per_minute: Annotated[int | None, typer.Option(min=0, help="New schemas per minute.")] = None,
-    weight: Annotated[
-        float | None, typer.Option(min=0.01, max=100, help="Its share of the service; 1 unless given.")
-    ] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    concurrent: Concurrent = None,
+    adapters: Adapters = None,
+    adapter_bytes: AdapterBytes = None,
+    files: Files = None,
+    file_bytes: FileBytes = None,
+    batches: OpenBatches = None,
+    schemas_per_minute: SchemasPerMinute = None,
+    weight: Weight = None,
 ) -> None:
-    """Add a tenant. It has no limits but those given here."""
+    """Add a tenant. Limits without a default are off unless given; defaults do not hold for admins' keys."""
     from personae.api.tenants.store import Limits
 
     limits = Limits(
-        requests_per_minute,
-        tokens_per_minute,
-        concurrent,
-        adapters,
-        adapter_bytes,
-        file_bytes,
-        schemas_per_minute,
-        weight,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        concurrent=concurrent,
+        adapters=adapters,
+        bytes=adapter_bytes,
+        files=files,
+        file_bytes=file_bytes,
+        batches=batches,
+        schemas_per_minute=schemas_per_minute,
+        weight=weight,
     )
     new = not data_dir.exists()
     with _store(data_dir, new=True) as store:
         store.create_tenant(name, limits)
     typer.echo(f"tenant {name} created" + (f", and the data directory {data_dir}" if new else ""))
+
+
+@tenants_app.command("limit")
+@reporting
+def limit_tenant(
+    name: str,
+    data_dir: DataDirOption,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    concurrent: Concurrent = None,
+    adapters: Adapters = None,
+    adapter_bytes: AdapterBytes = None,
+    files: Files = None,
+    file_bytes: FileBytes = None,
+    batches: OpenBatches = None,
+    schemas_per_minute: SchemasPerMinute = None,
+    weight: Weight = None,
+) -> None:
+    """Change limits of a tenant, also while a server runs. Those that are not given stay as they are."""
+    from personae.api.tenants.store import Limits
+
+    limits = Limits(
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        concurrent=concurrent,
+        adapters=adapters,
+        bytes=adapter_bytes,
+        files=files,
+        file_bytes=file_bytes,
+        batches=batches,
+        schemas_per_minute=schemas_per_minute,
+        weight=weight,
+    )
+    with _store(data_dir) as store:
+        store.change_limits(name, limits)
+    typer.echo(f"limits of tenant {name} changed")
 
 
 @tenants_app.command("list")

@@ -26,9 +26,10 @@ _NOBODY = bytes(32)
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is without a limit. `bytes` are those of its adapters' files, `file_bytes`
-    those of its files for batches, `schemas_per_minute` those that have to be compiled. `weight` is no limit:
-    with 2 it gets twice the service of a tenant without."""
+    """What a tenant may use; None is the default, where DEFAULTS has one, else without a limit. `bytes` are
+    those that its adapters take on the disk; `files` and `file_bytes` are files for batches and of batches,
+    `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to be compiled.
+    `weight` is no limit: with 2 it gets twice the service of a tenant without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -38,6 +39,24 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     file_bytes: int | None = None
     schemas_per_minute: int | None = None
     weight: float | None = None
+    files: int | None = None
+    batches: int | None = None
+
+    def or_else(self, others: "Limits") -> "Limits":
+        """These, and where they say nothing the others."""
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(others, **given)
+
+
+DEFAULTS = Limits(
+    adapters=256,
+    bytes=8 * 2**30,
+    schemas_per_minute=600,
+    files=10_000,
+    file_bytes=8 * 2**30,
+)
+"""Limits of a tenant for which nothing else was said. Admins' keys have those alone that were given: an admin
+answers for the machine. For batches the server has a limit of its own (`ApiSettings.max_open_batches`)."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -104,6 +123,17 @@ class TenantStore:
             for row in self._data.rows("select * from tenants order by name")
         ]
 
+    def change_limits(self, name: str, limits: Limits) -> None:
+        """Set the limits that are given; the others stay. Raises RequestError if there is no such tenant."""
+        with self._data.write() as db:
+            row = db.execute(
+                "select limits from tenants where name = ? and revoked is null", (name,)
+            ).fetchone()
+            if row is None:
+                raise RequestError(f"There is no tenant {name[:80]!r}.", param="name")
+            changed = msgspec.json.encode(limits.or_else(_limits(row))).decode()
+            db.execute("update tenants set limits = ? where name = ?", (changed, name))
+
     def revoke_tenant(self, name: str) -> None:
         """From now on none of the tenant's keys is valid. Raises RequestError if there is no such tenant."""
         self._revoke("tenants", "name", name)
@@ -139,10 +169,16 @@ class TenantStore:
 
     def on_behalf_of(self, tenant: str) -> Identity | None:
         """Whom the server works for when nobody asks: a tenant that has not been revoked."""
-        rows = self._data.rows("select revoked, limits from tenants where name = ?", (tenant,))
+        rows = self._data.rows(
+            "select revoked, limits, exists (select 1 from keys where keys.tenant = name "
+            "and role = 'admin' and keys.revoked is null) as admin from tenants where name = ?",
+            (tenant,),
+        )
         if not rows:
             return Identity(tenant, "tenant") if tenant == DEFAULT_TENANT else None
-        return None if rows[0]["revoked"] else Identity(tenant, "tenant", _limits(rows[0]))
+        if rows[0]["revoked"]:
+            return None
+        return Identity(tenant, "tenant", _limits_of(rows[0], "admin" if rows[0]["admin"] else "tenant"))
 
     def has_keys(self) -> bool:
         """Whether there ever was a key: then every request needs one."""
@@ -161,7 +197,8 @@ class TenantStore:
         right = hmac.compare_digest(rows[0]["digest"] if rows else _NOBODY, _hash(key))
         if not rows or not right:
             return None
-        return Identity(rows[0]["tenant"], rows[0]["role"], _limits(rows[0]), rows[0]["id"])
+        role = rows[0]["role"]
+        return Identity(rows[0]["tenant"], role, _limits_of(rows[0], role), rows[0]["id"])
 
     def _revoke(self, table: str, column: str, value: str) -> None:
         def change(db: sqlite3.Connection) -> None:
@@ -177,6 +214,11 @@ class TenantStore:
 
 def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
+
+
+def _limits_of(row: sqlite3.Row, role: Role) -> Limits:
+    """A tenant's limits for a key of that role."""
+    return _limits(row) if role == "admin" else _limits(row).or_else(DEFAULTS)
 
 
 def _limits(row: sqlite3.Row) -> Limits:

@@ -15,7 +15,7 @@ from personae.api.cli import app
 from personae.api.commands.serve import run
 from personae.api.options import AccessOptions, ServeOptions
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.store import Identity, Limits, TenantStore
+from personae.api.tenants.store import DEFAULTS, Identity, Limits, TenantStore
 from personae.errors import LoadError
 
 
@@ -39,7 +39,7 @@ def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
     found = [identify(tmp_path, key) for key in keys]
     limits = Limits(requests_per_minute=60, adapters=3, bytes=2 * 2**30)
     assert [(each.tenant, each.role, each.limits) for each in found] == [
-        ("ann", "tenant", limits),
+        ("ann", "tenant", limits.or_else(DEFAULTS)),
         ("ann", "admin", limits),
     ]
     listed = call(f"tenants list {where}").stdout
@@ -52,6 +52,10 @@ def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
         [found[1].key, "ann", "admin"],
     ]
     assert not any(key in listed or key.rpartition("_")[2] in listed for key in keys)
+    changed = call(f"tenants limit ann {where} --file-bytes 5MiB --batches 2 --files 3 --weight 2")
+    assert (changed.exit_code, changed.stdout) == (0, "limits of tenant ann changed\n")
+    now = Limits(file_bytes=5 * 2**20, batches=2, files=3, weight=2).or_else(limits)
+    assert identify(tmp_path, keys[1]).limits == now
     assert call(f"keys revoke {found[0].key} {where}").exit_code == 0
     assert [identify(tmp_path, key) is None for key in keys] == [True, False]
     assert "revoked" in call(f"keys list {where}").stdout.splitlines()[0]

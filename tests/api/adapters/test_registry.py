@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import torch
 from patience import soon
-from uploads import BOUNDS, CONFIG, TENSORS, House, config, open_house, upload, whole
+from safetensors.torch import save
+from uploads import BOUNDS, CONFIG, SHAPES, TENSORS, House, config, open_house, upload, whole
 
 from personae.api.settings import ApiSettings
 from personae.errors import AdapterError, LoadError, Overloaded, RateLimited
@@ -331,3 +334,43 @@ async def test_a_server_that_loads_from_no_folder_says_which_option_it_needs(tmp
             refused = await client.post("/v1/load_lora_adapter", json=body)
     assert refused.status_code == 403
     assert "start the server with --adapter-root" in refused.json()["error"]["message"]
+
+
+def one_layer(rank: int) -> dict[str, bytes]:
+    """An adapter of that rank on one module of one layer."""
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    pair = {f"{name}A.weight": torch.ones(rank, 8), f"{name}B.weight": torch.ones(8, rank)}
+    return {CONFIG: config(rank), TENSORS: save(pair)}
+
+
+async def test_the_quota_counts_what_an_adapter_really_takes(tmp_path: Path) -> None:
+    bounds = replace(BOUNDS, stored="F32", shapes=replace(SHAPES, layers=60), max_rank=16)
+    files = one_layer(16)
+    uploaded = sum(map(len, files.values()))
+    with open_house(tmp_path / "data", bounds=bounds) as house:
+        async with house.client(house.key("ann", bytes=100_000)) as client:
+            record = (await upload(client, "poet", files)).json()
+            folder = house.data.adapters / record["sha256"]
+            there = sum(path.stat().st_size for path in folder.iterdir())
+            assert record["bytes"] == there > 10 * uploaded
+            other = await upload(client, "other", {**files, CONFIG: config(16, lora_alpha=5)})
+            assert (other.status_code, other.json()["error"]["code"]) == (429, "quota_exceeded")
+            assert (await upload(client, "poet", files, replace="true")).status_code == 201
+            assert not house.leftovers()
+        with house.data.write() as db:
+            db.execute("update adapters set bytes = ?", (uploaded,))  # as an earlier version counted
+    with open_house(tmp_path / "data", bounds=bounds) as house:
+        assert [record.bytes for record in house.registry.list("ann")] == [there]
+
+
+async def test_what_would_not_fit_into_the_quota_is_not_written_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr("personae.api.adapters.registry.store", lambda _, folder, *__: written.append(folder))
+    bounds = replace(BOUNDS, stored="F32", shapes=replace(SHAPES, layers=60))
+    with open_house(tmp_path / "data", bounds=bounds) as house:
+        async with house.client(house.key("ann", bytes=20_000)) as client:
+            refused = await upload(client, "poet", one_layer(16))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+    assert not written

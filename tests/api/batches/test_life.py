@@ -381,3 +381,62 @@ async def test_a_batch_of_responses_counts_its_tokens(tmp_path: Path) -> None:
     assert {body["output"][0]["content"][0]["text"] for body in bodies} == {"Hello, world!"}
     assert batch["usage"]["output_tokens"] == sum(body["usage"]["output_tokens"] for body in bodies) == 3 * 14
     assert batch["usage"]["input_tokens"] == sum(body["usage"]["input_tokens"] for body in bodies)
+
+
+async def test_results_count_against_the_tenants_files_and_stop_where_these_are_full(tmp_path: Path) -> None:
+    engine = FakeEngine("x" * 150)
+    async with open_batches(tmp_path, engine, ApiSettings(batch_concurrency=1), keys=True) as house:
+        tenants = house.batches._tenants
+        assert tenants is not None
+        tenants.create_tenant("ann", Limits(file_bytes=90_000))
+        house.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
+        id = await house.start([request(f"r{i}", max_tokens=150) for i in range(200)])
+        batch = await house.until(id, "completed")
+        good, bad = await house.lines(batch["output_file_id"]), await house.lines(batch["error_file_id"])
+        listed = (await house.client.get("/v1/files")).json()["data"]
+        used = sum(file["bytes"] for file in listed if file["filename"] != f"{id}_errors.jsonl")
+        another = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
+        refused = await house.client.post("/v1/batches", json=another)
+        await house.client.delete(f"/v1/files/{batch['output_file_id']}")
+        taken = await house.client.post("/v1/batches", json=another)
+    assert 10 < len(good) < 160
+    assert len(good) + len(bad) == 200
+    assert batch["request_counts"] == {"total": 200, "completed": len(good), "failed": len(bad)}
+    assert {line["response"]["status_code"] for line in bad} == {429}
+    assert {line["response"]["body"]["error"]["code"] for line in bad} == {"quota_exceeded"}
+    assert used < 90_000 + 70 * 1500, "but for what was being answered then"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+    assert taken.status_code == 200
+
+
+async def test_a_tenant_has_as_many_files_and_batches_as_its_limits_say(tmp_path: Path) -> None:
+    engine = FakeEngine(hold_after=1)
+    async with open_batches(tmp_path, engine, keys=True) as house:
+        tenants = house.batches._tenants
+        assert tenants is not None
+        tenants.create_tenant("ann", Limits(files=5, batches=1))
+        house.client.headers["authorization"] = f"Bearer {tenants.create_key('ann', 'tenant')}"
+        await house.start([request("a")])
+        body = {"input_file_id": await house.upload([request("b")]), "endpoint": CHAT}
+        second = await house.client.post("/v1/batches", json={**body, "completion_window": "24h"})
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "quota_exceeded")
+        tenants.change_limits("ann", Limits(batches=2))
+        for _ in range(3):
+            await house.upload([request("c")])
+        third = await house.client.post("/v1/batches", json={**body, "completion_window": "24h"})
+        assert "5 files of at most 5" in third.json()["error"]["message"], "there is no room for its results"
+        sixth = await house.client.post(
+            "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"x")}
+        )
+        assert (sixth.status_code, sixth.json()["error"]["code"]) == (429, "quota_exceeded")
+
+
+async def test_of_batches_that_have_ended_the_oldest_are_forgotten(tmp_path: Path) -> None:
+    async with open_batches(tmp_path, settings=ApiSettings(max_ended_batches=3)) as house:
+        ids = []
+        for number in range(6):
+            ids.append(await house.start([request(str(number))]))
+            last = await house.until(ids[-1], "completed")
+        listed = [batch["id"] for batch in (await house.client.get("/v1/batches")).json()["data"]]
+        assert listed == ids[:1:-1], "three that had ended when the last came"
+        assert await house.lines(last["output_file_id"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from personae.api.tenants.data import DATABASE, DataDir, serving
-from personae.api.tenants.store import Limits, TenantStore
+from personae.api.tenants.store import DEFAULT_TENANT, DEFAULTS, Limits, TenantStore
 from personae.errors import LoadError, RequestError
 
 
@@ -31,10 +31,43 @@ def test_a_key_is_its_tenants_and_has_its_role_and_limits(store: TenantStore) ->
     ann, bob = store.create_key("ann", "tenant"), store.create_key("bob", "admin")
     found = store.identify(ann)
     assert found is not None
-    assert (found.tenant, found.role, found.limits) == ("ann", "tenant", Limits(concurrent=3))
+    assert (found.tenant, found.role, found.limits) == (
+        "ann",
+        "tenant",
+        Limits(concurrent=3).or_else(DEFAULTS),
+    )
     other = store.identify(bob)
     assert other is not None
     assert (other.tenant, other.role) == ("bob", "admin")
+
+
+def test_a_tenant_is_not_without_limits_and_an_admin_has_those_that_were_given(store: TenantStore) -> None:
+    store.create_tenant("root", Limits(files=7))
+    store.create_key("root", "admin")
+    bob = store.identify(store.create_key("bob", "tenant"))
+    assert bob is not None
+    assert bob.limits == DEFAULTS
+    for field in ("adapters", "bytes", "files", "file_bytes", "schemas_per_minute"):
+        assert getattr(DEFAULTS, field) > 0
+    named = {name: store.on_behalf_of(name) for name in ("ann", "bob", "root", DEFAULT_TENANT)}
+    assert {name: who and who.limits for name, who in named.items()} == {
+        "ann": Limits(concurrent=3).or_else(DEFAULTS),
+        "bob": DEFAULTS,
+        "root": Limits(files=7),
+        DEFAULT_TENANT: Limits(),
+    }
+
+
+def test_limits_can_be_changed_and_those_that_are_not_given_stay(store: TenantStore) -> None:
+    key = store.create_key("ann", "tenant")
+    store.change_limits("ann", Limits(adapters=0, file_bytes=5))
+    found = store.identify(key)
+    assert found is not None
+    assert found.limits == Limits(concurrent=3, adapters=0, file_bytes=5).or_else(DEFAULTS)
+    store.revoke_tenant("ann")
+    for name in ("ann", "carl"):
+        with pytest.raises(RequestError, match=f"no tenant '{name}'"):
+            store.change_limits(name, Limits())
 
 
 def test_no_other_string_is_a_key(store: TenantStore) -> None:
