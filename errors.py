@@ -21,6 +21,7 @@
     │   ├── StorageFailed         the disk is full, or would not do its work                 503
     │   └── ActorStopped          what would do it is going down                             503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
+    │   ├── AdapterOverflow       the adapter's values overflow with this prompt             400
     │   ├── Quarantined           it made the engine fail each time it ran                   500
     │   ├── DeadlineExceeded      its deadline passed                                        504
     │   ├── Cancelled             the client went away (never sent on the wire)              499
@@ -196,6 +197,16 @@ class RequestFailed(PersonaeError):
     """An accepted request that could not be finished. Never the caller's fault."""
 
     code = "request_failed"
+
+
+class AdapterOverflow(RequestFailed):
+    """The adapter's values are finite, and what the model makes of them with this prompt is not."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "adapter_overflow"
+    param = "model"
+    retry = False
 
 
 class Quarantined(RequestFailed):

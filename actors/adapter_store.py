@@ -76,6 +76,7 @@ class AdapterStore(Actor[Message]):
         self._wanted = False  # sequences want memory that adapters have
         self._yielding: dict[str, float] = {}  # of them those that were told to, until when they may take
         self._line: OrderedDict[str, Waiting] = OrderedDict()
+        self._reread: set[str] = set()  # whose file was damaged, and is made of the upload again
         self._tried: dict[str, int] = {}  # what `_released` was when the pool was asked
         self._loaded = 0  # the pool's count of loads, when it was told last
         self._released = 0  # how often there has been new room
@@ -102,7 +103,7 @@ class AdapterStore(Actor[Message]):
                     self._asked.setdefault(digest, (current_time(), "host"))
             case Placed(adapter=digest, placed=placed, error=error):
                 self._count(message)
-                if digest in self._line:
+                if digest in self._line and not (error is not None and self._reads_again(digest)):
                     self._settle(digest, placed, error)
             case Evicted(residents=residents, loads=loads, evictions=evictions):
                 self._loaded = loads
@@ -182,6 +183,14 @@ class AdapterStore(Actor[Message]):
         self._tried[adapter.digest] = self._released
         self._executor.tell(Place(adapter))
 
+    def _reads_again(self, digest: str) -> bool:
+        """Whether an adapter that could not be placed from its file is made of the upload once more."""
+        if self._line[digest] != "in its file" or digest in self._reread:
+            return False
+        self._reread.add(digest)
+        self._line[digest] = "unread"
+        return True
+
     def _release(self) -> None:
         """The half of the idle that was let go of first may leave; whoever found no room tries again."""
         if not self._idle:
@@ -206,6 +215,7 @@ class AdapterStore(Actor[Message]):
             elif self._line[first] == "no room":
                 self._past += placed
             del self._line[digest]
+            self._reread.discard(digest)
             self._asked.pop(digest, None)
             if placed:
                 self._placed[digest] = None

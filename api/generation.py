@@ -21,8 +21,10 @@ from personae.api.telemetry.metrics import SequenceClock
 from personae.api.wire.answers import CachedTokens, ReasoningTokens, Usage
 from personae.api.wire.schema import Sampling
 from personae.engine.params import SamplingParams
+from personae.engine.sampler import NOT_FINITE
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
+    AdapterOverflow,
     BudgetTooSmall,
     Cancelled,
     DeadlineExceeded,
@@ -217,9 +219,7 @@ class Job:
                 if choice.ended:
                     continue
                 if delta.finish == "error":
-                    failure = RequestFailed(
-                        f"The request could not be finished: {delta.error or 'engine error'}."
-                    )
+                    failure = self._failed(delta.error or "engine error")
                     break
                 part = choice.take(delta)
                 if part.finish is not None:
@@ -239,6 +239,14 @@ class Job:
             raise failure
         if live:
             raise RequestFailed("The engine ended the request before its answer was complete.")
+
+    def _failed(self, why: str) -> RequestFailed:
+        """What a client is told when a sequence cannot go on."""
+        if why == NOT_FINITE and self.model.adapter is not None:  # the base's own weights are finite
+            return AdapterOverflow(
+                f"The adapter's values overflow with this prompt: {why}. Upload one with smaller updates."
+            )
+        return RequestFailed(f"The request could not be finished: {why}.")
 
     async def gather(self, receive: Receive) -> list[Part]:
         """Run to the end and return each choice whole, by index. Raises Cancelled if the client goes away."""

@@ -65,6 +65,15 @@ class LoraPair:
         """The number of ranks."""
         return self.a.shape[0]
 
+    def peaks(self) -> tuple[float, float]:
+        """The largest magnitudes of A and of scaling * B."""
+        return magnitude(self.a), magnitude(self.b) * abs(self.scaling)
+
+    def reach(self) -> float:
+        """What no entry of scaling * B A exceeds."""
+        a, b = self.peaks()
+        return self.rank * a * b
+
 
 @dataclass(frozen=True, slots=True)
 class StoredHalf:
@@ -88,7 +97,8 @@ class Adapter:
 
     digest: sha256 in hex of its content. pairs: by (layer, module). ranks: by module, the largest over the
     layers, which is what the adapter occupies in every layer. peak: the largest magnitude of A and of
-    scaling * B, to tell whether a dtype can hold it. nbytes: of the tensors as held here.
+    scaling * B, to tell whether a dtype can hold it. reach: what no entry of scaling * B A exceeds, likewise.
+    nbytes: of the tensors as held here.
 
     affine: by (layer, module), what it does to outputs beside its low rank. vocabulary: what it does at the
     embedding and the output. invocation: the tokens from whose last occurrence in the prompt on it is active
@@ -108,6 +118,7 @@ class Adapter:
     invocation: tuple[int, ...] = ()
     stacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     stored: Stored | None = None
+    reach: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -141,22 +152,24 @@ def make_adapter(
     """The adapter of these; its ranks, peak, size and (unless given) digest are computed. The tensors must be
     finite. `rest` is called every now and then."""
     ranks: dict[str, int] = {}
-    peak, nbytes = 0.0, 0
+    peak, reach, nbytes = 0.0, 0.0, 0
     for (_, module), pair in pairs.items():
         rest()
         ranks[module] = max(ranks.get(module, 0), pair.rank)
-        peak = max(peak, magnitude(pair.a), magnitude(pair.b) * abs(pair.scaling))
+        peak, reach = max(peak, *pair.peaks()), max(reach, pair.reach())
         nbytes += pair.a.nbytes + pair.b.nbytes
     adapter = Adapter(
         name, digest or "", dict(pairs), ranks, peak, nbytes, dict(affine or {}), vocabulary, invocation
     )
+    for change in vocabulary:
+        reach = max(reach, change.reach())
     extras = list(_extras(adapter))
     for label, tensor in extras:
         nbytes += tensor.nbytes
         if not label.endswith(" ids"):
             peak = max(peak, magnitude(tensor))
     digest = digest or _digest(pairs, extras, invocation, rest)
-    return replace(adapter, peak=peak, nbytes=nbytes, digest=digest)
+    return replace(adapter, peak=peak, reach=reach, nbytes=nbytes, digest=digest)
 
 
 def _extras(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:

@@ -1,14 +1,19 @@
 """Does an adapter fit? Uploads and loads are asked the same."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 
 from personae.errors import AdapterError
+from personae.lora import peft_vocabulary
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.arenas import pool_bytes
+from personae.lora.peft import tensor_name
+from personae.lora.single import magnitude
 
+MAX_UPDATE = torch.finfo(torch.float32).max ** 0.5
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 
@@ -48,8 +53,55 @@ class AdapterBounds:
                 f"{', '.join(adapter.traits())}: that takes {adapter.extra_bytes(self.shapes)} bytes beside "
                 f"the ranks, of {self.max_extra} that there are; start the server with more --adapter-memory"
             )
-        if not adapter.peak <= self.max_value:
-            raise AdapterError(
-                f"the largest value, {adapter.peak:.3g} with the scaling, is out of the range of the "
-                "precision that the server computes in"
-            )
+        if not (adapter.peak <= self.max_value and adapter.reach <= self.max_update):
+            raise self._overflow(adapter)
+
+    @property
+    def max_update(self) -> float:
+        """The most that an entry of scaling * B A may reach: the dtype has it, and float32 its square, which
+        norms are made of."""
+        return min(self.max_value, MAX_UPDATE)
+
+    def _overflow(self, adapter: Adapter) -> AdapterError:
+        """What is too large, by its tensor."""
+        for name, value in _peaks(adapter, self.shapes.merged):
+            if not value <= self.max_value:
+                return self._out_of_range(f"{name!r}: its", value, name)
+        for name, value in _reaches(adapter, self.shapes.merged):
+            if not value <= self.max_update:
+                return AdapterError(
+                    f"{name!r}: its product with lora_A may reach {value:.3g} with the scaling, which is "
+                    "out of the range that the server computes in",
+                    param=name,
+                )
+        return self._out_of_range("the", adapter.peak)  # of one that is in its file
+
+    def _out_of_range(self, whose: str, value: float, name: str | None = None) -> AdapterError:
+        return AdapterError(
+            f"{whose} largest value, {value:.3g} with the scaling, is out of the range of the precision that "
+            "the server computes in",
+            param=name,
+        )
+
+
+def _peaks(adapter: Adapter, merged: bool) -> Iterator[tuple[str, float]]:
+    """Each tensor's largest magnitude, with the scaling, by PEFT's name."""
+    for (layer, module), pair in adapter.pairs.items():
+        for role, value in zip("AB", pair.peaks(), strict=True):
+            yield tensor_name(layer, module, role, merged), value
+    for (layer, module), affine in adapter.affine.items():
+        for role, tensor in affine.tensors():
+            yield tensor_name(layer, module, role, merged), magnitude(tensor)
+    for change in adapter.vocabulary:
+        for role, tensor in change.tensors():
+            if role != "ids":
+                yield peft_vocabulary.tensor_name(change, role), magnitude(tensor)
+
+
+def _reaches(adapter: Adapter, merged: bool) -> Iterator[tuple[str, float]]:
+    """What no entry of each update exceeds, by PEFT's name of its B."""
+    for (layer, module), pair in adapter.pairs.items():
+        yield tensor_name(layer, module, "B", merged), pair.reach()
+    for change in adapter.vocabulary:
+        if reach := change.reach():
+            yield peft_vocabulary.tensor_name(change, "b"), reach

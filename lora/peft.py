@@ -119,6 +119,14 @@ def targets(modules: Collection[str], merged: bool) -> list[str]:
     return [name.rpartition(".")[2] for name, parts in named.items() if not {*parts}.isdisjoint(modules)]
 
 
+def tensor_name(layer: int, module: str, role: str, merged: bool) -> str:
+    """PEFT's name for a tensor of a module that is ours; `merged`: see LoraShapes."""
+    named = MERGED if merged else SINGLE
+    path = next(name for name, parts in named.items() if module in parts)
+    suffix = next(suffix for suffix, known in ROLES.items() if known == role)
+    return f"{PREFIX}model.layers.{layer}.{path}.{suffix}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The tensors of what is one module to PEFT, which fit the config and the base; their data is not read

@@ -23,7 +23,6 @@ MAX_NAME = 256  # characters of a base's name that are told
 # Of no effect on what the trained tensors compute: where they come from, and how they were trained.
 HARMLESS = {
     *(
-        "auto_mapping",
         "base_model_name_or_path",
         "revision",
         "peft_version",
@@ -50,6 +49,7 @@ MAX_TOKENS = 4096  # of an invocation or a list of trained tokens
 PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}  # these leave the base weights as they were
 
 REASONS = {
+    "auto_mapping": "it names code for the base, which is never loaded; set it to null",
     "arrow_config": "Arrow routing is not supported",
     "fan_in_fan_out": "transposed (Conv1D) weights are not supported",
     "kasa_config": "KaSA changes the base weights, which many adapters share",

@@ -60,6 +60,17 @@ def find(names: Iterable[str]) -> Found:
     return found
 
 
+def tensor_name(change: VocabularyChange, tensor: str) -> str:
+    """PEFT's name for one of a change's tensors."""
+    place = change.places[0]
+    path = next(path for path, known in PATHS.items() if known == place)
+    low_rank = {"a": "A", "b": "B"}.get(tensor, tensor)
+    if isinstance(change, Rows):
+        low_rank = "full" if change.ids is None else "tokens"
+    suffix = [suffix for suffix, role in ROLES.items() if role == low_rank]
+    return f"base_model.model.{path}.{suffix[0 if place == 'embedding' else -1]}"
+
+
 def read(
     file: SafetensorsFile, found: Found, config: PeftConfig, shapes: LoraShapes
 ) -> tuple[VocabularyChange, ...]:

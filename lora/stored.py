@@ -2,8 +2,8 @@
 
 A file of the stacks of `stacking.py`, written once: when an upload has been checked, or when the adapter is
 first wanted in another dtype. To place it is then to read the file into its pages: few calls of the system,
-by a thread beside the steps, and no memory but the pages. What was read is compared with checksums. The file
-may go at any time; it is made of the upload again.
+by a thread beside the steps, and no memory but the pages. What was read is compared with checksums, and so is
+the header. The file may go at any time, and goes when it is damaged; it is made of the upload again.
 """
 
 import json
@@ -33,6 +33,9 @@ from personae.lora.writing import runs
 Bytes = NDArray[np.uint8]
 Pieces = Generator[None, None, Future[None] | None]
 """Of placing an adapter; they end with what is then still done beside, if anything is."""
+
+Place = tuple[tuple[int, ...], int, int]
+"""Of a tensor in a file: its shape, and where its data begin and end."""
 
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _SLICE = 2**18  # bytes that are read, written or summed up at a time: a rest may be due
@@ -82,22 +85,34 @@ def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | 
     path = _path(folder, kind)
     try:
         with SafetensorsFile(path) as file:
-            notes = decode_object(file.metadata["adapter"].encode(), path.name)
+            notes = _Notes(decode_object(file.metadata["adapter"].encode(), path.name))
+            places = {name: (entry.shape, entry.begin, entry.end) for name, entry in file.entries.items()}
+            if file.metadata["checksum"] != _sum_of_header(file.metadata["adapter"], places):
+                return None
             halves, ranks = {}, {}
             for name, entry in file.entries.items():
                 module, half = name.split(".")
                 layers, ranks[module], width = entry.shape
                 if (layers, width) != (shapes.layers, shapes.modules[module]["ab".index(half)]):
                     return None
-                halves[module, half] = StoredHalf(file.data_start + entry.begin, notes["checksums"][name])
-    except (AdapterError, LookupError, TypeError, ValueError):
+                halves[module, half] = StoredHalf(file.data_start + entry.begin, notes.checksums[name])
+    except (AdapterError, AttributeError, LookupError, OSError, TypeError, ValueError):
         return None
-    if notes["digest"] != digest:
+    if notes.digest != digest or {(m, half) for m in ranks for half in "ab"} != halves.keys():
         return None
     stored = Stored(path, halves)
-    return Adapter(
-        digest, digest, {}, ranks, notes["peak"], 0, invocation=tuple(notes["invocation"]), stored=stored
-    )
+    return Adapter(digest, digest, {}, ranks, notes.peak, 0, invocation=notes.invocation, stored=stored)
+
+
+class _Notes:
+    """What a file says of its adapter beside the tensors. Raises LookupError, TypeError or ValueError when it
+    does not."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.digest = str(fields["digest"])
+        self.peak = float(fields["peak"])
+        self.invocation = tuple(int(token) for token in fields["invocation"])
+        self.checksums = {str(name): int(value) for name, value in fields["checksums"].items()}
 
 
 def finished(pieces: Pieces) -> Future[None] | None:
@@ -210,13 +225,23 @@ def _header(adapter: Adapter, halves: Mapping[str, Tensor], kind: str, rest: Res
         "invocation": adapter.invocation,
         "checksums": {name: _checksum(tensor, rest) for name, tensor in halves.items()},
     }
-    header: dict[str, Any] = {"__metadata__": {"adapter": json.dumps(notes)}}
+    places: dict[str, Place] = {}
     end = 0
     for name, tensor in halves.items():
         begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        places[name] = tuple(tensor.shape), begin, end
+    told = json.dumps(notes)
+    header: dict[str, Any] = {
+        name: {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+        for name, (shape, begin, end) in places.items()
+    }
+    header["__metadata__"] = {"adapter": told, "checksum": _sum_of_header(told, places)}
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text
+
+
+def _sum_of_header(told: str, places: Mapping[str, Place]) -> str:
+    return str(crc32(f"{told} {sorted(places.items())}".encode()))
 
 
 def _bytes_of(tensor: Tensor) -> Bytes:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from personae.lora.affine import Affine
 from personae.lora.base import BaseWeights, Site
+from personae.lora.single import magnitude
 
 Place = Literal["embedding", "output"]
 
@@ -42,6 +43,9 @@ class VocabularyChange(Protocol):
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all that decides what it computes."""
+
+    def reach(self) -> float:
+        """What no entry of the change of a matrix exceeds, where it is a product; else 0."""
 
     def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
         """Its form on the device. Raises AdapterError if its numbers cannot be computed with."""
@@ -76,6 +80,10 @@ class LowRank:
         yield "a", self.a
         yield "b", self.b.float() * self.scaling
         yield from self.affine.tensors()
+
+    def reach(self) -> float:
+        """See VocabularyChange."""
+        return len(self.a) * magnitude(self.a) * magnitude(self.b) * abs(self.scaling)
 
     def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
         """See VocabularyChange."""
@@ -154,6 +162,10 @@ class Rows:
         if self.ids is not None:
             yield "ids", self.ids
         yield "rows", self.rows
+
+    def reach(self) -> float:
+        """It is no product."""
+        return 0.0
 
     def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
         """See VocabularyChange."""

@@ -134,3 +134,18 @@ async def test_those_that_take_memory_until_they_are_placed_are_few_at_a_time_wh
             disk.in_memory -= {*offered}
             offered = await b.tell(*(Placed(digest, True) for digest in offered))
         assert 0 < disk.most <= 4
+
+
+async def test_one_whose_file_was_damaged_is_read_again_once_and_nobody_is_told() -> None:
+    async with bench(Disk(frozenset(DIGESTS))) as b:
+        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert await b.offered(1) == [DIGESTS[0]]
+        b.store.tell(Placed(DIGESTS[0], False, "the file has changed"))
+        assert await b.offered(1) == [DIGESTS[0]]
+        assert b.queue_of(DIGESTS[0]).take() == []
+        await b.tell(Placed(DIGESTS[0], False, "the file has changed"))
+        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "the file has changed")]
+        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert await b.offered(1) == [DIGESTS[0]], "it has its two tries anew"
+        b.store.tell(Placed(DIGESTS[0], False, "the file has changed"))
+        assert await b.offered(1) == [DIGESTS[0]]

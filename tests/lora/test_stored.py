@@ -130,6 +130,24 @@ def test_only_a_whole_file_of_this_adapter_for_this_base_and_dtype_is_found(tmp_
         assert find(tmp_path, adapter.digest, SHAPES, "F32") is None
 
 
+def test_a_header_with_any_byte_changed_is_not_found_and_never_an_error(tmp_path: Path) -> None:
+    adapter = adapter_of(1, 5)
+    file = stored(adapter, tmp_path).stored
+    assert file is not None
+    whole = file.path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    generator = torch.Generator().manual_seed(0)
+    for place in range(header):
+        bit = 1 << int(torch.randint(8, (), generator=generator))
+        file.path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        assert find(tmp_path, adapter.digest, SHAPES, "F32") is None, place
+    for told in (b"1", b"null", b"[]", b"{}", b'{"adapter": 1}', b'{"adapter": "1"}', b'{"adapter": "{}"}'):
+        begin, end = whole.index(b'{"adapter"'), whole.index(b"}", whole.index(b'"checksum"')) + 1
+        text = (whole[8:begin] + told + whole[end:header]).strip()
+        file.path.write_bytes(len(text).to_bytes(8, "little") + text + whole[header:])
+        assert find(tmp_path, adapter.digest, SHAPES, "F32") is None, told
+
+
 def test_what_a_file_of_stacks_cannot_say_has_none(tmp_path: Path) -> None:
     dora = make_adapter("dora", adapter_of(1, 5).pairs, affine={(0, "q"): Affine(magnitude=torch.ones(32))})
     store(dora, tmp_path, SHAPES, "F32")

@@ -3,7 +3,7 @@
 import random
 import threading
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import torch
 from hf import hf_greedy
 from patience import PATIENCE, soon
+from safetensors.torch import load, save
 from tiny_adapters import make_adapter, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 from uploads import CONFIG, TENSORS, House, open_house, upload
@@ -219,20 +221,49 @@ async def test_files_that_were_damaged_fail_their_own_requests_only(
         assert tokens(await ask(client, "a1")) == truth[1]
 
 
+def _flipped(whole: bytes, place: int) -> bytes:
+    return whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "a value": lambda whole: _flipped(whole, len(whole) - 1),
+    "the header's length": lambda whole: _flipped(whole, 0),
+    "a figure of the header": lambda whole: whole.replace(b'\\"peak\\": ', b'\\"peak\\": 9e300, \\"x\\": '),
+    "a name in the header": lambda whole: whole.replace(b"checksums", b"checksumz"),
+    "the end": lambda whole: whole[:-100],
+    "all of it": lambda whole: b"",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
 async def test_what_it_is_placed_from_is_made_of_the_upload_again_if_it_was_damaged(
-    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
+    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]], what: str
 ) -> None:
     async with live(tmp_path) as house, house.client() as client:
         digest = (await upload(client, "poet", files[0])).json()["sha256"]
         stacks = house.data.adapters / digest / STACKS
         whole = stacks.read_bytes()
-        stacks.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        body = {"model": "poet", "prompt": PROMPT, "max_tokens": 2}
-        failed = await client.post("/v1/completions", json=body)
-        assert failed.status_code == 500, "it was found out while it was placed"
-        assert str(tmp_path) not in failed.text
-        assert tokens(await ask(client, "poet")) == truth[0]
+        stacks.write_bytes(DAMAGE[what](whole))
+        assert stacks.read_bytes() != whole
+        assert tokens(await ask(client, "poet")) == truth[0], "no request fails"
         assert stacks.read_bytes() == whole
+
+
+async def test_an_adapter_that_overflows_with_a_prompt_is_that_requests_400(
+    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
+) -> None:
+    large = load(files[0][TENSORS])
+    for name in large:
+        large[name] = torch.ones_like(large[name]) * (1e9 if "lora_A" in name else 1e8)
+    async with live(tmp_path) as house, house.client() as client:
+        await upload(client, "poet", files[0])
+        assert (await upload(client, "large", {**files[0], TENSORS: save(large)})).status_code == 201
+        body = {"model": "large", "prompt": PROMPT, "max_tokens": 2}
+        failed = await client.post("/v1/completions", json=body)
+        assert tokens(await ask(client, "poet")) == truth[0]
+    error = failed.json()["error"]
+    assert (failed.status_code, error["code"], error["param"]) == (400, "adapter_overflow", "model")
+    assert error["type"] == "invalid_request_error"
 
 
 async def test_weighted_adapters_answer_together_as_in_peft_beside_each_alone(

@@ -41,6 +41,16 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
     ({"monteclora_config": {"num_samples": 8}}, "MonteCLoRA"),
     ({"velora_config": {"scale": 1.0}}, "VeLoRA"),
+    ({"auto_mapping": {"base_model_class": "Evil", "parent_library": "evil"}}, "never loaded"),
+    (
+        {
+            "auto_mapping": {
+                "base_model_class": "LlamaForCausalLM",
+                "parent_library": "transformers.models.llama.modeling_llama",
+            }
+        },
+        "set it to null",
+    ),
     ({"use_mystery_lora": True}, "not known here"),
     ({"task_type": "SEQ_CLS"}, "text generation"),
     ({"init_lora_weights": "pissa"}, "base weights"),
