@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup serve test lint eval bench
+.PHONY: setup serve test lint lock eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -30,6 +30,10 @@ eval: setup
 # The default loads on the bundled model, in a few minutes; ARGS="--compare URL" puts another server beside it.
 bench: setup
 	$(BIN)/personae bench $(ARGS)
+
+# Hashes for what constraints.txt pins, of what is needed to run; needs uv on the PATH.
+lock: setup
+	$(BIN)/python tests/support/lock.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """From options to a script: loads the model and the adapters, and says how Back is built from them."""
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -234,6 +235,18 @@ def _loaded(options: EngineOptions, device: torch.device, on_progress: Progress 
         raise LoadError(
             f"The weights of {options.model} do not fit into the {free} bytes that are free on the GPU."
         ) from None
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise LoadError(
+            f"The system has no memory left for the weights of {options.model}; free some, or use --quantize."
+        ) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the system refused memory; torch has no type for that on a CPU."""
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _adapter_folders(roots: tuple[Path, ...]) -> dict[str, Path]:

@@ -29,7 +29,7 @@ from personae.actors.stage import MAX_RESTARTS, WITHIN
 from personae.actors.wire import Describe, Facts, Port
 from personae.engine.config import GenerationDefaults
 from personae.engine.tokens import Tokenizer
-from personae.errors import LoadError, StartFailed
+from personae.errors import BackDied, BackHangs, EngineLost, LoadError, StartFailed
 from personae.lora.bounds import AdapterBounds
 
 COMMAND = (sys.executable, "-m", "personae.actors.back")
@@ -63,7 +63,8 @@ async def open_company(
 ) -> AsyncIterator[Company]:
     """Start Back, wait until it has loaded, yield the engine; end Back.
 
-    Raises the LoadError that Back refuses its options with. When Back dies or hangs more than `max_restarts`
+    Raises the LoadError that Back refuses its options with, or EngineLost when its process ends or hangs
+    while it loads. When Back dies or hangs more than `max_restarts`
     times within a minute it is not started again: streams end with EngineLost, and so does what comes later.
     """
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
@@ -95,7 +96,7 @@ async def raise_curtain(
         nonlocal fell
         if met and incident.error is not None and fell is None:
             fell = current_time()
-        if met or _load_error(incident.error) is None:  # at the start it is raised, and no incident
+        if met or _start_error(incident.error) is None:  # at the start it is raised, and no incident
             report(incident)
 
     def meet(facts: Facts) -> None:
@@ -135,11 +136,13 @@ async def raise_curtain(
             client = LocalClient(prospectus, front)
             yield Company(client, facts.defaults, facts.max_adapters, facts.bounds, facts.about)
     except StartFailed as failure:
-        raise (_load_error(failure) or failure) from failure.__cause__
+        raise (_start_error(failure) or failure) from failure.__cause__
 
 
-def _load_error(error: BaseException | None) -> LoadError | None:
-    """The LoadError behind an error, if there is one."""
+def _start_error(error: BaseException | None) -> LoadError | EngineLost | None:
+    """What is said of a start that failed: the LoadError behind an error, or how Back's process ended."""
     while error is not None and not isinstance(error, LoadError):
+        if isinstance(error, BackDied | BackHangs):
+            return EngineLost(error.message)
         error = error.__cause__
     return error

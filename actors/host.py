@@ -34,6 +34,7 @@ from personae.actors.wire import (
     messages,
 )
 from personae.errors import BackDied, BackHangs, LoadError
+from personae.kernels.container import free_memory
 
 LAST_WORDS = 40  # lines of Back's output that are kept for the report
 START_PATIENCE = 10  # times as long as when it serves: a start imports, reads and compiles without a word
@@ -109,7 +110,7 @@ class Host(Actor[Never]):
                     self._front.ingress.tell(message)
                     break
                 case None:
-                    raise await self._died()
+                    raise await self._died_loading()
         self._port.is_open = True
         self._heard = self._moved = self._stepped = current_time()
         self.start_soon(self._read)
@@ -175,11 +176,28 @@ class Host(Actor[Never]):
                 log.info("%s", line)
         self._words.append(rest)
 
-    async def _died(self) -> BackDied:
-        self._port.close()
+    async def _died_loading(self) -> BackDied:
+        """In one sentence: nobody has to look for what it did last."""
+        await self._ended()
+        code = self._process.returncode
+        if code == -signal.SIGKILL:
+            free = free_memory()
+            left = "" if free is None else f", {free / 2**30:.2f} GiB of memory are free now"
+            return BackDied(
+                f"The engine was killed while it loaded the model: probably out of memory{left}. Use a "
+                "smaller model, --quantize int8 or int4, a smaller --kv-memory, or a larger machine."
+            )
+        word = next((word.strip() for word in reversed(self._words) if word.strip()), "it said nothing")
+        return BackDied(f"The engine ended with exit code {code} while it loaded the model: {word[:500]}")
+
+    async def _ended(self) -> None:
         with move_on_after(FAREWELL_SECONDS):
             await self._process.wait()
             await anyio.sleep(0.05)  # its last words are in the pipe
+
+    async def _died(self) -> BackDied:
+        self._port.close()
+        await self._ended()
         words = "\n".join(filter(None, self._words))
         where = "before its first step"
         if (last := self._process.box.read()) is not None:

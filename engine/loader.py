@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from personae.engine.config import ModelConfig, read_config, read_fields
 from personae.engine.models.decoder import Decoder
 from personae.errors import ModelLoadError
+from personae.kernels.container import free_memory
 from personae.kernels.memory import give_back_freed
 from personae.kernels.quantized import Quantization, QuantizedWeight
 from personae.lora.base import fingerprint
@@ -67,7 +68,7 @@ def load_model(
 
     Raises:
         ModelLoadError: names each missing, unexpected or mis-shaped tensor, or the file or field that is
-        wrong.
+        wrong; or says that the weights are larger than the memory that is free.
     """
     config = read_config(folder)
     stored = _read_headers(_weight_files(folder))
@@ -75,6 +76,7 @@ def load_model(
         stored = _decoder_s(stored)
     kind = _resolve_dtype(dtype, config, stored)
     _check(config, stored)
+    _check_memory(config, kind, device, quantize)
     decoder = Decoder(config, dtype=kind, device=device, max_position=max_position, quantize=quantize)
     _fill(decoder, stored, on_progress)
     decoder.pack()
@@ -176,6 +178,30 @@ def _check(config: ModelConfig, stored: dict[str, Stored]) -> None:
     found = [f"{what}: {_listing(names)}" for what, names in problems.items() if names]
     if found:
         raise ModelLoadError(f"the weights do not match config.json; tensors {'; '.join(found)}")
+
+
+def _check_memory(
+    config: ModelConfig, kind: torch.dtype, device: torch.device, quantize: Quantization | None
+) -> None:
+    """Compares what the weights will take with what is free, before any of it is taken."""
+    free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    empty = Decoder(config, dtype=kind, device=torch.device("meta"), max_position=1, quantize=quantize)
+    if free is None or empty.nbytes <= free:
+        return
+    form = quantize or str(kind).removeprefix("torch.")
+    if device.type == "cpu":
+        where = "in this machine or its container"
+        hint = "" if quantize == "int4" else ", or load fewer (--quantize int8 or int4, --dtype bfloat16)"
+    else:
+        where, hint = "on the GPU", ", or choose a smaller model"
+    raise ModelLoadError(
+        f"The weights take {_gib(empty.nbytes)} in {form}, and {_gib(free)} of memory are free {where}; "
+        f"free some{hint}."
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _fill(decoder: Decoder, stored: dict[str, Stored], on_progress: Progress | None) -> None:

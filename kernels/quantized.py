@@ -35,6 +35,11 @@ class QuantizedWeight(ABC):
         """(outputs, inputs)."""
         return self.scales.shape[0], self.inputs
 
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return sum(getattr(self, field.name).nbytes for field in fields(self) if field.name != "inputs")
+
     def split(self, outputs: int | list[int]) -> Iterator[Self]:
         """The parts that have so many outputs each, sharing memory with it."""
         tensors = [getattr(self, field.name) for field in fields(self) if field.name != "inputs"]

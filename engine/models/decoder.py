@@ -205,6 +205,13 @@ class Decoder:
         if not self.config.tie:
             yield from self.output.tensors("lm_head")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its parameters."""
+        copied = self.output.weight if isinstance(self.output.weight, QuantizedWeight) else None
+        shared = copied.nbytes if self.config.tie and copied is not None else 0
+        return shared + sum(tensor.nbytes for _, tensor in self.tensors())
+
     def pack(self) -> None:
         """Lays the weights out for this machine; call once, when all tensors are filled.
 

@@ -26,7 +26,7 @@ from personae.actors.kit.child import Incident
 from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import ModelLoadError, Overloaded, RequestFailed
+from personae.errors import EngineLost, ModelLoadError, Overloaded, RequestFailed
 from personae.grammar.spec import GrammarSpec
 
 pytestmark = [
@@ -243,6 +243,30 @@ async def test_what_back_cannot_load_is_raised_as_its_own_error_and_no_process_s
         async with faulty(options, "load", tmp_path):
             raise AssertionError("not reached")
     assert backs() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("killed", r"The engine was killed while it loaded the model: probably out of memory, [\d.]+ GiB .*"),
+        (
+            "broken",
+            r"The engine ended with exit code 1 while it loaded the model: RuntimeError: .* a bug",
+        ),
+    ],
+)
+async def test_a_back_that_ends_while_it_loads_is_one_sentence_and_not_started_again(
+    options, tmp_path, fault: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    incidents: list[Incident] = []
+    with pytest.raises(EngineLost) as lost:
+        async with faulty(options, fault, tmp_path, incidents):
+            raise AssertionError("not reached")
+    assert re.fullmatch(said, lost.value.message), lost.value.message
+    assert [incident for incident in incidents if incident.error is not None] == []
+    assert backs() == []
+    if fault == "killed":
+        assert caplog.messages == []
 
 
 async def test_loading_is_told_and_the_line_has_no_name(options) -> None:

@@ -46,6 +46,19 @@ main()
 """
 
 
+KILLED = """
+from functools import partial
+from pathlib import Path
+from personae.actors.company import open_company
+from personae.api import local
+
+killed = (sys.executable, str(Path(programs) / "faulty_back.py"), "killed", ".")
+local.open_company = partial(open_company, command=killed)
+from personae.api.cli import main
+main()
+"""
+
+
 def start(*arguments: str) -> Program:
     """The real command in a process of its own; only `open_engine` is replaced."""
     return Program("-c", PROGRAM, *arguments, paths=(ROOT / "tests" / "support",))
@@ -61,6 +74,18 @@ def test_serve_says_when_it_is_ready_and_closes_the_engine_on_sigterm() -> None:
         assert answer.json()["choices"][0]["text"] == "Hello, world!"
         program.process.send_signal(signal.SIGTERM)
         assert program.end(0) == "engine closed\n"
+
+
+def test_an_engine_that_is_killed_while_it_loads_is_one_sentence_and_exit_code_3() -> None:
+    support = ROOT / "tests" / "support"
+    program = f"import sys; programs = {str(support)!r}\n{KILLED}"
+    with Program("-c", program, "serve", "--port", "0", paths=(support,)) as served:
+        assert served.end(3) == ""
+        said = [line for line in served.errors.splitlines() if "loading the bundled model" not in line]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "error: The engine was killed while it loaded the model: probably out of memory, "
+    )
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])

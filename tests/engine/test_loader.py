@@ -243,3 +243,36 @@ def test_loading_holds_no_second_copy_of_the_weights(quantize: str, share: float
     with Program(str(PEAK_OF_LOADING), str(tmp_path), quantize) as program:
         peak = int(program.line())
     assert size * share * 0.5 < peak < size * (share + 0.25)
+
+
+@pytest.mark.parametrize(("quantize", "share"), [(None, 1.0), ("int8", 0.6), ("int4", 0.4)])
+def test_weights_that_do_not_fit_into_the_free_memory_are_refused_before_any_is_taken(
+    quantize: Quantization | None, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model_folder(tmp_path, hidden_size=256, intermediate_size=1024, vocab_size=512)
+    whole = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
+    asked: list[int] = []
+
+    def load(free: int | None) -> Decoder:
+        monkeypatch.setattr("personae.engine.loader.free_memory", lambda: free)
+        return load_model(
+            tmp_path, device=CPU, quantize=quantize, on_progress=lambda done, _: asked.append(done)
+        )
+
+    size = load(None).nbytes
+    assert (share - 0.35) * whole < size < (share + 0.05) * whole
+    asked.clear()
+    with pytest.raises(
+        ModelLoadError, match=r"^The weights take [\d.]+ GiB in \w+, and [\d.]+ GiB of memory"
+    ):
+        load(size - 1)
+    assert not asked
+    assert load(size).nbytes == size
+
+
+def test_the_size_of_a_tied_output_matrix_counts_once_unless_it_is_quantized() -> None:
+    folder = model_folder("qwen3", tie_word_embeddings=True)
+    stored = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert load(folder).nbytes == stored
+    int8 = load_model(folder, device=CPU, quantize="int8")
+    assert int8.nbytes > sum(tensor.nbytes for _, tensor in int8.tensors())

@@ -1,9 +1,12 @@
 """Back's process with a fault planted in it: `python faulty_back.py FAULT FOLDER FD`.
 
 FAULT is `crash@N`, `hang@N` (the Nth step of the process, and once only: a file in FOLDER remembers) or
-`poison:TOKEN` (whenever a sequence that has this token in its prompt is admitted), or `load` (it cannot).
+`poison:TOKEN` (whenever a sequence that has this token in its prompt is admitted), `load` (it cannot),
+`killed` or `broken` (while it loads).
 """
 
+import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -37,7 +40,14 @@ def refuse(options, on_progress, *, warm):
     raise ModelLoadError("planted: no such weights")
 
 
+def die(options, on_progress, *, warm):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stumble(options, on_progress, *, warm):
+    raise RuntimeError("planted: a bug")
+
+
 StepEngine.prepare = faulty
-if fault == "load":
-    back.assemble = refuse
+back.assemble = {"load": refuse, "killed": die, "broken": stumble}.get(fault, back.assemble)
 back.main()

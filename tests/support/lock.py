@@ -1,0 +1,85 @@
+"""Writes requirements.lock: what Personae needs to run, as constraints.txt pins it, with hashes.
+
+    python tests/support/lock.py        # needs `uv` on the PATH, and the network
+
+It is for `pip install --require-hashes --no-deps -r requirements.lock`. torch is not in it: each of its
+builds (CPU, CUDA, ROCm) has hashes of its own under the same version, and brings what it needs of CUDA.
+"""
+
+import re
+import subprocess
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements.lock"
+BY_BUILD = {"torch", "setuptools"}  # torch brings setuptools, too
+HEADER = """\
+# What Personae needs to run, without torch: made by `make lock` from constraints.txt.
+# Install torch first, in the build that you want; docs/operations.md says how.
+"""
+
+
+def pinned() -> dict[str, str]:
+    """Versions by name, as constraints.txt has them."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def direct() -> list[Requirement]:
+    """What pyproject.toml asks for at run time."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [Requirement(text) for text in project["dependencies"]]
+
+
+def needed() -> dict[str, str]:
+    """All that is needed at run time, as lines of requirements by name: pinned, with the marker that
+    pyproject.toml gives. Raises KeyError for one that is not pinned."""
+    versions = pinned()
+    markers = {canonicalize_name(each.name): each.marker for each in direct()}
+    todo = [(each.name, frozenset(each.extras)) for each in direct()]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        name, extras = todo.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        todo += [
+            (each.name, frozenset(each.extras))
+            for each in map(Requirement, requires(name) or ())
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""})
+        ]
+    names = sorted({canonicalize_name(name) for name, _ in seen} - BY_BUILD)
+    lines = {name: f"{name}=={versions[name]}" for name in names}
+    return {name: f"{line} ; {markers[name]}" if markers.get(name) else line for name, line in lines.items()}
+
+
+def locked() -> dict[str, tuple[str, list[str]]]:
+    """What requirements.lock has: a line of requirements and its hashes, by name."""
+    found = {}
+    for entry in re.split(r"\n(?=[a-z])", LOCK.read_text(encoding="utf-8").partition("\n\n")[2]):
+        line, *hashes = (part.strip() for part in entry.replace("\\", " ").split("--hash=sha256:"))
+        found[line.partition("==")[0]] = (line, hashes)
+    return found
+
+
+def main() -> None:
+    """Ask the index for the hashes of every file of each release, and write them down."""
+    command = [
+        *("uv", "pip", "compile", "-", "--no-deps", "--generate-hashes", "--universal"),
+        *("--no-header", "--no-annotate", "--quiet", "--python-version", "3.11"),
+    ]
+    text = "\n".join(needed().values())
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd="/")
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    LOCK.write_text(f"{HEADER}\n{done.stdout}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
