@@ -96,6 +96,8 @@ async def raise_curtain(
         nonlocal fell
         if met and incident.error is not None and fell is None:
             fell = current_time()
+        if isinstance(incident.error, BackDied | BackHangs):
+            incident.error.__traceback__ = None  # where this process noticed tells nobody anything
         if met or _start_error(incident.error) is None:  # at the start it is raised, and no incident
             report(incident)
 

@@ -204,7 +204,8 @@ class Host(Actor[Never]):
             where = f"in step {last.step} ({last.rows} rows, {last.tokens} tokens)"
             where += f" with {', '.join(last.aboard)} aboard"
         code = self._process.returncode
-        return BackDied(f"Back ended with exit code {code} {where}; its last words:\n{words}")
+        killed = " (killed, if not by hand probably for want of memory)" if code == -signal.SIGKILL else ""
+        return BackDied(f"Back ended with exit code {code}{killed} {where}; its last words:\n{words}")
 
 
 async def _kill(process: BackProcess) -> None:

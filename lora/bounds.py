@@ -13,7 +13,7 @@ from personae.lora.arenas import pool_bytes
 from personae.lora.peft import tensor_name
 from personae.lora.single import magnitude
 
-MAX_UPDATE = torch.finfo(torch.float32).max ** 0.5
+MAX_UPDATE = float(torch.finfo(torch.float32).max) ** 0.5
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 

@@ -70,7 +70,7 @@ class _Work:
     @property
     def claim(self) -> int:
         """Bytes of its tenant's files that are kept for its results: at least as many as it asks in."""
-        return max(self._size, 0 if self.journal is None else self.journal.bytes)
+        return max(self._size, 0 if self.journal is None else self.journal.size)
 
     def cancellable(self) -> CancelScope:
         """For a part of the work that `cancel` ends."""

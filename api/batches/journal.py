@@ -68,8 +68,8 @@ class Journal:
         sync_folder(folder.parent)
 
     @property
-    def bytes(self) -> int:
-        """Of both files."""
+    def size(self) -> int:
+        """Bytes of both files."""
         return sum(self._sizes.values())
 
     def counts(self, total: int) -> Counts:
