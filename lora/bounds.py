@@ -1,5 +1,6 @@
 """Does an adapter fit? Uploads and loads are asked the same."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +14,7 @@ from personae.lora.arenas import pool_bytes
 from personae.lora.peft import tensor_name
 from personae.lora.single import magnitude
 
-MAX_UPDATE = float(torch.finfo(torch.float32).max) ** 0.5
+MAX_UPDATE = math.sqrt(torch.finfo(torch.float32).max)
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
 
 
