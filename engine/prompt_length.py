@@ -10,11 +10,14 @@ because it is longer than the context, so its length is bounded first:
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from personae.errors import RequestError
+
+if TYPE_CHECKING:
+    from personae.engine.tokens import Tokenizer
 
 USUAL_CHARACTERS = 8
 """Characters of a token, amply: a text of no more per token of its limit is encoded without being counted."""
@@ -24,13 +27,14 @@ _SHRINKING = {"NFC": 3, "NFKC": 4, "NFKD": 4, "NFD": 1, "Prepend": 1}
 
 
 class TooManyTokens(RequestError):
-    """The text has more than `limit` tokens. Callers who know the field say so in their own words."""
+    """The text at this index has more than `limit` tokens. Callers who know the field say so in their own
+    words."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, index: int) -> None:
         super().__init__(f"The text has more than {limit} tokens.")
-        self.limit = limit
+        self.index = index
 
 
 def bytes_of_token(backend: tokenizers.Tokenizer, byte_level: bool) -> int | None:
@@ -66,6 +70,11 @@ def _shrinking(normalizer: dict[str, Any]) -> int | None:
     if kind == "Replace":  # SentencePiece's mark for a blank
         return 1 if normalizer["pattern"] == {"String": " "} and normalizer["content"] == "▁" else None
     return _SHRINKING.get(kind)
+
+
+def longest_text(tokenizer: "Tokenizer", tokens: int) -> int | None:
+    """The most characters that so many tokens can have; None if nobody knows."""
+    return None if tokenizer.longest_token is None else tokenizer.longest_token * tokens
 
 
 def is_long_for(text: str, tokens: int) -> bool:

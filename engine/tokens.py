@@ -137,8 +137,9 @@ class Tokenizer:
         if most is not None:
             return [self._encode_last(text, add_special_tokens, most) for text in texts]
         if limit is not None:
-            for text in texts:
-                self._check_length(text, limit)
+            for index, text in enumerate(texts):
+                if self._too_long(text, limit):
+                    raise TooManyTokens(limit, index)
         lists: list[list[int]] = []
         for batch in _batches(texts):  # what the library makes of a batch is large, and freed before the next
             lists += self._encode(batch, add_special_tokens)
@@ -154,17 +155,18 @@ class Tokenizer:
                 return _last(ids, plain, most)
         raise AssertionError("the last tail is the whole text")
 
-    def _check_length(self, text: str, limit: int) -> None:
-        """Raises TooManyTokens for a text that is certain to have more than `limit`."""
+    def _too_long(self, text: str, limit: int) -> bool:
+        """Whether a text is certain to have more tokens than that."""
         if self.longest_token is not None and len(text) > limit * self.longest_token:
-            raise TooManyTokens(limit)
+            return True
         if not is_long_for(text, limit):
-            return
+            return False
         found = 0
         for part in parts(text):
             found += len(self._encode([part], False)[0])
             if found > 2 * limit + _CUT:
-                raise TooManyTokens(limit)
+                return True
+        return False
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         for text in texts:

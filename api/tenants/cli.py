@@ -73,11 +73,15 @@ def _date(time: int | None) -> str:
 def create_tenant(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
     data_dir: DataDirOption,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0)] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Requests per minute; 30,000 unless given.")
+    ] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=0, help="Tokens of prompts and answers per minute.")
     ] = None,
-    concurrent: Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")] = None,
+    concurrent: Annotated[
+        int | None, typer.Option(min=0, help="Requests at the same time; 1,024 unless given.")
+    ] = None,
     adapters: Annotated[int | None, typer.Option(min=0, help="Adapters at the same time.")] = None,
     adapter_bytes: Annotated[
         int | None,
@@ -91,8 +95,16 @@ def create_tenant(
     weight: Annotated[
         float | None, typer.Option(min=0.01, max=100, help="Its share of the service; 1 unless given.")
     ] = None,
+    body_bytes: Annotated[
+        int | None,
+        typer.Option(
+            parser=size_option,
+            metavar="SIZE",
+            help="Bytes of request bodies that are being taken in at the same time; 64MiB unless given.",
+        ),
+    ] = None,
 ) -> None:
-    """Add a tenant. It has no limits but those given here."""
+    """Add a tenant. A limit that is not given is the server's default, or none."""
     from personae.api.tenants.store import Limits
 
     limits = Limits(
@@ -104,6 +116,7 @@ def create_tenant(
         file_bytes,
         schemas_per_minute,
         weight,
+        body_bytes,
     )
     new = not data_dir.exists()
     with _store(data_dir, new=True) as store:

@@ -26,9 +26,10 @@ _NOBODY = bytes(32)
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is without a limit. `bytes` are those of its adapters' files, `file_bytes`
-    those of its files for batches, `schemas_per_minute` those that have to be compiled. `weight` is no limit:
-    with 2 it gets twice the service of a tenant without."""
+    """What a tenant may use; None is the server's default (`limits.DEFAULTS`), or no limit if it has none.
+    `bytes` are those of its adapters' files, `file_bytes` those of its files for batches,
+    `schemas_per_minute` those that have to be compiled, `body_bytes` those of request bodies that are being
+    taken in. `weight` is no limit: with 2 it gets twice the service of a tenant without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -38,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     file_bytes: int | None = None
     schemas_per_minute: int | None = None
     weight: float | None = None
+    body_bytes: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True):
