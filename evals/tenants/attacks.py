@@ -134,8 +134,11 @@ ATTACKS: dict[str, Attack] = {
         "/v1/completions",
         lambda model: _prompt(model, "a", guided_json={"enum": [[]] * 2_700_000}),
     ),
-    "JSON of 40,000 arrays": Attack(
-        "/v1/completions", lambda model: _prompt(model, "a", guided_json={"enum": [[]] * 40_000})
+    "JSON of 60,000 arrays": Attack(
+        "/tokenize",
+        lambda model: json.dumps(
+            {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": [[]] * 60_000}}
+        ).encode(),
     ),
     "prompt_logprobs of 64 x 2,040 x 20": Attack(
         "/v1/completions", lambda model: _prompts(model, 64, 2040, prompt_logprobs=20)
