@@ -12,7 +12,7 @@ Way = Literal["ask", "hold", "leave"]
 
 _SENDER = """
 import collections, json, os, socket, sys, threading, time
-os.nice(10)
+os.nice(19)
 host, port, path, way, clients, seconds = sys.argv[1:]
 request, ends = open(path, "rb").read(), time.monotonic() + float(seconds)
 seen, lock = collections.Counter(), threading.Lock()
