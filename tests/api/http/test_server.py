@@ -226,13 +226,12 @@ def test_stopping_cancels_what_does_not_end_in_time(caplog: pytest.LogCaptureFix
 
 def test_an_upload_that_stalls_ends_with_the_drain(caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with caplog.at_level(logging.CRITICAL):
-        with ExitStack() as stack:
-            with serving(create_app(FakeEngine()), drain_seconds=0.2, stop=True) as address:
-                connected = stack.enter_context(connection(address))
-                connected.sendall(head + b"content-length: 1000\r\n\r\n{")
-                assert works(address)
-            status, error = refusal(read_all(connected))
+    with caplog.at_level(logging.CRITICAL), ExitStack() as stack:
+        with serving(create_app(FakeEngine()), drain_seconds=0.2, stop=True) as address:
+            connected = stack.enter_context(connection(address))
+            connected.sendall(head + b"content-length: 1000\r\n\r\n{")
+            assert works(address)
+        status, error = refusal(read_all(connected))
     assert (status, error["code"]) == (503, "shutting_down")
     assert not caplog.records, "no task had to be cancelled"
 
