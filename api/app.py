@@ -109,7 +109,9 @@ def make_door(
     base = next(iter(client.models(DEFAULT_TENANT)))
     metrics = Metrics(client, base, settings.max_adapters, registry)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    return Door(client, settings, metrics, family, Meter(time.monotonic), tracing, registry, batches)
+    return Door(
+        client, settings, metrics, family, Meter(time.monotonic), tracing, registry=registry, batches=batches
+    )
 
 
 def create_app(

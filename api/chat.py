@@ -1,13 +1,15 @@
 """`POST /v1/chat/completions`."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from personae.api.bound import as_asked, bound_of
-from personae.api.chat_template import plain_messages
+from personae.api.body import read_json
+from personae.api.bound import Bound, as_asked, bound_of
+from personae.api.chat_template import PromptTooLong, plain_messages
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
@@ -16,13 +18,17 @@ from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
+from personae.api.packing import Pack, as_list
 from personae.api.params import (
+    BYTES_OF_LOGPROB,
     answer_length,
+    check_prompt_logprobs,
     choices_of,
     kept_of_prompt,
     logprob_count,
     sampling_params,
     text_style,
+    too_many_tokens,
 )
 from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerForm, EventStream, respond
@@ -48,10 +54,12 @@ from personae.api.wire.answers import (
     ToolCallDelta,
     Usage,
 )
-from personae.api.wire.decode import read_json
 from personae.api.wire.schema import ChatRequest, refuse_unserved
 from personae.api.words import CallPart, Words
+from personae.engine.prompt_length import TooManyTokens, longest_text
 from personae.errors import RequestError
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.answer import AnswerShape
 
 
 @operation(
@@ -65,9 +73,19 @@ from personae.errors import RequestError
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
     door = door_of(request)
-    body = await read_json(request, ChatRequest, door.settings.max_json_depth)
+    body = await read_json(request, ChatRequest, door)
     job, form = await admit(door, body)
     return await respond(request, job, form, stream=bool(body.stream))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What takes time to make of a request."""
+
+    prompt: list[int]
+    bound: Bound | None
+    shape: AnswerShape | None
+    grammar: GrammarSpec | None
 
 
 async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tuple[Job, "Form"]:
@@ -78,27 +96,21 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
-    functions_of(body.tools)
     logprobs = _logprobs(body, door)
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
-    text = await door.render_chat(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        kwargs={**door.family.effort(body.reasoning_effort), **(body.chat_template_kwargs or {})},
-        tools=shown_tools(body.tools),
-    )
-    bound = bound_of(body)
-    shape = answer_shape(body, door.family, text, bound)
-    grammar = as_asked(grammar_of(bound, shape), body, settings)
-    loose = loose_functions(shape)
     kept = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
-    (prompt,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens), most=kept)
+    ready = await door.prepared(lambda brief: _prepare(door, body, kept, brief))
+    prompt, bound, shape = ready.prompt, ready.bound, ready.shape
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
     )
+    of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
+    if of_prompt is not None:
+        entries = count * len(prompt) * (of_prompt + 1)
+        check_prompt_logprobs(entries, "prompt_logprobs", settings)
+        door.keep(BYTES_OF_LOGPROB * entries)
     bound_by = binding_field(body, bound)
     params = sampling_params(
         body,
@@ -106,10 +118,11 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
         settings=settings,
         max_tokens=length,
         logprobs=logprobs,
-        prompt_logprobs=logprob_count("prompt_logprobs", body.prompt_logprobs, settings),
-        left_out=await exclusions(door, body, bound_by if grammar is not None else None),
+        prompt_logprobs=of_prompt,
+        left_out=await exclusions(door, body, bound_by if ready.grammar is not None else None),
     )
     opening = _echo(body)
+    loose = loose_functions(shape)
     choices = [
         Choice(
             index,
@@ -125,8 +138,34 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     ]
     job = Job.begin(door, prefix, model, body, bound_by=bound_by)
     job.budget_param = param
-    job.add(prompt, params, grammar, choices, prompt_param="messages")
+    job.add(prompt, params, ready.grammar, choices, prompt_param="messages")
+    body.messages = []  # they are in the prompt, and may be long
     return job, Form(job, body, prompt)
+
+
+def _prepare(door: Door, body: ChatRequest, kept: int | None, brief: bool) -> _Prepared:
+    """Render, encode, and find what binds the answer. The prompt comes first: one that is too long is not
+    worth the rest."""
+    limit = door.client.max_model_len
+    functions_of(body.tools)
+    try:
+        text = door.render_chat(
+            body.messages,
+            brief=brief,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            kwargs={**door.family.effort(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+            tools=shown_tools(body.tools),
+            characters=longest_text(door.client.tokenizer, limit) if kept is None else None,
+        )
+        (prompt,) = door.encode(
+            [text], add_special_tokens=bool(body.add_special_tokens), brief=brief, most=kept, limit=limit
+        )
+    except (TooManyTokens, PromptTooLong):
+        raise too_many_tokens(limit, "messages") from None
+    bound = bound_of(body)
+    shape = answer_shape(body, door.family, text, bound)
+    return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, door.settings))
 
 
 def _logprobs(body: ChatRequest, door: Door) -> int | None:
@@ -175,14 +214,14 @@ class Form(AnswerForm):
         self._running_usage = wants_running_usage(body)
         self._reasoning = body.include_reasoning is not False
 
-    def whole(self, parts: list[Part]) -> ChatCompletion:
+    def whole(self, parts: list[Part], pack: Pack = as_list) -> ChatCompletion:
         """The answer that is not streamed."""
         job, body = self._job, self._body
         answer = ChatCompletion(
-            job.id, job.created, job.model.name, [self._choice(part) for part in parts], job.usage()
+            job.id, job.created, job.model.name, [self._choice(part, pack) for part in parts], job.usage()
         )
         if body.prompt_logprobs is not None:
-            answer.prompt_logprobs = prompt_logprobs(parts[0].prompt_logprobs, self._tokenizer)
+            answer.prompt_logprobs = prompt_logprobs(parts[0].prompt_logprobs, self._tokenizer, pack)
         if body.return_token_ids:
             answer.prompt_token_ids = self._prompt
         return answer
@@ -217,12 +256,12 @@ class Form(AnswerForm):
         if self._usage:
             yield self._chunk([], self._job.usage())
 
-    def _choice(self, part: Part) -> ChatChoice:
+    def _choice(self, part: Part, pack: Pack) -> ChatChoice:
         assert part.finish is not None, "a gathered choice has ended"
         choice = ChatChoice(
             part.index,
             _message(part.words, reasoning=self._reasoning),
-            self._logprobs(part),
+            self._logprobs(part, pack),
             part.finish,
             part.stop_reason,
         )
@@ -231,8 +270,8 @@ class Form(AnswerForm):
             choice.token_ids = part.tokens
         return choice
 
-    def _logprobs(self, part: Part) -> ChatLogprobs | None:
-        return chat_logprobs(part.entries, self._tokenizer) if self._body.logprobs else None
+    def _logprobs(self, part: Part, pack: Pack = as_list) -> ChatLogprobs | None:
+        return chat_logprobs(part.entries, self._tokenizer, pack) if self._body.logprobs else None
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
         job = self._job

@@ -42,6 +42,10 @@ _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
 
 
+class PromptTooLong(Exception):
+    """The template has written more than the caller has use for."""
+
+
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
@@ -82,12 +86,13 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
         seconds: float | None = None,
+        characters: int | None = None,
     ) -> str:
         """The prompt for `messages`. With `continue_final_message` it ends within the last message's content.
 
         `kwargs` are further variables for the template, `tools` those that the model may call, `seconds` less
-        time than usual. Raises TemplateTooSlow, and RequestError when the template refuses the messages or
-        fails on them.
+        time than usual. Raises TemplateTooSlow, PromptTooLong as soon as there are more than `characters`,
+        and RequestError when the template refuses the messages or fails on them.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -109,6 +114,7 @@ class ChatTemplate:
         token = _ENDS.set(time.perf_counter() + (self._seconds if seconds is None else seconds))
         try:
             prompt = self._write(
+                characters,
                 messages=chat,
                 tools=tools,
                 documents=None,
@@ -116,7 +122,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **extra,
             )
-        except TemplateTooSlow:
+        except (TemplateTooSlow, PromptTooLong):
             raise
         except Exception as error:  # a template is a program: on odd messages it can fail in any way
             raise RequestError(
@@ -126,12 +132,15 @@ class ChatTemplate:
             _ENDS.reset(token)
         return prompt if final is None else _cut(prompt, final)
 
-    def _write(self, **variables: Any) -> str:
-        """What the template writes. Raises TemplateError when it is too much, TemplateTooSlow."""
+    def _write(self, characters: int | None, **variables: Any) -> str:
+        """What the template writes. Raises TemplateError when it is too much, PromptTooLong and
+        TemplateTooSlow."""
         pieces, length = [], 0
         for piece in self._template.generate(**variables):
             pieces.append(piece)
             length += len(piece)
+            if characters is not None and length > characters:
+                raise PromptTooLong
             if length > self._characters:
                 raise TemplateError(f"the prompt has more than {self._characters} characters")
             _look_at_the_clock()

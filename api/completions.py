@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
@@ -16,19 +17,23 @@ from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.logprobs import prompt_logprobs, text_logprobs
+from personae.api.packing import Pack, as_list
 from personae.api.params import (
+    BYTES_OF_LOGPROB,
     answer_length,
+    check_prompt_logprobs,
     choices_of,
     kept_of_prompt,
     logprob_count,
     sampling_params,
     text_style,
+    too_many_tokens,
 )
 from personae.api.respond import wants_running_usage, wants_usage
 from personae.api.stream import AnswerForm, EventStream, respond
 from personae.api.wire.answers import Completion, TextChoice, Usage
-from personae.api.wire.decode import read_json
 from personae.api.wire.schema import CompletionRequest, refuse_unserved
+from personae.engine.prompt_length import TooManyTokens
 from personae.errors import RequestError, UnsupportedParameter
 
 _DEFAULT_MAX_TOKENS = 16
@@ -54,7 +59,7 @@ class _Prompt:
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
     door = door_of(request)
-    body = await read_json(request, CompletionRequest, door.settings.max_json_depth)
+    body = await read_json(request, CompletionRequest, door)
     job, form = await admit(door, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
@@ -65,13 +70,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     settings, client = door.settings, door.client
     model = door.chosen(body)
     wants_usage(body)
-    texts, ids = _given(body.prompt)
-    count = choices_of(body.n, settings, len(texts or ids))
-    if body.best_of not in (None, count):
-        raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
     style = text_style(body, settings)
-    bound = bound_of(body)
-    grammar = as_asked(None if bound is None else bound.spec, body, settings)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
     of_prompt = logprob_count("prompt_logprobs", body.prompt_logprobs, settings)
     if of_prompt is not None and body.stream:
@@ -81,7 +80,14 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     answers = not (asked == 0 and body.echo)
     most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
-    prompts = await _encode(door, body, texts, ids, most)
+    count, prompts = await door.prepared(lambda brief: _prepare(door, body, most, brief))
+    if of_prompt is not None:
+        entries = count * sum(len(prompt.tokens) for prompt in prompts) * (of_prompt + 1)
+        name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        check_prompt_logprobs(entries, name, settings)
+        door.keep(BYTES_OF_LOGPROB * entries)
+    bound = bound_of(body)
+    grammar = as_asked(None if bound is None else bound.spec, body, settings)
     bound_by = None if bound is None else bound.param
     left_out = await exclusions(door, body, bound_by)
     job = Job.begin(door, "cmpl-", model, body, bound_by=bound_by)
@@ -111,6 +117,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
             for index in range(count)
         ]
         job.add(prompt.tokens, params, grammar, choices, prompt_param=prompt.name)
+    body.prompt = ""  # it is in the logs, and may be long
     return job, Form(job, body, prompts, count)
 
 
@@ -119,6 +126,21 @@ def _length(body: CompletionRequest, asked: int, prompt: int, limit: int, name: 
     if body.max_tokens is None and prompt < limit:
         asked = min(asked, limit - prompt)
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)
+
+
+def _prepare(door: Door, body: CompletionRequest, most: int | None, brief: bool) -> tuple[int, list[_Prompt]]:
+    """How many choices each prompt has, and the prompts: of longer ones the last `most` tokens."""
+    limit, settings = door.client.max_model_len, door.settings
+    most_prompts = max(limit if most is None else len(body.prompt), settings.max_sequences)
+    if isinstance(body.prompt, list) and len(body.prompt) > most_prompts:
+        if isinstance(body.prompt[0], int):
+            raise too_many_tokens(limit, "prompt")
+        choices_of(body.n, settings, len(body.prompt))
+    texts, ids = _given(body.prompt)
+    count = choices_of(body.n, settings, len(texts or ids))
+    if body.best_of not in (None, count):
+        raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
+    return count, _encode(door, body, texts, ids, most, brief)
 
 
 def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
@@ -137,8 +159,13 @@ def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[l
     return texts, [ids] if ids else lists
 
 
-async def _encode(
-    door: Door, body: CompletionRequest, texts: list[str], ids: list[list[int]], most: int | None
+def _encode(
+    door: Door,
+    body: CompletionRequest,
+    texts: list[str],
+    ids: list[list[int]],
+    most: int | None,
+    brief: bool,
 ) -> list[_Prompt]:
     """The prompts, of texts or of ids; of longer ones the last `most` tokens. Raises RequestError."""
     one = not isinstance(body.prompt, list) or isinstance(body.prompt[0], int)
@@ -149,10 +176,14 @@ async def _encode(
             answer_length(None, prompt=len(tokens), limit=limit, param="", prompt_param=name)
         door.check_ids(tokens, name)
     ids = [tokens[-most:] for tokens in ids] if most is not None else ids
+    special = body.add_special_tokens is not False
     if texts:
-        ids = await door.encode(texts, add_special_tokens=body.add_special_tokens is not False, most=most)
+        try:
+            ids = door.encode(texts, add_special_tokens=special, brief=brief, most=most, limit=limit)
+        except TooManyTokens as found:
+            raise too_many_tokens(limit, names[found.index]) from None
     if body.echo and (most is not None or not texts):
-        texts = await door.decode(ids, skip_special_tokens=body.skip_special_tokens is not False)
+        texts = door.decode(ids, skip_special_tokens=body.skip_special_tokens is not False, brief=brief)
     for name, tokens in zip(names, ids, strict=True):
         if not tokens:
             raise RequestError(f"`{name}` is empty.", param=name)
@@ -173,12 +204,13 @@ class Form(AnswerForm):
         self._running_usage = wants_running_usage(body)
         self._begun: set[int] = set()
 
-    def whole(self, parts: list[Part]) -> Completion:
+    def whole(self, parts: list[Part], pack: Pack = as_list) -> Completion:
         """The answer that is not streamed."""
-        choices = [self._choice(part) for part in parts]
+        choices = [self._choice(part, pack) for part in parts]
         if self._body.prompt_logprobs is not None:
             for choice, part in zip(choices, parts, strict=True):
-                choice.prompt_logprobs = prompt_logprobs(part.prompt_logprobs, self._tokenizer)
+                choice.prompt_logprobs = prompt_logprobs(part.prompt_logprobs, self._tokenizer, pack)
+                part.prompt_logprobs.clear()
         return self._answer(choices, self._job.usage())
 
     def of(self, part: Part) -> Iterable[Completion]:
@@ -196,12 +228,12 @@ class Form(AnswerForm):
         job = self._job
         return Completion(job.id, job.created, job.model.name, choices, usage=usage)
 
-    def _choice(self, part: Part) -> TextChoice:
+    def _choice(self, part: Part, pack: Pack = as_list) -> TextChoice:
         asked = self._body.logprobs is not None
         choice = TextChoice(
             index=part.index,
             text=part.words.text,
-            logprobs=text_logprobs(part.entries, self._tokenizer) if asked else None,
+            logprobs=text_logprobs(part.entries, self._tokenizer, pack) if asked else None,
             finish_reason=part.finish,
             stop_reason=part.stop_reason,
             personae=extension(part),

@@ -1,14 +1,13 @@
 """What a route finds when a request has come in: the app's parts, who asks, and what prompts need."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import msgspec
 from starlette.requests import Request
 
 from personae.actors.client import EngineClient, ModelCard
@@ -19,8 +18,11 @@ from personae.api.settings import ApiSettings
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
+from personae.api.tenants.bodies import BodyBudget
 from personae.api.tenants.limits import Meter
+from personae.api.tenants.workers import Workers
 from personae.api.wire.conversation import Message, check_results
+from personae.api.wire.decode import LONG
 from personae.api.wire.schema import Sampling
 from personae.errors import NotFound, RequestError, TemplateTooSlow
 
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.batches.desk import Batches
 
-_LONG_TEXT = 16_384
-"""Texts longer than this (ids, more of them) are rendered, encoded and decoded off the event loop."""
+T = TypeVar("T")
+
 _BRIEF_SECONDS = 0.02
 """What a template may take of the event loop's time."""
 
@@ -50,6 +52,8 @@ class Door:
     family: Family
     meter: Meter
     tracing: Tracing = UNTRACED
+    workers: Workers = field(default_factory=Workers)
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     registry: "Registry | None" = None
     batches: "Batches | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
@@ -112,21 +116,56 @@ class Door:
         limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
-    async def encode(
-        self, texts: Sequence[str], *, add_special_tokens: bool, most: int | None = None
-    ) -> list[list[int]]:
-        """Token ids of each text; of one that has more than `most` the last ones."""
-        encode = self.client.tokenizer.encode_batch
-        if sum(map(len, texts)) <= _LONG_TEXT:
-            return encode(texts, add_special_tokens, most)
-        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens, most)
+    def keep(self, size: int) -> None:
+        """Count memory that the request needs until it is done, beside its body. Raises RateLimited."""
+        hold = self.bodies.hold(self.caller.identity)
+        self.caller.until_done.callback(hold.shrink)
+        hold.grow(size)
 
-    async def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """The text of each list of ids."""
-        decode = self.client.tokenizer.decode_batch
-        if sum(map(len, lists)) <= _LONG_TEXT:
-            return decode(lists, skip_special_tokens)
-        return await anyio.to_thread.run_sync(decode, lists, skip_special_tokens)
+    async def take_turn(self) -> None:
+        """Wait for the tenant's turn at the workers; the request has it until it is ready for the engine."""
+        caller = self.caller
+        caller.turn = turn = await self.workers.turn(caller.tenant, caller.body_size)
+        caller.until_ready.callback(turn.end)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """`work`, in a thread, in the request's turn or in a turn of its own."""
+        if self.caller.turn is not None:
+            return await self.caller.turn.run(work)
+        return await self.workers.run(self.caller.tenant, work)
+
+    async def prepared(self, prepare: Callable[[bool], T]) -> T:
+        """What `prepare(brief)` makes of a request: at once if that is brief, else in a thread.
+
+        What turns out not to be brief raises TemplateTooSlow or NotBrief, and is begun again in a thread.
+        """
+        if self.caller.turn is None and self.caller.body_size <= LONG:
+            with suppress(TemplateTooSlow, NotBrief):
+                return prepare(True)
+        return await self.off_loop(partial(prepare, False))
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        brief: bool,
+        most: int | None = None,
+        limit: int | None = None,
+    ) -> list[list[int]]:
+        """Token ids of each text; of one that has more than `most` the last ones.
+
+        Raises TooManyTokens for one that has far more than `limit`, and NotBrief.
+        """
+        if brief and sum(map(len, texts)) > LONG:
+            raise NotBrief
+        return self.client.tokenizer.encode_batch(texts, add_special_tokens, most, limit)
+
+    def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool, brief: bool) -> list[str]:
+        """The text of each list of ids. Raises NotBrief."""
+        if brief and sum(map(len, lists)) > LONG:
+            raise NotBrief
+        return self.client.tokenizer.decode_batch(lists, skip_special_tokens)
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
         """Raises RequestError naming the first that is no token of this model."""
@@ -138,25 +177,29 @@ class Door:
                 f"`{field}` is no token of this model; ids are from 0 to {vocab - 1}.", param=field
             )
 
-    async def render_chat(
+    def render_chat(
         self,
         messages: Sequence[Message],
         *,
+        brief: bool,
         tools: Sequence[dict[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
-        """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
+        """The prompt's text; `options` are those of `Family.render`. Raises RequestError, and TemplateTooSlow
+        where a template that has to be `brief` is not."""
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         check_results(messages)
-        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
-        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
-            with suppress(TemplateTooSlow):  # then again, where it holds up nobody
-                return render(seconds=_BRIEF_SECONDS)
-        return await anyio.to_thread.run_sync(render)
+        return self.family.render(
+            messages, tools=tools, kwargs=kwargs, seconds=_BRIEF_SECONDS if brief else None, **options
+        )
+
+
+class NotBrief(Exception):
+    """What was begun on the event loop would take too long there."""
 
 
 def door_of(request: Request) -> Door:

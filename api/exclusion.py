@@ -84,7 +84,7 @@ async def _bad_words(door: Door, words: Sequence[str]) -> tuple[tuple[int, ...],
                 param=name,
             )
         spelled += bare, f" {bare}"
-    lists = await door.encode(spelled, add_special_tokens=False)
+    lists = await door.prepared(lambda brief: door.encode(spelled, add_special_tokens=False, brief=brief))
     if sum(map(len, lists)) > _MOST_TOKENS:
         raise RequestError(f"`bad_words` may have at most {_MOST_TOKENS} tokens in all.", param="bad_words")
     # A tokenizer may know more ids than the model: what cannot be said need not be left out.

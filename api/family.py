@@ -62,11 +62,12 @@ class Family:
         kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
         seconds: float | None = None,
+        characters: int | None = None,
     ) -> str:
         """The prompt. A generation prompt is added unless the request says no or continues.
 
-        `seconds` bounds the template further. Raises TemplateTooSlow, and RequestError when there is no
-        template, or the template refuses.
+        `seconds` and `characters` bound the template further. Raises TemplateTooSlow and PromptTooLong, and
+        RequestError when there is no template, or the template refuses.
         """
         template = self.tool_template if tools and self.tool_template else self.template
         if template is None:
@@ -82,6 +83,7 @@ class Family:
             kwargs=kwargs,
             tools=tools,
             seconds=seconds,
+            characters=characters,
         )
 
     def effort(self, asked: str | None) -> dict[str, Any]:

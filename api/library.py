@@ -9,8 +9,9 @@ The fields, their ranges and the errors are those of docs/api.md; an error is ra
 model, a dataclass, a TypedDict, a Literal, an Enum, or a term of `outlines.types` (python_types.py).
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import msgspec
 
 from personae.actors.client import EngineStats
 from personae.api.app import make_door
-from personae.api.chat import Form as ChatForm
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
@@ -30,6 +30,7 @@ from personae.api.options import ServeOptions, no_folder, parse_size
 from personae.api.python_types import with_types
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerForm
+from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.wire.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest, CompletionRequest
@@ -55,15 +56,16 @@ class Engine:
         """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless
         given."""
         _check_whole(fields)
-        job, form = await self._admit_chat(messages, fields)
-        return form.whole(await job.gather(_never))
+        with self._asked({"messages": messages, **fields}, ChatRequest) as (door, body):
+            job, form = await admit_chat(door, body)
+            return form.whole(await job.gather(_never))
 
     async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Completion:
         """Continue a prompt; `fields` are those of `/v1/completions`, `model` the base unless given."""
         _check_whole(fields)
-        body = self._body({"prompt": prompt, **fields}, CompletionRequest)
-        job, form = await admit_completion(self._door, body)
-        return form.whole(await job.gather(_never))
+        with self._asked({"prompt": prompt, **fields}, CompletionRequest) as (door, body):
+            job, form = await admit_completion(door, body)
+            return form.whole(await job.gather(_never))
 
     @asynccontextmanager
     async def stream_chat(
@@ -73,19 +75,20 @@ class Engine:
 
         Leaving the block ends the request.
         """
-        job, form = await self._admit_chat(messages, {**fields, "stream": True})
-        async with _streamed(job, form) as chunks:
-            yield chunks
+        with self._asked({"messages": messages, **fields, "stream": True}, ChatRequest) as (door, body):
+            job, form = await admit_chat(door, body)
+            async with _streamed(job, form) as chunks:
+                yield chunks
 
-    async def _admit_chat(
-        self, messages: Sequence[dict[str, Any]], fields: dict[str, Any]
-    ) -> tuple[Job, ChatForm]:
-        return await admit_chat(self._door, self._body({"messages": messages, **fields}, ChatRequest))
-
-    def _body(self, fields: dict[str, Any], type: type[Any]) -> Any:
+    @contextmanager
+    def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[Door, Any]]:
         # Through JSON, so that a field means here exactly what it means on the wire.
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
-        return decode(body, type, self._door.settings.max_json_depth)
+        caller = Caller(NOBODY_ASKED)
+        caller.body_size = len(body)
+        asked = decode(body, type, self._door.settings.max_json_depth)
+        with caller.until_done:
+            yield replace(self._door, caller=caller), asked
 
 
 @asynccontextmanager

@@ -1,7 +1,8 @@
 """Logprobs in the forms that clients know: chat's, completions' older one, and vLLM's for prompts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from personae.api.packing import Pack, as_list
 from personae.api.wire.answers import (
     ChatLogprobs,
     ContentLogprob,
@@ -18,7 +19,7 @@ _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> ChatLogprobs:
+def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer, pack: Pack = as_list) -> ChatLogprobs:
     """`choices[].logprobs` of chat completions."""
 
     def top(token: int, logprob: float) -> TopLogprob:
@@ -26,38 +27,40 @@ def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> ChatLogprob
             tokenizer.token_text(token), max(logprob, _LEAST), list(tokenizer.token_bytes(token))
         )
 
-    content = []
-    for token, logprobs, _ in entries:
+    def content(entry: Entry) -> ContentLogprob:
+        token, logprobs, _ = entry
         assert logprobs is not None, "an emitted token has logprobs"
         chosen = top(token, logprobs.logprob)
         alternatives = [top(*candidate) for candidate in logprobs.top]
-        content.append(ContentLogprob(chosen.token, chosen.logprob, chosen.bytes, alternatives))
-    return ChatLogprobs(content)
+        return ContentLogprob(chosen.token, chosen.logprob, chosen.bytes, alternatives)
+
+    return ChatLogprobs(pack(map(content, entries)))
 
 
-def text_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> TextLogprobs:
+def text_logprobs(entries: Sequence[Entry], tokenizer: Tokenizer, pack: Pack = as_list) -> TextLogprobs:
     """`choices[].logprobs` of completions.
 
     The chosen token is among `top_logprobs` even if it is not one of the likeliest. Where two tokens have the
     same text, the likelier one stays.
     """
-    answer = TextLogprobs([], [], [], [])
-    for token, logprobs, offset in entries:
-        text = _spelled(tokenizer, token)
-        answer.text_offset.append(offset)
-        answer.tokens.append(text)
-        if logprobs is None:
-            answer.token_logprobs.append(None)
-            answer.top_logprobs.append(None)
-            continue
-        logprob = max(logprobs.logprob, _LEAST)
-        top: dict[str, float] = {}
-        for candidate, value in logprobs.top:
-            top.setdefault(_spelled(tokenizer, candidate), max(value, _LEAST))
-        top.setdefault(text, logprob)
-        answer.token_logprobs.append(logprob)
-        answer.top_logprobs.append(top)
-    return answer
+
+    def top(entry: Entry) -> dict[str, float] | None:
+        if entry.logprobs is None:
+            return None
+        found: dict[str, float] = {}
+        for candidate, value in entry.logprobs.top:
+            found.setdefault(_spelled(tokenizer, candidate), max(value, _LEAST))
+        found.setdefault(_spelled(tokenizer, entry.token), max(entry.logprobs.logprob, _LEAST))
+        return found
+
+    return TextLogprobs(
+        text_offset=[entry.offset for entry in entries],
+        token_logprobs=[
+            None if entry.logprobs is None else max(entry.logprobs.logprob, _LEAST) for entry in entries
+        ],
+        tokens=[_spelled(tokenizer, entry.token) for entry in entries],
+        top_logprobs=pack(map(top, entries)),
+    )
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> str:
@@ -69,9 +72,14 @@ def _spelled(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def prompt_logprobs(entries: Iterable[TokenLogprobs | None], tokenizer: Tokenizer) -> PromptLogprobs:
+def prompt_logprobs(
+    entries: Iterable[TokenLogprobs | None], tokenizer: Tokenizer, pack: Pack = as_list
+) -> PromptLogprobs:
     """`prompt_logprobs` as vLLM has it: for each place the likeliest tokens and the prompt's own."""
-    return [None if entry is None else _candidates(entry, tokenizer) for entry in entries]
+    packed: PromptLogprobs = pack(
+        None if entry is None else _candidates(entry, tokenizer) for entry in entries
+    )
+    return packed
 
 
 def _candidates(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, PromptLogprob]:

@@ -15,8 +15,12 @@ from personae.errors import ContextLengthExceeded, RequestError
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
+BYTES_OF_LOGPROB = 64
+"""Of a token's alternative, in the answer; what it takes before that is counted with it."""
+
 _MAX_STOP_LENGTH = 1024
 _MAX_LIST = 1024
+_LEAST_PENALTY = 0.01  # logits are divided by it, in 16 bits perhaps
 _MASK64 = 2**64 - 1
 
 
@@ -50,8 +54,7 @@ def sampling_params(
     if not 0.0 < top_p <= 1.0:
         raise _out_of_range("top_p", "over 0 and at most 1", top_p)
     penalty = _pick(request.repetition_penalty, defaults.repetition_penalty, 1.0)
-    if not 0.0 < penalty <= 10.0:
-        raise _out_of_range("repetition_penalty", "over 0 and at most 10", penalty)
+    penalty = _between("repetition_penalty", penalty, _LEAST_PENALTY, 10.0)
     top_k = _pick(request.top_k, defaults.top_k, 0)
     if top_k < -1:
         raise _out_of_range("top_k", "0 or -1 (both: off) or positive", top_k)
@@ -112,6 +115,26 @@ def answer_length(asked: int | None, *, prompt: int, limit: int, param: str, pro
             param=param,
         )
     return asked if asked is not None else limit - prompt
+
+
+def too_many_tokens(limit: int, prompt_param: str) -> ContextLengthExceeded:
+    """The error for a prompt that is far over the limit, and was not counted."""
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens; the prompt has more.", param=prompt_param
+    )
+
+
+def check_prompt_logprobs(entries: int, name: str, settings: ApiSettings) -> None:
+    """Raises RequestError for more alternatives, over all tokens of all prompts and choices, than there may
+    be."""
+    if entries > settings.max_prompt_logprobs:
+        raise RequestError(
+            f"`{name}` times the prompts' tokens is {entries} log-probabilities with those of the tokens "
+            f"themselves, over the limit of {settings.max_prompt_logprobs} a request; ask for fewer, or send "
+            "fewer prompts at a time.",
+            param=name,
+            code="out_of_range",
+        )
 
 
 def kept_of_prompt(asked: int | None, *, answer: int, limit: int) -> int | None:

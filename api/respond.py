@@ -6,12 +6,12 @@ from starlette.responses import Response
 from personae.api.wire.schema import SamplingFields
 from personae.errors import RequestError
 
-_encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
 
 def json_response(answer: msgspec.Struct, status: int = 200) -> Response:
     """A struct as an HTTP answer."""
-    return Response(_encode(answer), status, media_type="application/json")
+    return Response(encode_json(answer), status, media_type="application/json")
 
 
 def wants_usage(body: SamplingFields) -> bool:

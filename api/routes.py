@@ -6,14 +6,19 @@ from starlette.responses import Response
 
 import personae
 from personae.actors.client import ModelCard
+from personae.api.body import read_json
+from personae.api.chat_template import PromptTooLong
 from personae.api.door import Door, door_of
 from personae.api.http.operation import Content, operation
-from personae.api.respond import json_response
+from personae.api.respond import encode_json, json_response
 from personae.api.tools import functions_of, shown_tools
 from personae.api.wire.answers import Model, ModelList, Status, Text, Tokens, Version
-from personae.api.wire.decode import read_json
 from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest
+from personae.engine.prompt_length import TooManyTokens, longest_text
 from personae.errors import Overloaded, RequestError
+
+_CONTEXTS = 8
+_LEAST_TOKENS = 2**16
 
 
 def _model(card: ModelCard, door: Door) -> Model:
@@ -73,39 +78,69 @@ async def metrics(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Show the ids that a prompt or a conversation has; nothing is generated."""
     door = door_of(request)
-    body = await read_json(request, TokenizeRequest, door.settings.max_json_depth)
+    body = await read_json(request, TokenizeRequest, door)
     if body.model is not None:
         door.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
-    if body.messages is not None:
-        functions_of(body.tools)
-        text = await door.render_chat(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            kwargs=body.chat_template_kwargs,
-            tools=shown_tools(body.tools),
-        )
-        (ids,) = await door.encode([text], add_special_tokens=bool(body.add_special_tokens))
-    else:
+    if body.messages is None:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
             if getattr(body, name) is not None:
                 raise RequestError(f"`{name}` belongs to `messages`, not to `prompt`.", param=name)
-        around = body.add_special_tokens is not False
-        (ids,) = await door.encode([body.prompt or ""], add_special_tokens=around)
+    answer = await door.prepared(lambda brief: _tokenized(door, body, brief))
+    return Response(answer, media_type="application/json")
+
+
+def _tokenized(door: Door, body: TokenizeRequest, brief: bool) -> bytes:
+    """The answer, encoded. Raises RequestError for what is far longer than any prompt."""
+    most = _most_tokens(door)
+    try:
+        if body.messages is not None:
+            functions_of(body.tools)
+            text = door.render_chat(
+                body.messages,
+                brief=brief,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                kwargs=body.chat_template_kwargs,
+                tools=shown_tools(body.tools),
+                characters=longest_text(door.client.tokenizer, most),
+            )
+            special = bool(body.add_special_tokens)
+        else:
+            text, special = body.prompt or "", body.add_special_tokens is not False
+        (ids,) = door.encode([text], add_special_tokens=special, brief=brief, limit=most)
+    except (TooManyTokens, PromptTooLong):
+        raise _too_long("prompt" if body.messages is None else "messages", most) from None
     tokenizer = door.client.tokenizer
     strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    return json_response(Tokens(len(ids), door.client.max_model_len, ids, strings))
+    return encode_json(Tokens(len(ids), door.client.max_model_len, ids, strings))
 
 
 @operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))
 async def detokenize(request: Request) -> Response:
     """Show the text of token ids, special tokens included."""
     door = door_of(request)
-    body = await read_json(request, DetokenizeRequest, door.settings.max_json_depth)
+    body = await read_json(request, DetokenizeRequest, door)
     if body.model is not None:
         door.model(body.model)
+    if len(body.tokens) > (most := _most_tokens(door)):
+        raise _too_long("tokens", most)
     door.check_ids(body.tokens, "tokens")
-    (text,) = await door.decode([body.tokens], skip_special_tokens=False)
+    (text,) = await door.prepared(
+        lambda brief: door.decode([body.tokens], skip_special_tokens=False, brief=brief)
+    )
     return json_response(Text(text))
+
+
+def _most_tokens(door: Door) -> int:
+    """How long a text may be that is no prompt, but may have to be cut into some."""
+    return max(_CONTEXTS * door.client.max_model_len, _LEAST_TOKENS)
+
+
+def _too_long(param: str, most: int) -> RequestError:
+    return RequestError(
+        f"`{param}` has more than {most} tokens, which is the most that this route takes.",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -13,7 +13,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
 
     `defaults` are the model's own sampling parameters, for requests that give none. `seed` is that of
     requests that give none; None draws one for each. `max_n` bounds `n`, `max_sequences` bounds prompts
-    times `n` of one request, `max_logprobs` bounds every kind of logprobs. `max_json_depth` bounds the
+    times `n` of one request, `max_logprobs` bounds every kind of logprobs, `max_prompt_logprobs` their number
+    over all tokens of all prompts of a request. `max_json_depth` bounds the
     nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer. A
     request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
     answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
@@ -36,6 +37,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_n: int = 16
     max_sequences: int = 512
     max_logprobs: int = 20
+    max_prompt_logprobs: int = 2**18
     max_stop: int = 16
     max_messages: int = 4096
     max_json_depth: int = 64

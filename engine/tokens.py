@@ -19,7 +19,7 @@ Concatenated, the pieces and the flush are what `Tokenizer.decode` makes of all 
 import codecs
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,22 @@ from typing import Any
 import tokenizers
 
 from personae.engine.bytelevel import BYTE_OF_CHAR
+from personae.engine.prompt_length import (
+    PART,
+    TooManyTokens,
+    bytes_of_token,
+    is_long_for,
+    parts,
+    tails,
+)
 from personae.engine.stops import StopFinder
 from personae.engine.tokenizer_files import read_tokenizer_files
 from personae.errors import RequestError
 
 # The library's own threads would take the cores that steps run on.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_CUT = 64  # tokens that a cut through a text may change
 
 
 class Tokenizer:
@@ -42,7 +52,8 @@ class Tokenizer:
     `special_tokens` maps the names that templates use, such as "bos_token", to the tokens' texts.
     `chat_templates` maps names to Jinja sources and `chat_template` is the one named "default", if any.
     `response_template` is what tokenizer_config.json says of how answers are to be read, unchecked.
-    `vocab_size` is one more than the highest id.
+    `vocab_size` is one more than the highest id. `longest_token` is the most bytes of text that one token
+    stands for, None where there is no such number.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Tokenizer:
         starts_with_bos = backend.encode("").ids[:1] == [bos_id]
         self._prepend_bos = add_bos_token is True and bos_id is not None and not starts_with_bos
         self._drop_bos = add_bos_token is False and starts_with_bos
+        self.longest_token = bytes_of_token(backend, self.byte_level)
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
@@ -109,20 +121,52 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        most: int | None = None,
+        limit: int | None = None,
     ) -> list[list[int]]:
         """`encode` for many texts. Other threads run meanwhile, and it takes one core.
 
         Of a text that has more than `most` tokens the last ones are kept, between the tokens that the model
-        wants around a prompt, as transformers truncates on the left.
+        wants around a prompt, as transformers truncates on the left. Without `most`, a text that has far more
+        than `limit` tokens raises TooManyTokens before all of it is encoded; one that has a few more is
+        encoded.
         """
-        lists = self._encode(texts, add_special_tokens)
         if most is not None:
-            for place, ids in enumerate(lists):
-                if len(ids) > most:
-                    (plain,) = self._encode([texts[place]], False)
-                    lists[place] = _last(ids, plain, most)
+            return [self._encode_last(text, add_special_tokens, most) for text in texts]
+        if limit is not None:
+            for index, text in enumerate(texts):
+                if self._too_long(text, limit):
+                    raise TooManyTokens(limit, index)
+        lists: list[list[int]] = []
+        for batch in _batches(texts):  # what the library makes of a batch is large, and freed before the next
+            lists += self._encode(batch, add_special_tokens)
         return lists
+
+    def _encode_last(self, text: str, add_special_tokens: bool, most: int) -> list[int]:
+        for tail in tails(text, most):
+            (ids,) = self._encode([tail], add_special_tokens)
+            if len(tail) == len(text) and len(ids) <= most:
+                return ids
+            (plain,) = self._encode([tail], False)
+            if len(tail) == len(text) or len(plain) > most + _CUT:
+                return _last(ids, plain, most)
+        raise AssertionError("the last tail is the whole text")
+
+    def _too_long(self, text: str, limit: int) -> bool:
+        """Whether a text is certain to have more tokens than that."""
+        if self.longest_token is not None and len(text) > limit * self.longest_token:
+            return True
+        if not is_long_for(text, limit):
+            return False
+        found = 0
+        for part in parts(text):
+            found += len(self._encode([part], False)[0])
+            if found > 2 * limit + _CUT:
+                return True
+        return False
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         for text in texts:
@@ -193,6 +237,20 @@ class Tokenizer:
     def _is_plain_word(self, id: int) -> bool:
         token: str | None = self.backend.id_to_token(id)
         return token is not None and id not in self._added_ids and token.isascii() and token.isalpha()
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order, few enough at a time that they are not much to encode."""
+    batch: list[str] = []
+    length = 0
+    for text in texts:
+        if batch and length + len(text) > PART:
+            yield batch
+            batch, length = [], 0
+        batch.append(text)
+        length += len(text)
+    if batch:
+        yield batch
 
 
 def _last(ids: list[int], plain: list[int], most: int) -> list[int]:

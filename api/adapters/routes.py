@@ -15,12 +15,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from personae.api.adapters.form import copy_folder, read_adapter_form
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
+from personae.api.body import read_json
 from personae.api.door import Door, door_of
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
 from personae.api.respond import json_response
 from personae.api.storage import storage_failure
-from personae.api.wire.decode import read_json
 from personae.api.wire.schema import Body
 from personae.errors import Conflict, Forbidden, NotFound, RequestError
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
@@ -139,7 +139,7 @@ async def load_lora_adapter(request: Request) -> Response:
     """Share an adapter from a folder below one of the configured roots, as in vLLM."""
     door = door_of(request)
     registry, who = _registry(door), door.caller.identity
-    body = await read_json(request, LoadRequest, door.settings.max_json_depth)
+    body = await read_json(request, LoadRequest, door)
     name = _checked(body.lora_name, "lora_name")
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
@@ -167,7 +167,7 @@ async def load_lora_adapter(request: Request) -> Response:
 async def unload_lora_adapter(request: Request) -> Response:
     """Remove a shared adapter, as in vLLM."""
     door = door_of(request)
-    body = await read_json(request, UnloadRequest, door.settings.max_json_depth)
+    body = await read_json(request, UnloadRequest, door)
     with _as_in_vllm():
         await _registry(door).remove(door.caller.tenant, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -15,10 +15,10 @@ from personae.api.door import Door
 from personae.api.generation import Job
 from personae.api.responses import routes as responses
 from personae.api.responses.request import ResponsesRequest
-from personae.api.stream import AnswerForm
+from personae.api.stream import AnswerForm, encoded
 from personae.api.tenants.access import Caller
 from personae.api.tenants.store import Identity
-from personae.api.wire.decode import decode
+from personae.api.wire.decode import LONG, decode
 from personae.api.wire.errors import error_answer, visible
 from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import Overloaded, QuotaExceeded, RateLimited, Unauthorized
@@ -59,8 +59,7 @@ class Call:
                 raise Unauthorized("The tenant of this batch has been revoked.")
             if self._door.batches is not None:
                 self._door.batches.check_room_for_results(self._caller.identity)
-            type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
-            body = decode(bytes(self._line.body), type, depth)
+            body = await self._decoded(self._caller)
             match body:
                 case ChatRequest():
                     self._job, self._form = await chat.admit(self._door, body)
@@ -71,14 +70,27 @@ class Call:
             self._job.deadline = math.inf  # the batch has one
         except Exception as error:
             self._fail(error)
+        finally:
+            if self._caller is not None:
+                self._caller.ready()
+
+    async def _decoded(self, caller: Caller) -> ChatRequest | CompletionRequest | ResponsesRequest:
+        """The body, off the event loop if it is long."""
+        text = bytes(self._line.body)
+        type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
+        caller.body_size = len(text)
+        if len(text) <= LONG:
+            return decode(text, type, depth)
+        await self._door.take_turn()
+        return await self._door.off_loop(lambda: decode(text, type, depth))
 
     async def run(self) -> None:
         """Answer it; sets `result`."""
         assert self._job is not None
         assert self._form is not None
         try:
-            answer = self._form.whole(await self._job.gather(_nobody))
-            self._end(200, msgspec.json.encode(answer))
+            parts = await self._job.gather(_nobody)
+            self._end(200, await encoded(self._door, self._form, parts))
         except Exception as error:
             self._fail(error)
 

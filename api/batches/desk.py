@@ -44,6 +44,7 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity, TenantStore
+from personae.api.tenants.workers import Workers
 from personae.errors import Conflict, NotFound, QuotaExceeded, RequestError, StorageFailed
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ class Batches:
         The block's own error is raised as it is, not in a group: the exit code depends on it.
         """
         failure: Exception | None = None
+        self._checks = Workers(threads=1)  # of their own: to check a file takes long
         self._door, self._room = door, Room(door.settings.batch_concurrency)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -293,7 +295,7 @@ class Batches:
         batch, settings = entry.batch, self._door.settings
         path = self.files.path(batch.input_file_id)
         try:
-            found = await to_thread.run_sync(check, path, batch.endpoint, settings)
+            found = await self._checks.run(entry.tenant, lambda: check(path, batch.endpoint, settings))
         except FileNotFoundError:
             found = Checked(errors=[BatchError("file_not_found", "The input file is gone.", "input_file_id")])
         errors = found.errors
@@ -313,7 +315,11 @@ class Batches:
         requests = await to_thread.run_sync(Requests, path, self._door.settings)
         try:
             await Run(
-                journal, requests, lambda line: Call(self._door, self._who(entry.tenant), line), self._room
+                journal,
+                requests,
+                lambda line: Call(self._door, self._who(entry.tenant), line),
+                self._room,
+                lambda: self._door.bodies.hold(self._who(entry.tenant) or Identity(entry.tenant, "tenant")),
             )()
         finally:
             requests.close()

@@ -5,7 +5,6 @@ Blocking; for threads.
 
 import codecs
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,9 +12,11 @@ import msgspec
 from personae.api.batches.model import BatchError, InputLine
 from personae.api.responses.request import ResponsesRequest
 from personae.api.settings import ApiSettings
-from personae.api.wire.decode import decode
+from personae.api.wire.decode import LONG, decode
+from personae.api.wire.json_scan import check_keys
 from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import RequestError, UnsupportedParameter
+from personae.lora.pace import Pace
 
 ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
     "/v1/chat/completions": ChatRequest,
@@ -24,6 +25,7 @@ ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[Response
 }
 MOST_ERRORS = 100  # of a file are told
 _MAX_ID = 512
+_READ_BYTES = 2**20
 
 _decode = msgspec.json.Decoder(InputLine).decode
 
@@ -38,7 +40,7 @@ class Checked(msgspec.Struct):
 
 def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
     """Read all of it. Stops after as many errors as are told."""
-    found, seen = Checked(), dict[str, int]()
+    found, seen, pace = Checked(), dict[str, int](), Pace()
     with path.open("rb") as file:
         for number, text in _lines(file.readline, settings.max_body_bytes):
             if len(found.errors) >= MOST_ERRORS:
@@ -50,6 +52,8 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
                 )
                 break
             found.total += 1
+            if len(text) > LONG:
+                pace.rest()
             try:
                 if len(text) > settings.max_body_bytes:
                     raise RequestError(
@@ -72,8 +76,15 @@ class Requests:
         self._lines = _lines(self._file.readline, settings.max_body_bytes)
 
     def take(self, count: int) -> list[InputLine]:
-        """The next ones; fewer than `count` only at the end."""
-        return [_decode(text) for _, text in islice(self._lines, count)]
+        """The next ones, up to `count` and not many bytes at a time; none at the end."""
+        lines: list[InputLine] = []
+        size = 0
+        while len(lines) < count and size < _READ_BYTES:
+            if (found := next(self._lines, None)) is None:
+                break
+            lines.append(_decode(found[1]))
+            size += len(found[1])
+        return lines
 
     def __iter__(self) -> Iterator[InputLine]:
         return (_decode(text) for _, text in self._lines)
@@ -106,6 +117,8 @@ def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], d
         raise RequestError(f"The line is no request: {error}.", code="invalid_line") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The line is no valid JSON: {error}.", code="invalid_json_line") from None
+    if len(text) - len(line.body) <= LONG:
+        check_keys(text.replace(bytes(line.body), b"null", 1))
     if not 0 < len(line.custom_id) <= _MAX_ID:
         raise RequestError(f"`custom_id` must have 1 to {_MAX_ID} characters.", param="custom_id")
     if line.custom_id in seen:

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.batches.model import Batch, CreateBatch
+from personae.api.body import read_json
 from personae.api.door import door_of
 from personae.api.files.routes import batches_of, ends, page_size
 from personae.api.http.operation import operation
 from personae.api.respond import json_response
-from personae.api.wire.decode import read_json
 
 
 class BatchList(msgspec.Struct):
@@ -36,7 +36,7 @@ class ListBatches(msgspec.Struct):
 async def create_batch(request: Request) -> Response:
     """Run the requests of a file that was uploaded."""
     door = door_of(request)
-    body = await read_json(request, CreateBatch, door.settings.max_json_depth)
+    body = await read_json(request, CreateBatch, door)
     return json_response(await batches_of(door).create(door.caller.identity, body, door.settings))
 
 

@@ -11,6 +11,7 @@ from personae.api.batches.input import Requests
 from personae.api.batches.journal import Journal
 from personae.api.batches.model import InputLine, OutputLine
 from personae.api.batches.room import Room
+from personae.api.tenants.bodies import Hold
 
 logger = logging.getLogger(__name__)
 
@@ -20,16 +21,20 @@ _READ = 16  # requests read at a time
 _DISK_RETRY = 10.0  # seconds after the disk would not take a result
 
 MakeCall = Callable[[InputLine], Call]
+MakeHold = Callable[[], Hold]
 
 
 class Run:
     """From the first request without a result to the last one. However it ends, results are on disk."""
 
-    def __init__(self, journal: Journal, requests: Requests, call: MakeCall, room: Room) -> None:
+    def __init__(
+        self, journal: Journal, requests: Requests, call: MakeCall, room: Room, hold: MakeHold
+    ) -> None:
         self._journal = journal
         self._requests = requests
         self._call = call
         self._room = room
+        self._hold = hold
         self._places = Semaphore(AT_ONCE)
         self._results: list[OutputLine] = []
         self._news = Event()
@@ -45,14 +50,15 @@ class Run:
                         for line in lines:
                             if line.custom_id not in self._journal.done:
                                 await self._places.acquire()
-                                calls.start_soon(self._answer, line)
+                                await (held := self._hold()).wait(len(line.body))
+                                calls.start_soon(self._answer, line, held)
                 await self._save()
                 writer.cancel_scope.cancel()
         finally:
             with CancelScope(shield=True):
                 await self._flush()
 
-    async def _answer(self, line: InputLine) -> None:
+    async def _answer(self, line: InputLine, held: Hold) -> None:
         """One request, asked again for as long as there is no room for it."""
         try:
             while (result := await self._attempt(line)) is None:
@@ -60,6 +66,7 @@ class Run:
             self._results.append(result)
             self._news.set()
         finally:
+            held.shrink()
             self._places.release()
 
     async def _attempt(self, line: InputLine) -> OutputLine | None:

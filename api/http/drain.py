@@ -20,6 +20,8 @@ class Drain:
         self.active = 0
         self._idle = anyio.Event()
         self.draining = False
+        self._over = False
+        self._waiting: set[anyio.CancelScope] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -39,11 +41,42 @@ class Drain:
 
         self.active += 1
         try:
-            await self._app(scope, receive, send_last)
+            await self._app(scope, self._until_the_end(receive), send_last)
         finally:
             self.active -= 1
             if not self.active:
                 self._idle.set()
+
+    def _until_the_end(self, receive: Receive) -> Receive:
+        """`receive`, but nobody waits for more of a request once the time is over."""
+
+        complete = False
+
+        async def receive_in_time() -> Message:
+            nonlocal complete
+            if complete:
+                return await receive()
+            with anyio.CancelScope() as waiting:
+                if self._over:
+                    waiting.cancel()
+                self._waiting.add(waiting)
+                try:
+                    message = await receive()
+                finally:
+                    self._waiting.discard(waiting)
+            if waiting.cancelled_caught:
+                why = "The server is stopping and the request is not complete."
+                raise Overloaded(why, code="shutting_down")
+            complete = not message.get("more_body", False)
+            return message
+
+        return receive_in_time
+
+    def end(self) -> None:
+        """The time is over: requests whose bodies have not come are refused."""
+        self._over = True
+        for waiting in tuple(self._waiting):
+            waiting.cancel()
 
     async def idle(self) -> None:
         """Wait until no request is in hand."""

@@ -144,6 +144,7 @@ class Server(uvicorn.Server):
         except TimeoutError:
             why = "The server is stopping and could not wait for the end of this answer."
             self._end_all(Overloaded(why, code="shutting_down"))
+            self._drain.end()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drain.idle(), _FAREWELL)
         self.should_exit = True

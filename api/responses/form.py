@@ -9,6 +9,7 @@ from personae.api.check import extension
 from personae.api.choices import Part
 from personae.api.generation import Job
 from personae.api.logprobs import chat_logprobs
+from personae.api.packing import Pack, as_list
 from personae.api.responses.answers import (
     Completed,
     Created,
@@ -52,7 +53,7 @@ class Form(AnswerForm):
         self._response = self._fresh()
         self._begun = False
 
-    def whole(self, parts: list[Part]) -> Response:
+    def whole(self, parts: list[Part], pack: Pack = as_list) -> Response:
         """The response that is not streamed."""
         for _ in self.of(parts[0]):
             pass

@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from personae.api import chat
+from personae.api.body import read_json
 from personae.api.deadline import TIMEOUT
 from personae.api.door import Door, door_of
 from personae.api.generation import Job
@@ -13,7 +14,6 @@ from personae.api.responses.form import Form
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.translate import chat_request
 from personae.api.stream import EventStream, respond
-from personae.api.wire.decode import read_json
 from personae.api.wire.schema import refuse_unserved
 
 
@@ -28,7 +28,7 @@ from personae.api.wire.schema import refuse_unserved
 async def create_response(request: Request) -> HttpResponse | EventStream:
     """Answer a conversation, at once or as a stream, in OpenAI's newer form. Nothing is stored."""
     door = door_of(request)
-    body = await read_json(request, ResponsesRequest, door.settings.max_json_depth)
+    body = await read_json(request, ResponsesRequest, door)
     job, form = await admit(door, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
@@ -36,8 +36,9 @@ async def create_response(request: Request) -> HttpResponse | EventStream:
 async def admit(door: Door, body: ResponsesRequest) -> tuple[Job, Form]:
     """Check everything, render and encode; the job is ready to run."""
     refuse_unserved(body)
-    asked, names = chat_request(body)
+    asked, names = await door.prepared(lambda brief: chat_request(body, door.settings.max_messages))
     with names.applied():
         job, _ = await chat.admit(door, asked, prefix="resp_")
     job.rename = names.rename
+    body.input = ""  # it is in the prompt, and may be long
     return job, Form(job, body)

@@ -96,8 +96,11 @@ class Names:
             raise
 
 
-def chat_request(body: ResponsesRequest) -> tuple[ChatRequest, Names]:
-    """The same as a chat completion. Raises UnsupportedParameter for items that are not served."""
+def chat_request(body: ResponsesRequest, most_items: int) -> tuple[ChatRequest, Names]:
+    """The same as a chat completion. Raises UnsupportedParameter for items that are not served, RequestError
+    for more than `most_items`."""
+    if isinstance(body.input, list) and len(body.input) > most_items:
+        raise RequestError(f"`input` may have at most {most_items} items.", param="input")
     names = Names()
     shared = {name: getattr(body, name) for name in Sampling.__struct_fields__}
     reasoning, text = body.reasoning, body.text

@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import wraps
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -21,6 +22,9 @@ from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, Identity, TenantStore
 from personae.errors import Forbidden, Unauthorized
 
+if TYPE_CHECKING:
+    from personae.api.tenants.workers import Turn
+
 OPEN = {"/health", "/ready"}  # they say yes or no; probes cannot send keys
 NOBODY_ASKED = Identity(DEFAULT_TENANT, "admin")
 
@@ -28,11 +32,21 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Caller:
-    """Who made a request. `until_done` holds what must be given back when the request is over."""
+    """Who made a request. `until_done` holds what must be given back when the request is over, `until_ready`
+    what it needs only until it is ready for the engine. `body_size` is that of its body in bytes, and `turn`
+    its turn at work off the event loop, if it has one."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
+        self.body_size = 0
+        self.turn: Turn | None = None
         self.until_done = ExitStack()
+        self.until_ready = self.until_done.enter_context(ExitStack())
+
+    def ready(self) -> None:
+        """The request is ready for the engine: others may be taken in."""
+        self.turn = None
+        self.until_ready.close()
 
     @property
     def tenant(self) -> str:
@@ -79,7 +93,7 @@ class Access:
 
     def _identify(self, headers: Headers) -> Identity:
         if self._store is None or not self._store.has_keys():
-            if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not self._allows(headers):
+            if _from_another_site(headers) and not self._allows(headers):
                 # Without keys a web page that the operator happens to look at could ask, too.
                 raise Forbidden(
                     "Requests from other web sites are refused as long as there are no API keys: make keys, "
@@ -100,6 +114,14 @@ class Access:
 
     def _allows(self, headers: Headers) -> bool:
         return "*" in self._origins or headers.get("origin") in self._origins
+
+
+def _from_another_site(headers: Headers) -> bool:
+    """Whether a browser says that another site's page asks; older ones and proxies know `Origin` alone."""
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        return True
+    origin = headers.get("origin")
+    return origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower()
 
 
 def _names_no_site(host: str) -> bool:

@@ -84,9 +84,9 @@ def _limit(help: str, **options: Any) -> Any:
     return typer.Option(help=help, **options)
 
 
-RequestsPerMinute = Annotated[int | None, _limit("Requests per minute.", min=0)]
+RequestsPerMinute = Annotated[int | None, _limit("Requests per minute; 30000 unless given.", min=0)]
 TokensPerMinute = Annotated[int | None, _limit("Tokens of prompts and answers per minute.", min=0)]
-Concurrent = Annotated[int | None, _limit("Requests at the same time.", min=0)]
+Concurrent = Annotated[int | None, _limit("Requests at the same time; 1024 unless given.", min=0)]
 Adapters = Annotated[int | None, _limit("Adapters at the same time; 256 unless given.", min=0)]
 AdapterBytes = Annotated[
     int | None,
@@ -104,6 +104,14 @@ FileBytes = Annotated[
 OpenBatches = Annotated[int | None, _limit("Batches that are not done; 100 unless given.", min=0)]
 SchemasPerMinute = Annotated[
     int | None, _limit("New schemas and grammars per minute; 600 unless given.", min=0)
+]
+BodyBytes = Annotated[
+    int | None,
+    _limit(
+        "Bytes of request bodies that are received at the same time; 64MiB unless given.",
+        parser=size_option,
+        metavar="SIZE",
+    ),
 ]
 Weight = Annotated[float | None, _limit("Its share of the service; 1 unless given.", min=0.01, max=100)]
 
@@ -123,6 +131,7 @@ def create_tenant(
     batches: OpenBatches = None,
     schemas_per_minute: SchemasPerMinute = None,
     weight: Weight = None,
+    body_bytes: BodyBytes = None,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given; defaults do not hold for admins' keys."""
     from personae.api.tenants.store import Limits
@@ -138,6 +147,7 @@ def create_tenant(
         batches=batches,
         schemas_per_minute=schemas_per_minute,
         weight=weight,
+        body_bytes=body_bytes,
     )
     new = not data_dir.exists()
     with _store(data_dir, new=True) as store:
@@ -160,6 +170,7 @@ def limit_tenant(
     batches: OpenBatches = None,
     schemas_per_minute: SchemasPerMinute = None,
     weight: Weight = None,
+    body_bytes: BodyBytes = None,
 ) -> None:
     """Change limits of a tenant, also while a server runs. Those that are not given stay as they are."""
     from personae.api.tenants.store import Limits
@@ -175,6 +186,7 @@ def limit_tenant(
         batches=batches,
         schemas_per_minute=schemas_per_minute,
         weight=weight,
+        body_bytes=body_bytes,
     )
     with _store(data_dir) as store:
         store.change_limits(name, limits)

@@ -3,19 +3,38 @@
 Requests and tokens per minute are token buckets that hold one minute's worth: a tenant may use it at once and
 then gets it back evenly. The tokens of an answer are known only when it is there, so they are taken
 afterwards; a bucket may be in debt, and the next request waits until it is not.
+
+A tenant for which a limit was not set has that of `DEFAULTS`.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
-from personae.api.tenants.store import Identity
+import msgspec
+
+from personae.api.tenants.store import Identity, Limits
 from personae.errors import RateLimited
+
+DEFAULTS = Limits(requests_per_minute=30_000, concurrent=1024, body_bytes=64 * 2**20)
+"""Far above what one client needs, and low enough that one tenant cannot use up the server."""
 
 _CONCURRENT_RETRY = 1.0  # seconds; nobody knows when one of the others ends
 _SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
+
+
+def limits_of(who: Identity) -> Limits:
+    """A tenant's limits, with the defaults for those that were not set."""
+    return _with_defaults(who.limits)
+
+
+@lru_cache(maxsize=1024)
+def _with_defaults(limits: Limits) -> Limits:
+    given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+    return msgspec.structs.replace(DEFAULTS, **given)
 
 
 class Bucket:
@@ -66,7 +85,7 @@ class Meter:
 
         Raises RateLimited.
         """
-        account, now, limits = self._account(who.tenant), self._clock(), who.limits
+        account, now, limits = self._account(who.tenant), self._clock(), limits_of(who)
         if limits.concurrent is not None and account.running >= limits.concurrent:
             raise RateLimited(
                 f"{account.running} requests of this tenant are running, which is its limit.",
@@ -85,7 +104,7 @@ class Meter:
     def prompt(self, who: Identity, tokens: int, *, spare: bool = False) -> None:
         """Take a prompt's tokens; with `spare` only what leaves half a minute's worth. Raises RateLimited."""
         account, now = self._account(who.tenant), self._clock()
-        account.tokens = _bucket(account.tokens, who.limits.tokens_per_minute, now)
+        account.tokens = _bucket(account.tokens, limits_of(who).tokens_per_minute, now)
         if account.tokens is not None:
             leave = account.tokens.per_minute / 2 if spare else 0.0
             _demand(account.tokens, max(tokens, 1), now, "tokens", leave)
@@ -95,7 +114,7 @@ class Meter:
         """Count a schema that this tenant has not used lately: it may have to be compiled. Raises
         RateLimited."""
         account, now, key = self._account(who.tenant), self._clock(), hash(source)
-        account.schemas = _bucket(account.schemas, who.limits.schemas_per_minute, now)
+        account.schemas = _bucket(account.schemas, limits_of(who).schemas_per_minute, now)
         if account.schemas is None:
             return
         if key not in account.seen:

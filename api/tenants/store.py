@@ -26,10 +26,11 @@ _NOBODY = bytes(32)
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is the default, where DEFAULTS has one, else without a limit. `bytes` are
-    those that its adapters take on the disk; `files` and `file_bytes` are files for batches and of batches,
-    `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to be compiled.
-    `weight` is no limit: with 2 it gets twice the service of a tenant without."""
+    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit if there is
+    none. `bytes` are those that its adapters take on the disk; `files` and `file_bytes` are files for batches
+    and of batches, `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to
+    be compiled, `body_bytes` those of request bodies that are being received. `weight` is no limit: with 2 it
+    gets twice the service of a tenant without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -39,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     file_bytes: int | None = None
     schemas_per_minute: int | None = None
     weight: float | None = None
+    body_bytes: int | None = None
     files: int | None = None
     batches: int | None = None
 

@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from anyio import to_thread
 from msgspec import inspect
-from starlette.requests import ClientDisconnect, Request
 
 from personae.api.wire.elsewhere import field_here
+from personae.api.wire.json_scan import check_keys, check_long_json
 from personae.api.wire.schema import Body, ChatRequest, Sampling
-from personae.errors import Cancelled, RequestError, UnsupportedParameter
+from personae.errors import RequestError, UnsupportedParameter
 from personae.grammar.slips import nearest
 
 T = TypeVar("T", bound=Body)
@@ -30,40 +29,20 @@ _INVALID = re.compile(r"^Invalid (?:enum )?value ")
 _STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
 _SHOWN = 100
 """How much of a name that the client made up is repeated to it."""
-_LONG = 2**16
-"""Bytes of a body that is read beside the loop: half a megabyte takes ten milliseconds."""
+LONG = 2**14
+"""Bytes of a body that is decoded and prepared off the event loop."""
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
-async def read_json(request: Request, type: type[T], max_depth: int) -> T:
-    """The request's body as `type`. Raises RequestError, and what reading the body raises."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise RequestError(
-            "The body must be JSON, sent with the header content-type: application/json.",
-            param="content-type",
-            code="unsupported_media_type",
-        )
-    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise RequestError(
-            f"A body in the content-encoding {coding[:_SHOWN]} is not read; send it as it is.",
-            param="content-encoding",
-            code="unsupported_media_type",
-        )
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        raise Cancelled("The client went away before its request was complete.") from None
-    if len(body) > _LONG:
-        return await to_thread.run_sync(decode, body, type, max_depth)
-    return decode(body, type, max_depth)
-
-
 def decode(body: bytes, type: type[T], max_depth: int) -> T:
-    """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks."""
+    """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks, and
+    PayloadTooLarge for more values than are taken."""
     body = body.removeprefix(codecs.BOM_UTF8)  # some shells and editors begin a file with it
     if not body:
         raise RequestError("The body is empty; it must be a JSON object.", code="invalid_json")
+    long = len(body) > LONG
+    if long:
+        check_long_json(body)
     try:
         value = _read(body, type)
     except msgspec.ValidationError as error:
@@ -73,6 +52,8 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
         raise RequestError(f"The body is not valid JSON: {why}.", code="invalid_json") from None
     except RecursionError:
         raise RequestError("The body's JSON is nested too deeply.", code="invalid_json") from None
+    if not long:
+        check_keys(body)
     for name in type.free_form:
         if _deeper(getattr(value, name), max_depth):
             raise RequestError(f"`{name}` is nested deeper than {max_depth} levels.", param=name)

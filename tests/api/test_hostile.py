@@ -12,10 +12,11 @@ import anyio
 import asgi
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
-from patience import PATIENCE
+from patience import PATIENCE, soon
 from starlette.applications import Starlette
 from uploads import open_house
 
+from personae.api import stream
 from personae.api.app import create_app
 from personae.api.chat_template import ChatTemplate
 from personae.api.settings import ApiSettings
@@ -277,3 +278,258 @@ async def test_a_key_that_is_not_known_takes_the_path_of_one_that_is_wrong(
             async with house.client(tried) as client:
                 await client.get("/v1/models")
     assert compared == [32, 32, 32, 32], "each is compared with 32 bytes, in constant time"
+
+
+LONG_TEXT = "a b " * 2**19
+TOO_LONG = [
+    (CHAT, {"model": "base", "messages": [{"role": "user", "content": LONG_TEXT}]}),
+    (
+        CHAT,
+        {
+            "model": "base",
+            "messages": [USER],
+            "tools": [
+                {"type": "function", "function": {"name": f"f{n}", "description": "a b " * 4000}}
+                for n in range(128)
+            ],
+        },
+    ),
+    (TEXT, {"model": "base", "prompt": LONG_TEXT}),
+    (TEXT, {"model": "base", "prompt": ["x", LONG_TEXT]}),
+    (TEXT, {"model": "base", "prompt": [5] * 500_000}),
+    (TEXT, {"model": "base", "prompt": [[5], [5] * 500_000]}),
+    ("/v1/responses", {"model": "base", "input": LONG_TEXT}),
+    ("/tokenize", {"prompt": LONG_TEXT}),
+    ("/tokenize", {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+    ("/detokenize", {"tokens": [5] * 500_000}),
+]
+TOOLS_TEMPLATE = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), TOO_LONG, ids=[f"{path}-{'-'.join(asked)}"[:60] for path, asked in TOO_LONG]
+)
+async def test_what_cannot_fit_the_context_is_refused_before_it_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, path: str, asked: dict[str, Any]
+) -> None:
+    engine = FakeEngine(tokenizer=byte_tokenizer(TOOLS_TEMPLATE))
+    encoded = 0
+    encode = engine.tokenizer._encode
+
+    def counting(texts: Any, add_special_tokens: bool) -> list[list[int]]:
+        nonlocal encoded
+        encoded += sum(map(len, texts))
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(engine.tokenizer, "_encode", counting)
+    async with asgi.client(create_app(engine)) as client:
+        response = await client.post(path, json=asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"].partition("[")[0] in asked
+    assert encoded < 100_000
+    assert engine.submitted == []
+
+
+async def test_the_last_tokens_of_a_very_long_prompt_are_still_served(engine: FakeEngine) -> None:
+    asked = {"model": "base", "prompt": LONG_TEXT + "the end", "truncate_prompt_tokens": 7}
+    async with asgi.client(create_app(engine)) as client:
+        assert (await client.post(TEXT, json=asked)).status_code == 200
+    assert engine.submitted[0].tokens[:7] == tuple(engine.tokenizer.encode("the end", False))
+
+
+async def test_large_requests_of_a_tenant_are_prepared_one_at_a_time_and_small_ones_go_ahead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running = most = 0
+    lock, may = threading.Lock(), threading.Event()
+    render = ChatTemplate.render
+
+    def slow(self: ChatTemplate, messages: Any, **options: Any) -> str:
+        nonlocal running, most
+        if threading.current_thread() is threading.main_thread():
+            return render(self, messages, **options)
+        with lock:
+            running += 1
+            most = max(most, running)
+        assert may.wait(PATIENCE)
+        with lock:
+            running -= 1
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", slow)
+    engine = FakeEngine(max_model_len=100_000)
+    large = {"model": "base", "messages": [{"role": "user", "content": "x" * 40_000}], "max_tokens": 1}
+    with open_house(tmp_path, engine) as house:
+        async with house.client(house.key("loud")) as loud, house.client(house.key("quiet")) as quiet:
+            statuses: list[int] = []
+
+            async def ask() -> None:
+                statuses.append((await loud.post(CHAT, json=large)).status_code)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(ask)
+                await soon(lambda: running == 1, "one is rendered")
+                for client in (quiet, loud):
+                    small = await client.post(CHAT, json={"model": "base", "messages": [USER]})
+                    assert small.status_code == 200
+                assert statuses == []
+                may.set()
+    assert most == 1
+    assert statuses == [200] * 4
+
+
+async def test_a_client_that_leaves_while_its_request_waits_is_not_worked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine(max_model_len=100_000)
+    app = create_app(engine)
+    door = app.state.door
+    turn = await door.workers.turn("default")
+    decoded = 0
+    read = ChatRequest.read
+
+    def counting(body: bytes) -> ChatRequest:
+        nonlocal decoded
+        decoded += 1
+        return read(body)
+
+    monkeypatch.setattr(ChatRequest, "read", counting)
+    asked = {"model": "base", "messages": [{"role": "user", "content": "x" * 40_000}]}
+    visits = [asgi.Visit(CHAT, asked, headers=[(b"host", b"localhost")]) for _ in range(5)]
+    async with anyio.create_task_group() as tasks:
+        for visit in visits:
+            tasks.start_soon(visit.run, app)
+        await soon(lambda: door.bodies.held() > 200_000, "all bodies are there")
+        for visit in visits[1:]:
+            visit.leave()
+        await soon(lambda: door.bodies.held() < 50_000, "four have gone")
+        assert decoded == 0
+        turn.end()
+    assert decoded == 1
+    assert visits[0].status == 200
+    assert door.bodies.held() == 0
+
+
+async def test_bodies_over_a_tenants_budget_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        key = house.key("loud", body_bytes=100_000)
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
+        held = asgi.Visit(TEXT, headers=[*headers, (b"content-length", b"90000")])
+        door = house.app.state.door
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(held.run, house.app)
+            await soon(lambda: door.bodies.held("loud") == 90_000, "it is being taken in")
+            async with house.client(key) as loud, house.client(house.key("quiet")) as quiet:
+                body = {"model": "base", "prompt": "x" * 20_000}
+                refused = await loud.post(TEXT, json=body)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (429, "body")
+                assert int(refused.headers["retry-after"]) >= 1
+                assert (await quiet.post(TEXT, json=body)).status_code == 400, "too long, but read"
+                small = {"model": "base", "prompt": "hi"}
+                assert (await loud.post(TEXT, json=small)).status_code == 200
+            held.leave()
+        assert door.bodies.held() == 0
+
+
+async def test_an_answer_that_is_being_made_holds_nothing_of_the_budget_for_bodies() -> None:
+    engine = FakeEngine(max_model_len=100_000, hold_after=3)
+    app = create_app(engine)
+    visit = asgi.Visit(TEXT, {"model": "base", "prompt": "x" * 50_000}, headers=[(b"host", b"localhost")])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(visit.run, app)
+        await soon(lambda: bool(engine.live), "it runs")
+        await soon(lambda: app.state.door.bodies.held() == 0, "its body is given back")
+        visit.leave()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        (TEXT, {"prompt": [[5] * 300] * 50, "prompt_logprobs": 20}, "prompt_logprobs"),
+        (TEXT, {"prompt": [[5] * 300] * 50, "logprobs": 20, "echo": True}, "logprobs"),
+        (TEXT, {"prompt": [[5] * 300] * 4, "n": 16, "prompt_logprobs": 20}, "prompt_logprobs"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 400}], "n": 16, "prompt_logprobs": 20}, "x"),
+    ],
+    ids=["prompts", "echo", "choices", "chat"],
+)
+async def test_prompts_times_prompt_logprobs_are_bounded(
+    engine: FakeEngine, path: str, fields: dict[str, Any], name: str
+) -> None:
+    app = create_app(engine, ApiSettings(max_prompt_logprobs=100_000))
+    async with asgi.client(app) as client:
+        response = await client.post(path, json={"model": "base", "max_tokens": 1, **fields})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "out_of_range")
+        assert error["param"] == ("prompt_logprobs" if path == CHAT else name)
+        fewer = {**fields, ("logprobs" if name == "logprobs" else "prompt_logprobs"): 2}
+        answer = await client.post(path, json={"model": "base", "max_tokens": 1, **fewer})
+        assert answer.status_code == 200
+    assert app.state.door.bodies.held() == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (TEXT, {"prompt": "word " * 90, "prompt_logprobs": 3, "logprobs": 2, "echo": True, "n": 2}),
+        (TEXT, {"prompt": ["word " * 90, "x"], "logprobs": 5, "max_tokens": 50, "ignore_eos": True}),
+        (CHAT, {"messages": [{"role": "user", "content": "w " * 150}], "prompt_logprobs": 3}),
+        (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 4, "max_tokens": 200}),
+    ],
+)
+async def test_log_probabilities_encoded_off_the_loop_are_the_same(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    answers = []
+    threads: list[bool] = []
+    as_json = stream.as_json
+
+    def noting(items: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return as_json(items)
+
+    monkeypatch.setattr(stream, "as_json", noting)
+    async with asgi.client(create_app(engine)) as client:
+        for few in (0, 10**6):
+            monkeypatch.setattr(stream, "_FEW_PLACES", few)
+            answer = (await client.post(path, json={"model": "base", "seed": 1, **fields})).json()
+            answers.append({name: answer[name] for name in answer if name not in ("id", "created")})
+    assert answers[0] == answers[1]
+    assert threads
+    assert not any(threads)
+
+
+@pytest.mark.parametrize("padding", ["", " " * 50_000])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (TEXT, '{"model": "base", "prompt": "hi", "max_tokens": 1, "max_tokens": 9}', "max_tokens"),
+        (
+            CHAT,
+            '{"model": "base", "messages": [{"role": "user", "content": "a", "content": "b"}]}',
+            "content",
+        ),
+        ("/v1/responses", '{"model": "base", "input": "a", "inp\\u0075t": "b"}', "input"),
+        ("/tokenize", '{"prompt": "a", "prompt": "b"}', "prompt"),
+    ],
+)
+async def test_a_key_that_is_given_twice_is_a_400_that_names_it(
+    app: Starlette, engine: FakeEngine, path: str, body: str, name: str, padding: str
+) -> None:
+    async with asgi.client(app) as client:
+        response = await client.post(
+            path, content=padding + body, headers={"content-type": "application/json"}
+        )
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "duplicate_parameter", name)
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize("value", [1e-300, 5e-324, 1e-40, 0.009, 10.01, 1e300])
+async def test_a_penalty_that_would_overflow_is_refused(app: Starlette, value: float) -> None:
+    async with asgi.client(app) as client:
+        response = await client.post(
+            TEXT, json={"model": "base", "prompt": "hi", "repetition_penalty": value}
+        )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "repetition_penalty")

@@ -18,15 +18,19 @@ def serving(
     app: ASGIApp,
     settings: ApiSettings | None = None,
     around: AbstractAsyncContextManager[Any] | None = None,
+    stop: bool = False,
     **kwargs: Any,
 ) -> Iterator[str]:
-    """Serve `app` while the block runs, within `around` on the server's loop; gives its URL."""
+    """Serve `app` while the block runs, within `around` on the server's loop; gives its URL. With `stop` the
+    server is stopped as by SIGTERM in the end, else without a drain."""
     listening = threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
     listener = bind("127.0.0.1", 0)
     server = Server(app, settings or ApiSettings(), on_ready=listening.set, **kwargs)
     address = url(listener)
 
     async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
         async with around or nullcontext():
             await server.serve(sockets=[listener])
 
@@ -37,6 +41,9 @@ def serving(
         assert listening.is_set(), "the server did not start"
         yield address
     finally:
-        server.should_exit = True
+        if stop:
+            loops[0].call_soon_threadsafe(server.stop)
+        else:
+            server.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive(), "the server did not stop"

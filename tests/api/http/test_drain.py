@@ -1,5 +1,7 @@
 """Draining, seen from inside."""
 
+from functools import partial
+
 import anyio
 import pytest
 from patience import PATIENCE
@@ -7,6 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from personae.api.http.drain import Drain
+from personae.errors import Overloaded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])]
 
@@ -85,3 +88,64 @@ async def test_an_answer_that_begins_while_it_drains_is_its_connections_last() -
         drain.draining = True
         app.may.set()
     assert [(b"connection", b"close") in headers for headers in seen] == [False, True]
+
+
+class Reader:
+    """Reads its request's body, then answers when it may."""
+
+    def __init__(self) -> None:
+        self.may = anyio.Event()
+        self.refused: Overloaded | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            while (await receive()).get("more_body"):
+                pass
+        except Overloaded as error:
+            self.refused = error
+            return
+        with anyio.move_on_after(3600):
+            await receive()  # as long answers do: it would be told that the client has left
+            raise AssertionError("nobody left")
+
+
+async def read(drain: Drain, *pieces: bool) -> None:
+    waiting = list(pieces)
+
+    async def receive() -> dict[str, object]:
+        if waiting:
+            return {"type": "http.request", "body": b"x", "more_body": waiting.pop(0)}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: dict[str, object]) -> None:
+        raise AssertionError("nothing is sent here")
+
+    await drain({"type": "http", "path": "/v1/adapters"}, receive, send)
+
+
+@pytest.mark.parametrize("pieces", [(), (True,), (True, True)])
+async def test_a_request_that_stalls_is_refused_when_the_time_is_over(pieces: tuple[bool, ...]) -> None:
+    reader = Reader()
+    drain = Drain(reader)
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(read, drain, *pieces))
+            await anyio.wait_all_tasks_blocked()
+            assert reader.refused is None
+            drain.end()
+    assert reader.refused is not None
+    assert reader.refused.code == "shutting_down"
+    assert drain.active == 0
+
+
+async def test_a_request_that_is_complete_is_not_ended_with_those_that_stall() -> None:
+    reader = Reader()
+    drain = Drain(reader)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(read, drain, True, False))
+        await anyio.wait_all_tasks_blocked()
+        drain.end()
+        await anyio.wait_all_tasks_blocked()
+        assert (drain.active, reader.refused) == (1, None)
+        tasks.cancel_scope.cancel()

@@ -4,7 +4,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import httpx
@@ -222,6 +222,18 @@ def test_stopping_cancels_what_does_not_end_in_time(caplog: pytest.LogCaptureFix
     with pytest.raises(httpx.RemoteProtocolError):
         list(pieces)
     client.close()
+
+
+def test_an_upload_that_stalls_ends_with_the_drain(caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with caplog.at_level(logging.CRITICAL), ExitStack() as stack:
+        with serving(create_app(FakeEngine()), drain_seconds=0.2, stop=True) as address:
+            connected = stack.enter_context(connection(address))
+            connected.sendall(head + b"content-length: 1000\r\n\r\n{")
+            assert works(address)
+        status, error = refusal(read_all(connected))
+    assert (status, error["code"]) == (503, "shutting_down")
+    assert not caplog.records, "no task had to be cancelled"
 
 
 def test_an_address_in_use_is_a_load_error_before_anything_is_loaded() -> None:

@@ -205,7 +205,7 @@ def test_chats_own_fields_are_handed_on() -> None:
         "structured_outputs": {"regex": "a+"},
         "stop": "x",
     }
-    chat, _ = chat_request(decode(json.dumps(body).encode(), ResponsesRequest, 64))
+    chat, _ = chat_request(decode(json.dumps(body).encode(), ResponsesRequest, 64), 10)
     for name in ("seed", "top_k", "logit_bias", "priority", "adapters", "structured_outputs", "stop"):
         assert getattr(chat, name) is not None
     assert chat.logit_bias == {5: 1.0}

@@ -140,6 +140,25 @@ async def test_web_pages_cannot_use_a_server_without_keys(house: House, site: st
         assert (await client.get("/v1/models")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://localhost:3000", "http://127.0.0.1", "null", "", "localhost"]
+)
+async def test_an_origin_that_is_not_the_servers_own_is_refused_without_keys(
+    house: House, origin: str
+) -> None:
+    """A page's browser may be too old for `Sec-Fetch-Site`, or a proxy may have dropped it."""
+    body = {"model": "base", "prompt": "hi"}
+    async with house.client() as client:
+        refused = await client.post("/v1/completions", json=body, headers={"origin": origin})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+        for host, own in (("localhost", "http://localhost"), ("127.0.0.1:8000", "HTTP://127.0.0.1:8000")):
+            headers = {"host": host, "origin": own}
+            assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    async with house.client(house.key("ann")) as client:
+        asked = await client.post("/v1/completions", json=body, headers={"origin": origin})
+        assert asked.status_code == 200, "a key says who asks"
+
+
 @pytest.mark.parametrize("keys", [False, True])
 async def test_pages_of_an_allowed_origin_can_ask_and_read_what_they_are_told(
     tmp_path: Path, keys: bool

@@ -3,8 +3,9 @@
 from contextlib import ExitStack
 
 import pytest
+from msgspec import structs
 
-from personae.api.tenants.limits import Meter
+from personae.api.tenants.limits import DEFAULTS, Meter, limits_of
 from personae.api.tenants.store import Identity, Limits
 from personae.errors import RateLimited
 
@@ -25,13 +26,31 @@ def who(tenant: str = "ann", **limits: int) -> Identity:
     return Identity(tenant, "tenant", Limits(**limits))
 
 
-def test_without_limits_nothing_is_refused(clock: Clock) -> None:
+def test_without_limits_nothing_but_the_defaults_refuses(clock: Clock) -> None:
     meter = Meter(clock)
+    assert DEFAULTS.concurrent is not None
     with ExitStack() as stack:
-        for _ in range(1000):
+        for _ in range(DEFAULTS.concurrent):
             stack.enter_context(meter.request(who()))
             meter.prompt(who(), 10**9)
             meter.answer(who(), 10**9)
+        with pytest.raises(RateLimited, match="are running"), meter.request(who()):
+            pass
+
+
+def test_requests_a_minute_have_a_default_too_and_a_limit_that_is_set_comes_before_it(clock: Clock) -> None:
+    meter = Meter(clock)
+    most = DEFAULTS.requests_per_minute
+    assert most is not None
+    for tenant, limits in (("ann", {}), ("bob", {"requests_per_minute": most + 1})):
+        for _ in range(most):
+            with meter.request(who(tenant, **limits)):
+                pass
+    with pytest.raises(RateLimited, match=f"{most} requests a minute"), meter.request(who()):
+        pass
+    with meter.request(who("bob", requests_per_minute=most + 1)):
+        pass
+    assert limits_of(who(concurrent=3)) == structs.replace(DEFAULTS, concurrent=3)
 
 
 def test_a_minutes_requests_may_come_at_once_and_come_back_evenly(clock: Clock) -> None:

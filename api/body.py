@@ -1,0 +1,65 @@
+"""A request's JSON body, from the connection to a checked struct."""
+
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from personae.api.door import Door
+from personae.api.generation import unless_disconnected
+from personae.api.wire.decode import LONG, decode
+from personae.api.wire.schema import Body
+from personae.errors import Cancelled, RequestError
+
+T = TypeVar("T", bound=Body)
+
+_SHOWN = 100
+
+
+async def read_json(request: Request, type: type[T], door: Door) -> T:
+    """The request's body as `type`. Raises RequestError, and what reading the body raises.
+
+    A long body waits for its tenant's turn, which the request keeps until it is ready for the engine; a
+    client that leaves meanwhile loses its place. Raises RateLimited or Overloaded for a body for which there
+    is no room.
+    """
+    _check_headers(request)
+    body = await _receive(request, door)
+    door.caller.body_size = len(body)
+    if len(body) <= LONG:
+        return decode(body, type, door.settings.max_json_depth)
+    await unless_disconnected(request.receive, door.take_turn)
+    return await door.off_loop(lambda: decode(body, type, door.settings.max_json_depth))
+
+
+def _check_headers(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(
+            "The body must be JSON, sent with the header content-type: application/json.",
+            param="content-type",
+            code="unsupported_media_type",
+        )
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise RequestError(
+            f"A body in the content-encoding {coding[:_SHOWN]} is not read; send it as it is.",
+            param="content-encoding",
+            code="unsupported_media_type",
+        )
+
+
+async def _receive(request: Request, door: Door) -> bytes:
+    """The body, for which there is room. Starlette's own `body()` would keep it as long as the request."""
+    hold = door.bodies.hold(door.caller.identity)
+    door.caller.until_ready.callback(hold.shrink)
+    length = request.headers.get("content-length", "")
+    if length.isdigit():  # the gate has checked it
+        hold.grow(int(length))
+    pieces, size = [], 0
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            hold.grow(size)
+            pieces.append(piece)
+    except ClientDisconnect:
+        raise Cancelled("The client went away before its request was complete.") from None
+    return b"".join(pieces)

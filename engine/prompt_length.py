@@ -1,0 +1,105 @@
+"""Whether a text can fit a number of tokens, found without encoding all of it.
+
+A text of many megabytes takes seconds and a gigabyte to encode. Almost every such text is refused afterwards
+because it is longer than the context, so its length is bounded first:
+
+- by the longest token of the vocabulary: `limit` tokens have at most `limit` times as many bytes;
+- by its parts: a text that is long for its limit is counted part by part until the parts have twice as many
+  tokens as fit. A part may begin and end within a token, hence the factor.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from personae.errors import RequestError
+
+if TYPE_CHECKING:
+    from personae.engine.tokens import Tokenizer
+
+USUAL_CHARACTERS = 8
+"""Characters of a token, amply: a text of no more per token of its limit is encoded without being counted."""
+PART = 2**14  # characters
+_SHRINKING = {"NFC": 3, "NFKC": 4, "NFKD": 4, "NFD": 1, "Prepend": 1}
+"""How many bytes of a text become one at most, by the name of the normalizer."""
+
+
+class TooManyTokens(RequestError):
+    """The text at this index has more than `limit` tokens. Callers who know the field say so in their own
+    words."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, limit: int, index: int) -> None:
+        super().__init__(f"The text has more than {limit} tokens.")
+        self.index = index
+
+
+def bytes_of_token(backend: tokenizers.Tokenizer, byte_level: bool) -> int | None:
+    """The most bytes of text that one token stands for; None where there is no such number.
+
+    There is none for models that put unknown words of any length into one token, and for normalizers that
+    drop text.
+    """
+    model = backend.model
+    if not isinstance(model, tokenizers.models.BPE) or (model.unk_token is not None and model.fuse_unk):
+        return None
+    normalizer = backend.normalizer
+    shrinks = 1 if normalizer is None else _shrinking(json.loads(normalizer.__getstate__()))
+    if shrinks is None:
+        return None
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    plain = byte_level  # a character of such a token stands for a byte
+    longest = max(len(text) if plain and text not in added else len(text.encode()) for text in vocabulary)
+    return longest * shrinks
+
+
+def _shrinking(normalizer: dict[str, Any]) -> int | None:
+    kind = normalizer["type"]
+    if kind == "Sequence":
+        product = 1
+        for step in normalizer["normalizers"]:
+            factor = _shrinking(step)
+            if factor is None:
+                return None
+            product *= factor
+        return product
+    if kind == "Replace":  # SentencePiece's mark for a blank
+        return 1 if normalizer["pattern"] == {"String": " "} and normalizer["content"] == "▁" else None
+    return _SHRINKING.get(kind)
+
+
+def longest_text(tokenizer: "Tokenizer", tokens: int) -> int | None:
+    """The most characters that so many tokens can have; None if nobody knows."""
+    return None if tokenizer.longest_token is None else tokenizer.longest_token * tokens
+
+
+def is_long_for(text: str, tokens: int) -> bool:
+    """Whether a text is far longer than texts of so many tokens are."""
+    return len(text) > USUAL_CHARACTERS * tokens + PART
+
+
+def parts(text: str) -> Iterator[str]:
+    """The text in parts, cut at blanks where there are any."""
+    start = 0
+    while start < len(text):
+        end = min(start + PART, len(text))
+        if end < len(text):
+            blank = text.rfind(" ", start + PART // 2, end)
+            end = end if blank < 0 else blank
+        yield text[start:end]
+        start = end
+
+
+def tails(text: str, tokens: int) -> Iterator[str]:
+    """Ends of the text, each twice as long as the one before and the last all of it."""
+    length = USUAL_CHARACTERS * tokens + PART
+    while length < len(text):
+        start = len(text) - length
+        blank = text.find(" ", start, start + PART // 2)
+        yield text[start if blank < 0 else blank :]
+        length *= 2
+    yield text
