@@ -1,6 +1,5 @@
 """From options to a script: loads the model and the adapters, and says how Back is built from them."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +12,13 @@ from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.engine.base_weights import DecoderWeights
-from personae.engine.config import GenerationDefaults, read_generation_defaults
+from personae.engine.checkpoints import open_checkpoint
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT
+from personae.engine.config import GenerationDefaults
 from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.jump import Spelling
 from personae.engine.kv import KVCache
-from personae.engine.loader import EMBEDDING, OUTPUT, load_model
+from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.runner import Runner
 from personae.engine.sampler import Sampler
@@ -79,9 +80,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     model = _loaded(options, device, on_progress)
     vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
-    vocabulary = Vocabulary.from_tokenizer_json(
-        (options.model / "tokenizer.json").read_bytes(), vocab_size, tokenizer.eos_ids
-    )
+    vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
     folders = _adapter_folders(options.adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
@@ -114,7 +113,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     )
     return Assembly(
         script,
-        read_generation_defaults(options.model, vocab_size),
+        open_checkpoint(options.model).generation_defaults(vocab_size),
         sizes.max_adapters,
         AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
         f"{device}, {options.quantize or str(model.dtype).removeprefix('torch.')}, "
@@ -273,7 +272,7 @@ def _cards(options: EngineOptions, adapters: Mapping[str, Adapter]) -> dict[str,
     base = options.served_model_name or options.model.resolve().name
     if base in adapters:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
-    created = int(os.stat(options.model / "config.json").st_mtime)
+    created = open_checkpoint(options.model).created()
     cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(

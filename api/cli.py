@@ -17,13 +17,14 @@ from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
 from personae.api.commands.simulate import app as simulate_app
 from personae.api.options import (
+    QUANTIZE_METAVAR,
     AccessOptions,
     DeviceChoice,
     DtypeChoice,
     KvDtypeChoice,
-    QuantizeChoice,
     ServeOptions,
     no_folder,
+    quantization,
 )
 from personae.api.telemetry.logs import LogFormat
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
@@ -120,9 +121,11 @@ def serve(
     device: Annotated[DeviceChoice, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DtypeChoice, typer.Option(help="The precision of weights and cache.")] = "auto",
     quantize: Annotated[
-        QuantizeChoice | None,
+        str | None,
         typer.Option(
-            help="On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes."
+            parser=quantization,
+            metavar=QUANTIZE_METAVAR,
+            help="On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes.",
         ),
     ] = None,
     kv_cache_dtype: Annotated[

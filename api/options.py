@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 import msgspec
+from typer import BadParameter
 
 from personae.api.telemetry.logs import LogFormat
+from personae.engine.quantization import QUANTIZATIONS
 from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
-QuantizeChoice = Literal["int8", "int4"]
 KvDtypeChoice = Literal["auto", "fp8"]
+
+QUANTIZE_METAVAR = f"[{'|'.join(QUANTIZATIONS)}]"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -68,7 +71,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     batch_concurrency: int = 64
     background_tokens: int | None = None
     cuda_graphs: bool = True
-    quantize: QuantizeChoice | None = None
+    quantize: str | None = None
     jump_forward: bool | None = None
     disable_any_whitespace: bool = False
 
@@ -118,6 +121,13 @@ class Opened:
     end_all: Callable[[PersonaeError], None] = _ignore
     describe: Callable[[], str] = _nothing
     about: str = ""
+
+
+def quantization(name: str) -> str:
+    """The option of `--quantize`. Raises BadParameter where there is no such format."""
+    if name not in QUANTIZATIONS:
+        raise BadParameter(f"{name!r} is not one of {', '.join(map(repr, QUANTIZATIONS))}.")
+    return name
 
 
 def no_folder(path: Path) -> str:

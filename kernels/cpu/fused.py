@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep
-from personae.kernels.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep, Weight
 
+KINDS = {"int8": 1, "int4": 2}  # of quantized weights, as packed.h numbers them; 0 is bfloat16
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 _MEANWHILE = ctypes.CFUNCTYPE(None)
@@ -109,7 +109,9 @@ class Fused:
 
     def pack_quantized(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
         """See `kernels.decoder.pack_quantized`."""
-        return CpuLinear(self, linear) if dtype is torch.bfloat16 else None
+        assert not isinstance(linear.weight, Tensor)
+        known = linear.weight.kind in KINDS and dtype is torch.bfloat16
+        return CpuLinear(self, linear) if known else None
 
 
 def _turned(weights: DecoderWeights) -> set[int]:
@@ -117,16 +119,12 @@ def _turned(weights: DecoderWeights) -> set[int]:
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
-def _tensors(weight: Tensor | QuantizedWeight) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
-    """What `personae_pack` wants of it: how it is kept, elements, steps, scales."""
-    match weight:
-        case Int8Weight():
-            return 1, weight.values.contiguous(), None, weight.scales.contiguous()
-        case Int4Weight():
-            return 2, weight.levels.contiguous(), weight.steps.contiguous(), weight.scales.contiguous()
-        case Tensor():
-            return 0, weight.contiguous(), None, None
-    raise TypeError(weight)
+def _tensors(weight: Weight) -> tuple[int, tuple[Tensor | None, ...]]:
+    """What `personae_pack` wants of it: how it is kept; elements, steps and scales."""
+    if isinstance(weight, Tensor):
+        return 0, (weight.contiguous(), None, None)
+    scales, elements, *steps = (tensor.contiguous() for tensor in weight.tensors())
+    return KINDS[weight.kind], (elements, steps[0] if steps else None, scales)
 
 
 class CpuLinear:
@@ -134,7 +132,7 @@ class CpuLinear:
 
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
         weight = linear.weight
-        kept, *tensors = _tensors(weight)
+        kept, tensors = _tensors(weight)
         self._calls = calls
         self._outputs, self._inputs = weight.shape
         self.bias = (
