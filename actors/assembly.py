@@ -84,7 +84,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     shapes = lora_shapes(model)
     folders = _adapter_folders(options.adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
-    cards = _cards(options, adapters)
+    cards = _cards(options, adapters, model.quantization)
     sizes = choose_sizes(options, model, shapes, adapters.values())
     layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" else None
@@ -116,7 +116,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         open_checkpoint(options.model).generation_defaults(vocab_size),
         sizes.max_adapters,
         AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
-        f"{device}, {options.quantize or str(model.dtype).removeprefix('torch.')}, "
+        f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
         f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
     )
@@ -267,13 +267,15 @@ def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
         raise AdapterError(f"adapter {folder}: {error.message}") from error
 
 
-def _cards(options: EngineOptions, adapters: Mapping[str, Adapter]) -> dict[str, ModelCard]:
+def _cards(
+    options: EngineOptions, adapters: Mapping[str, Adapter], quantization: str | None
+) -> dict[str, ModelCard]:
     """What each name in `model` stands for, the base's first."""
     base = options.served_model_name or options.model.resolve().name
     if base in adapters:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
     created = open_checkpoint(options.model).created()
-    cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
+    cards = {base: ModelCard(base, None, created, quantization=quantization)}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(
             name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.quantization.base import load
 from personae.errors import ModelLoadError
+from personae.kernels.decoder import Weight
 from personae.kernels.memory import give_back_freed
 from personae.lora.base import fingerprint
 
@@ -53,6 +53,7 @@ def load_model(
     )
     _fill(decoder, stored, on_progress)
     decoder.pack()
+    decoder.quantization = numerics.quantization
     give_back_freed()
     return decoder
 
@@ -79,12 +80,10 @@ def _check(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
         raise ModelLoadError(f"the weights do not match the model's config; tensors {'; '.join(found)}")
 
 
-class _ReadOnce:
-    """A stored tensor that is kept when it was read."""
-
-    def __init__(self, stored: StoredTensor) -> None:
-        self.read = cache(stored.read)
-        self.blocks = stored.blocks
+def _fingerprint(place: Weight, stored: StoredTensor) -> str:
+    """Of a tensor that is in its place: of that, unless rounding lost some of it."""
+    kept = isinstance(place, torch.Tensor) and place.dtype is not torch.float16
+    return fingerprint(place if isinstance(place, torch.Tensor) and kept else stored.read())
 
 
 def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Progress | None) -> None:
@@ -97,13 +96,9 @@ def _fill(decoder: Decoder, stored: Mapping[str, StoredTensor], on_progress: Pro
     }  # a tied output matrix is the embedding
     total, done = sum(tensor.bytes for tensor in of.values()), 0
     for name in sorted(places, key=lambda name: of[name].file):
-        if name in (EMBEDDING, OUTPUT):
-            read_once = _ReadOnce(of[name])
-            load(name, places[name], read_once)
-            if name in stored:
-                decoder.fingerprints[name] = fingerprint(read_once.read())
-        else:
-            load(name, places[name], of[name])
+        load(name, places[name], of[name])
+        if name in stored and name in (EMBEDDING, OUTPUT):
+            decoder.fingerprints[name] = _fingerprint(places[name], stored[name])
         done += of[name].bytes
         if on_progress is not None:
             on_progress(done, total)

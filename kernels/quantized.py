@@ -21,6 +21,9 @@ class Stored(Protocol):
     def read(self) -> Tensor:
         """It, in a floating dtype."""
 
+    def copy_to(self, place: Tensor) -> None:
+        """Fills a tensor with it."""
+
     def blocks(self) -> Tensor:
         """Its blocks as the file has them, [rows, bytes] uint8: only of tensors that are quantized."""
 

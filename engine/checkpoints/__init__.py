@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from personae.engine.checkpoints.base import Checkpoint
+from personae.engine.checkpoints.huggingface import Folder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -10,6 +11,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises ModelLoadError with what is wrong.
     """
-    from personae.engine.checkpoints.huggingface import Folder
-
+    if path.is_file():
+        return _gguf(path)
+    if not (path / "config.json").is_file() and (file := _gguf_in(path)) is not None:
+        return _gguf(file)
     return Folder(path)
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    if next(folder.glob("*.gguf"), None) is None:
+        return None
+    from personae.engine.checkpoints.gguf.checkpoint import gguf_in
+
+    return gguf_in(folder)
+
+
+def _gguf(path: Path) -> Checkpoint:
+    from personae.engine.checkpoints.gguf.checkpoint import (
+        GgufFile,
+    )  # the package `gguf` only where there is one
+
+    return GgufFile(path)

@@ -37,6 +37,10 @@ class StoredTensor(ABC):
     def read(self) -> Tensor:
         """It, in a floating dtype."""
 
+    def copy_to(self, place: Tensor) -> None:
+        """Fills a tensor with it."""
+        place.copy_(self.read())
+
     @abstractmethod
     def blocks(self) -> Tensor:
         """See `kernels.quantized.Stored`."""
@@ -44,10 +48,11 @@ class StoredTensor(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """In what the model is computed: its dtype, and the formats of its weights."""
+    """In what the model is computed: its dtype, and the formats of its weights; `quantization`: their name, if any."""
 
     dtype: torch.dtype
     scheme: Scheme
+    quantization: str | None = None
 
 
 class Checkpoint(Protocol):

@@ -73,7 +73,7 @@ class Folder:
         if dtype == "auto":
             asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
             dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
-        return Numerics(dtype_of(asked, dtype), scheme_of(quantize))
+        return Numerics(dtype_of(asked, dtype), scheme_of(quantize), quantize)
 
 
 class _Reader:

@@ -156,6 +156,7 @@ class Decoder:
             self.output.method.tie(self.embedding)
         self._own_output = not config.tie or self.output.method.own_copy
         self.fingerprints: dict[str, str] = {}  # by name: of embedding and output matrix as they are stored
+        self.quantization: str | None = None  # what most of its weights are kept in, by name
         self._fused: FusedDecoder | None = None
 
     def forward(

@@ -132,6 +132,6 @@ def load(name: str, place: Weight, stored: Stored) -> None:
                 f"{name} has values that are not finite, of which quantized weights have none"
             )
         return
-    place.copy_(stored.read())
+    stored.copy_to(place)
     if place.dtype is torch.float16 and not place.isfinite().all():
         raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")

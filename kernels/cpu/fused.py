@@ -13,7 +13,9 @@ from torch.nn import functional
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep, Weight
 
-KINDS = {"int8": 1, "int4": 2}  # of quantized weights, as packed.h numbers them; 0 is bfloat16
+KINDS = {"int8": 1, "int4": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}  # of quantized weights, by packed.h's numbers
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # GGUF's
+HALVES = 3  # instructions that multiply float16
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 _MEANWHILE = ctypes.CFUNCTYPE(None)
@@ -75,6 +77,7 @@ class Fused:
     """The library's functions for decoders; `take` and `pack_quantized` are the backend's operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self.instructions = library.personae_instructions
         self.pack = library.personae_pack
         self.pack.argtypes = [c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
         self.pack.restype = c_void_p
@@ -123,6 +126,8 @@ def _tensors(weight: Weight) -> tuple[int, tuple[Tensor | None, ...]]:
     """What `personae_pack` wants of it: how it is kept; elements, steps and scales."""
     if isinstance(weight, Tensor):
         return 0, (weight.contiguous(), None, None)
+    if weight.kind in BLOCKS:
+        return KINDS[weight.kind], (weight.tensors()[0].contiguous(), None, None)
     scales, elements, *steps = (tensor.contiguous() for tensor in weight.tensors())
     return KINDS[weight.kind], (elements, steps[0] if steps else None, scales)
 
@@ -132,6 +137,8 @@ class CpuLinear:
 
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
         weight = linear.weight
+        if not isinstance(weight, Tensor) and weight.kind in BLOCKS and calls.instructions(-1) == HALVES:
+            weight = weight.plain(torch.bfloat16)  # there is no product of float16 with blocks
         kept, tensors = _tensors(weight)
         self._calls = calls
         self._outputs, self._inputs = weight.shape
