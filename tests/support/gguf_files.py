@@ -94,7 +94,7 @@ def write_gguf(
         for file in folder.glob("*.json"):
             (truth / file.name).write_bytes(file.read_bytes())
         save_file(meant, truth / "model.safetensors", metadata={"format": "pt"})
-    return writer.fout and path if not split else next(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+    return path if not split else next(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

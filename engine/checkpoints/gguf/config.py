@@ -58,18 +58,29 @@ def read_gguf_config(
             "long_factor": list(factors("rope_factors_long.weight")),
             "short_factor": list(factors("rope_factors_short.weight")),
         }
+    elif metadata.text(f"{prefix}.rope.scaling.type", default="none") == "longrope":
+        raise ModelLoadError(f"{metadata.where} has no rope_factors_long.weight, which longrope needs")
     name = architecture.name
     if architecture.translate is not None:
         architecture.translate(metadata, prefix, values)
         name = values.pop("architecture", name)
     translate = family(name)
     assert translate is not None
-    config = translate(name, Fields(values, metadata.where))
-    if config.norm_offset:
-        config = replace(config, norm_offset=0.0)  # a file's norms have it in them
+    config = replace(
+        translate(name, Fields(values, metadata.where)),
+        norm_offset=0.0,  # a file's norms have it in them
+        qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
+        o_bias=_any(tensors, "attn_output.bias"),
+        mlp_bias=_any(tensors, "ffn_up.bias"),
+    )
     if "rope_freqs.weight" in tensors:
         config = _with_factors(metadata, config, factors("rope_freqs.weight"))
     return config
+
+
+def _any(tensors: Mapping[str, TensorInfo], *names: str) -> bool:
+    """Whether the first layer has one of these."""
+    return any(f"blk.0.{name}" in tensors for name in names)
 
 
 def architecture_of(metadata: Metadata) -> Architecture:

@@ -156,7 +156,7 @@ class _Cursor:
         """A number of things that have at least so many bytes each."""
         found: int = self.number("<u8")
         if found > (len(self.memory) - self.at) // least:
-            raise self.error(f"says that it has {found} {what}, for which it is too small")
+            raise self.error(f"says that it has {found} {what}, for which it is too small; is the download complete?")
         return found
 
     def name(self, what: str) -> str:
@@ -164,7 +164,10 @@ class _Cursor:
         length = self.number("<u8", what)
         if length > _LONGEST_NAME:
             raise self.error(f"has {what} of {length} bytes")
-        return self.text(length, what)
+        found = self.text(length, what)
+        if not found.isprintable():
+            raise self.error(f"has {what} that cannot be printed: {found[:80]!r}")
+        return found
 
     def text(self, length: int, what: str) -> str:
         """So many bytes, as text."""
@@ -191,7 +194,7 @@ class _Cursor:
             dtype = np.dtype(_SCALARS[kind])
             return np.frombuffer(self.memory, dtype, length, self.take(length * dtype.itemsize, key))
         if length > (len(self.memory) - self.at) // 8:
-            raise self.error(f"says that {key} has {length} strings, for which it is too small")
+            raise self.error(f"says that {key} has {length} strings, for which it is too small; is the download complete?")
         return self._strings(length, key)
 
     def _strings(self, count: int, key: str) -> list[str]:

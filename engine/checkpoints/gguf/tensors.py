@@ -65,7 +65,10 @@ class GgufTensor(StoredTensor):
         rows = self.blocks()
         step = max(1, _CHUNK // self.shape[-1])
         for start in range(0, rows.shape[0], step):
-            part = dequantize(_typed(rows[start : start + step], self.info.type), self.info.type)
+            with np.errstate(all="ignore"):
+                part = dequantize(_typed(rows[start : start + step], self.info.type), self.info.type)
+            if not np.isfinite(part).all():
+                raise ModelLoadError(f"{self.header.path.name}: {self.name} has values that are not finite")
             place.view(rows.shape[0], -1)[start : start + step].copy_(torch.from_numpy(part))
 
     def blocks(self) -> Tensor:

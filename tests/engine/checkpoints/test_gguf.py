@@ -79,9 +79,19 @@ def test_a_family_has_the_logits_of_the_folder_that_the_file_was_made_from(name:
     assert relative_error(all_logits(decoder), hf_logits(hf_model(truth), PROMPT)) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3"])
-def test_a_family_has_the_logits_of_transformers_own_reading(family: str, tmp_path: Path) -> None:
-    changes = {"sliding_window": None} if family == "phi3" else {}  # transformers does not read it from a file
+@pytest.mark.parametrize(
+    ("family", "changes"),  # which keep to what transformers reads from a file
+    [
+        ("llama", {}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 128}),
+        ("phi3", {"sliding_window": None}),
+        ("gemma3", {**GEMMA, "head_dim": 256, "query_pre_attn_scalar": 256}),
+    ],
+)
+def test_a_family_has_the_logits_of_transformers_own_reading(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     file = write_gguf(tmp_path / "a.gguf", model_folder(family, **changes), Type.Q5_0)
     decoder = load_model(file, device=CPU, dtype="float32")
     assert relative_error(all_logits(decoder), transformers_gguf(file)) < 1e-3
@@ -97,7 +107,7 @@ def test_a_type_has_the_logits_of_transformers_own_reading(type: Type, tmp_path:
 @pytest.mark.parametrize("type", sorted(SERVED - {Type.F32, Type.F16}))
 def test_bfloat16_is_the_exact_weight_rounded_once(type: Type, tmp_path: Path) -> None:
     truth = tmp_path / "truth"
-    file = write_gguf(tmp_path / "a.gguf", model_folder("qwen3", **WIDE), type, truth=truth)
+    file = write_gguf(tmp_path / "a.gguf", model_folder("qwen3", **WIDE, head_dim=64), type, truth=truth)
     meant = load_file(truth / "model.safetensors")
     decoder = load_model(file, device=CPU, dtype="bfloat16")
     gate, up = (meant[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up"))
