@@ -13,7 +13,7 @@ from personae.actors.script import Script
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.engine.base_weights import DecoderWeights
 from personae.engine.checkpoints import open_checkpoint
-from personae.engine.checkpoints.base import EMBEDDING, OUTPUT
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
 from personae.engine.config import GenerationDefaults
 from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.jump import Spelling
@@ -77,6 +77,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         keep_to_share()
     else:
         _check_kernels()
+    checkpoint = open_checkpoint(options.model)
     model = _loaded(options, device, on_progress)
     vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
@@ -84,7 +85,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     shapes = lora_shapes(model)
     folders = _adapter_folders(options.adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
-    cards = _cards(options, adapters, model.quantization)
+    cards = _cards(options, checkpoint, adapters, model.quantization)
     sizes = choose_sizes(options, model, shapes, adapters.values())
     layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" else None
@@ -113,7 +114,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     )
     return Assembly(
         script,
-        open_checkpoint(options.model).generation_defaults(vocab_size),
+        checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
         AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
         f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
@@ -268,13 +269,13 @@ def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
 
 
 def _cards(
-    options: EngineOptions, adapters: Mapping[str, Adapter], quantization: str | None
+    options: EngineOptions, checkpoint: Checkpoint, adapters: Mapping[str, Adapter], quantization: str | None
 ) -> dict[str, ModelCard]:
     """What each name in `model` stands for, the base's first."""
-    base = options.served_model_name or options.model.resolve().name
+    base = options.served_model_name or checkpoint.name
     if base in adapters:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
-    created = open_checkpoint(options.model).created()
+    created = checkpoint.created()
     cards = {base: ModelCard(base, None, created, quantization=quantization)}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(

@@ -32,8 +32,8 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 class ServeOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
-    `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
-    `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the other sizes are in tokens or
+    `model` is a Hugging Face model folder, a GGUF file or "demo", None the default (`bundled.py`). Each
+    sub-folder of each folder in `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the other sizes are in tokens or
     sequences. `seed` is that of requests that give none. Unless it is in `one_process`, the engine is
     started again when it dies, `max_restarts` times within a minute, or when a step takes more than
     `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
@@ -128,15 +128,6 @@ def quantization(name: str) -> str:
     if name not in QUANTIZATIONS:
         raise BadParameter(f"{name!r} is not one of {', '.join(map(repr, QUANTIZATIONS))}.")
     return name
-
-
-def no_folder(path: Path) -> str:
-    """What is said of a model that is no folder."""
-    if path.exists():
-        return f"'{path}' is a file; a model is a folder with a config.json."
-    hint = f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
-    from_hub = not path.is_absolute() and len(path.parts) == 2
-    return f"Folder '{path}' does not exist.{hint if from_hub else ''}"
 
 
 def parse_size(text: str) -> int:

@@ -2,9 +2,9 @@
 
     python -m personae.evals.gguf_fuzz --count 10000
 
-Each file is read as a server does when it starts: config, tokenizer, sampling defaults, weights. It loads, or a
-sentence says what is wrong. Anything else fails: another exception, more than SECONDS, or more memory than the
-file's size asks for. A crash of the process is one, too.
+Each file is read as a server does when it starts: config, tokenizer, sampling defaults, weights. It loads, or
+a sentence says what is wrong. Anything else fails: another exception, more than SECONDS, or more memory than
+the file's size asks for. A crash of the process is one, too.
 """
 
 import argparse
@@ -32,7 +32,24 @@ SECONDS = 20.0
 MEMORY = 64 * 2**20  # bytes for the arithmetic's own needs, beside
 PER_BYTE = 40  # of the file: two bits become 32, and a string in Python has 50 bytes of its own
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 2, 64, 96, 4, 2, 300
-NUMBERS = (0, 1, 2, 3, 7, 32, 255, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    32,
+    255,
+    2**16,
+    2**20,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 TYPES = {"llama": Type.Q4_0, "qwen2": Type.Q8_0, "gemma3": Type.Q5_1, "phi3": Type.F16}
 
 
@@ -61,7 +78,9 @@ def write_model(path: Path, architecture: str) -> None:
         writer.add_tensor(name, gguf.quants.quantize(value, type), raw_dtype=type)
     if architecture == "phi3":
         for name in ("long", "short"):
-            writer.add_tensor(f"rope_factors_{name}.weight", np.linspace(1, 2, HIDDEN // HEADS // 2, dtype=np.float32))
+            writer.add_tensor(
+                f"rope_factors_{name}.weight", np.linspace(1, 2, HIDDEN // HEADS // 2, dtype=np.float32)
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -86,7 +105,20 @@ def _add_bytes(writer: gguf.GGUFWriter) -> None:
 
 def _add_pieces(writer: gguf.GGUFWriter) -> None:
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens = ["<unk>", "<bos>", "<eos>", *bytes_, "▁", *"abcdefghij", "ab", "▁a", "▁ab", "cd", "abcd", "▁abcd"]
+    tokens = [
+        "<unk>",
+        "<bos>",
+        "<eos>",
+        *bytes_,
+        "▁",
+        *"abcdefghij",
+        "ab",
+        "▁a",
+        "▁ab",
+        "cd",
+        "abcd",
+        "▁abcd",
+    ]
     tokens += [f"[{place}]" for place in range(VOCAB - len(tokens))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
@@ -106,7 +138,13 @@ def _shapes(architecture: str) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"blk.{layer}.attn_qkv.weight", (HIDDEN + 2 * kv, HIDDEN)
             yield f"blk.{layer}.ffn_up.weight", (2 * INNER, HIDDEN)
         else:
-            for name, rows in (("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv), ("ffn_gate", INNER), ("ffn_up", INNER)):
+            for name, rows in (
+                ("attn_q", HIDDEN),
+                ("attn_k", kv),
+                ("attn_v", kv),
+                ("ffn_gate", INNER),
+                ("ffn_up", INNER),
+            ):
                 yield f"blk.{layer}.{name}.weight", (rows, HIDDEN)
         if architecture == "qwen2":
             for name, rows in (("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)):
@@ -165,7 +203,9 @@ class Mutator:
             case 6:
                 data[at:at] = data[at : at + rng.choice((1, 4, 8, 40))]
             case 7:
-                del data[rng.randrange(len(data)) if rng.random() < 0.3 and len(data) > 1 else len(data) - 1 :]
+                del data[
+                    rng.randrange(len(data)) if rng.random() < 0.3 and len(data) > 1 else len(data) - 1 :
+                ]
 
 
 def _value(field: gguf.ReaderField) -> int:
@@ -196,7 +236,7 @@ def load(path: Path) -> str | None:
 
 
 def play(seed: int, count: int, folder: Path) -> Counter[str]:
-    """How often files loaded, and how often they were refused. Raises AssertionError at the first that failed."""
+    """How often files loaded, and how often they were refused. Raises AssertionError if one failed."""
     rng, found = random.Random(seed), Counter[str]()
     mutators = []
     for name in TYPES:

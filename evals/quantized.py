@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import personae
+from personae.api.bundled import NAMED
 from personae.engine.quantization import QUANTIZATIONS
 from personae.evals.demo import data
 from personae.evals.demo.grading import grade, held_out
@@ -39,7 +40,7 @@ class Told:
 async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str, list[Told]]:
     """All samples of all tasks, each by the model that its task is for."""
     told = {task: [Told() for _ in samples] for task, samples in tasks.items()}
-    async with personae.open(dtype="bfloat16", quantize=quantize, device="cpu") as engine:
+    async with personae.open(NAMED, dtype="bfloat16", quantize=quantize, device="cpu") as engine:
 
         async def one(task: str, sample: Sample, into: Told) -> None:
             model = task if task in data.ADAPTER_TASKS else BASE

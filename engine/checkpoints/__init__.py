@@ -7,7 +7,7 @@ from personae.engine.checkpoints.huggingface import Folder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The model at `path`: a GGUF file, a folder that holds one and no config.json, else a Hugging Face folder.
+    """The model at `path`: a GGUF file, a folder that holds one and no config.json, or a Hugging Face folder.
 
     Raises ModelLoadError with what is wrong.
     """

@@ -22,8 +22,8 @@ _LISTED = 40  # names in one error message
 class StoredTensor(ABC):
     """A tensor as a file's header describes it.
 
-    `name` is that in the file, `file` tells tensors of one file from those of another, `dtype` is the file's own
-    word; `served`: it can be read. `bytes`: its size in the file.
+    `name` is that in the file, `file` tells tensors of one file from those of another, `dtype` is the file's
+    own word; `served`: it can be read. `bytes`: its size in the file.
     """
 
     name: str
@@ -48,7 +48,10 @@ class StoredTensor(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """In what the model is computed: its dtype, and the formats of its weights; `quantization`: their name, if any."""
+    """In what the model is computed: its dtype, and the formats of its weights.
+
+    `quantization`: the name of the format that most have, None for as the dtype says.
+    """
 
     dtype: torch.dtype
     scheme: Scheme
@@ -57,6 +60,10 @@ class Numerics:
 
 class Checkpoint(Protocol):
     """A model on disk. Each method reads what it needs; all raise ModelLoadError."""
+
+    @property
+    def name(self) -> str:
+        """What it is called where nobody says otherwise."""
 
     def config(self) -> ModelConfig:
         """Its shape."""

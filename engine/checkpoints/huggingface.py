@@ -39,6 +39,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def name(self) -> str:
+        """See `Checkpoint`: the folder's name."""
+        return self.path.resolve().name
+
     def config(self) -> ModelConfig:
         """See `Checkpoint`."""
         return read_config(self.path)

@@ -22,8 +22,8 @@ class MakeLinear(Protocol):
 class Linear:
     """y = x W^T + b. The rows of W belong to one module, or to several one after the other (q, k, v).
 
-    names: the modules' in the checkpoint; one where it has several of `outputs` merged. `method` is the weight's
-    format (`engine/quantization/`): allocated here, filled by the loader through `tensors()`.
+    names: the modules' in the checkpoint; one where it has several of `outputs` merged. `method` is the
+    weight's format (`engine/quantization/`): allocated here, filled by the loader through `tensors()`.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class Product(Protocol):
 class LinearMethod(ABC):
     """The weight of one linear module: allocated, then filled by way of `params`, then `loaded`.
 
-    Then either `finish` gives what multiplies from now on, or a backend takes `weight` over. It multiplies as it
-    is, too. `own_copy`: an output matrix that is tied to the embedding is read from the file once more.
+    Then either `finish` gives what multiplies from now on, or a backend takes `weight` over. It multiplies as
+    it is, too. `own_copy`: an output matrix that is tied to the embedding is read from the file once more.
     """
 
     own_copy: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """GGUF's formats that stay as they are in the file: 32 inputs of an output share a float16 scale.
 
-What a block means is rounded to the model's dtype and multiplied so: a product has the same bits as that of the
-weight made plain. The other formats of GGUF are made plain when they are read (`engine/checkpoints/gguf/`).
+What a block means is rounded to the model's dtype and multiplied so: a product has the same bits as that of
+the weight made plain. The other formats are made plain when they are read (`engine/checkpoints/gguf/`).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Four and a half bits a weight: sixteen levels, a step of eight bits for each 16 inputs, a scale for each output.
+"""Four and a half bits a weight: 16 levels, a step of eight bits for 16 inputs, a scale for each output.
 
 A level times a step is a number that bfloat16 holds exactly, and a whole sum is multiplied by its output's
 scale. How a row is rounded follows from that row alone.

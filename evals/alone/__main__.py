@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.sequence import TokenLogprobs
 from personae.evals.alone.crowd import Crowd
 from personae.evals.alone.house import House, Stream

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from personae.api.bundled import NAMED
 from personae.api.options import QUANTIZE_METAVAR, quantization
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
@@ -194,7 +195,7 @@ def _serve(
 ) -> str:
     from personae.evals.served import Served, exit_on_sigterm
 
-    arguments = [str(model)] if model else []
+    arguments = [str(model or NAMED)]
     for folder in adapters:
         arguments += ["--adapters", str(folder)]
     if quantize:

@@ -31,7 +31,7 @@ from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
 from personae.actors.streamer import Latest
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine

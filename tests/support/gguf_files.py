@@ -1,7 +1,7 @@
 """Small GGUF files, written by the package `gguf` from the folders of `tiny_models`.
 
-Names come from the package's own table, so that ours is tested against it. What a converter does to tensors is
-done here: q and k permuted, Gemma's norms one larger.
+Names come from the package's own table, so that ours is tested against it. What a converter does to tensors
+is done here: q and k permuted, Gemma's norms one larger.
 """
 
 import json
@@ -65,7 +65,8 @@ def write_gguf(
     if change is not None:
         change(writer)
     names = gguf.get_tensor_name_map(
-        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind), config["num_hidden_layers"]
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind),
+        config["num_hidden_layers"],
     )
     meant = {}
     for place, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):

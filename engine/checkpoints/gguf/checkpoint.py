@@ -33,6 +33,12 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def name(self) -> str:
+        """See `Checkpoint`: the file's name, without what says that it is a part."""
+        match = PART.fullmatch(self.path.name)
+        return match[1] if match else self.path.name.removesuffix(".gguf")
+
     @cached_property
     def _headers(self) -> list[Header]:
         return [read_header(path) for path in parts(self.path)]
@@ -97,8 +103,8 @@ class GgufFile:
         dtype: str,
         quantize: str | None,
     ) -> Numerics:
-        """See `Checkpoint`. "auto": blocks that the device's backend multiplies stay as they are, with activations in
-        bfloat16; a file of F32 or of F16 is run in that, and all else in bfloat16."""
+        """See `Checkpoint`. "auto": blocks that the device's backend multiplies stay as they are, with
+        activations in bfloat16; a file of F32 or of F16 is run in that, and all else in bfloat16."""
         if dtype != "auto" or quantize is not None:
             return Numerics(
                 dtype_of("dtype", "bfloat16" if dtype == "auto" else dtype), scheme_of(quantize), quantize
@@ -140,7 +146,10 @@ def parts(path: Path) -> list[Path]:
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The model in GGUF that a folder holds, None where there is none. Raises ModelLoadError if there are several."""
+    """The model in GGUF that a folder holds, None where there is none.
+
+    Raises ModelLoadError if there are several.
+    """
     files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
     firsts = [path for path in files if (part := PART.fullmatch(path.name)) is None or part[2] == "00001"]
     if len(firsts) > 1:

@@ -1,7 +1,7 @@
 """A GGUF file's header, read without trust: every length in it is compared with what the file has left.
 
-The package `gguf` gives the format's numbers, names and arithmetic; its own reader believes what the header says,
-and takes a view of memory for each string of the vocabulary.
+The package `gguf` gives the format's numbers, names and arithmetic; its own reader believes what the header
+says, and takes an array for each string of the vocabulary.
 """
 
 import mmap
@@ -156,7 +156,9 @@ class _Cursor:
         """A number of things that have at least so many bytes each."""
         found: int = self.number("<u8")
         if found > (len(self.memory) - self.at) // least:
-            raise self.error(f"says that it has {found} {what}, for which it is too small; is the download complete?")
+            raise self.error(
+                f"says that it has {found} {what}, for which it is too small; is the download complete?"
+            )
         return found
 
     def name(self, what: str) -> str:
@@ -194,7 +196,9 @@ class _Cursor:
             dtype = np.dtype(_SCALARS[kind])
             return np.frombuffer(self.memory, dtype, length, self.take(length * dtype.itemsize, key))
         if length > (len(self.memory) - self.at) // 8:
-            raise self.error(f"says that {key} has {length} strings, for which it is too small; is the download complete?")
+            raise self.error(
+                f"says that {key} has {length} strings, for which it is too small; is the download complete?"
+            )
         return self._strings(length, key)
 
     def _strings(self, count: int, key: str) -> list[str]:

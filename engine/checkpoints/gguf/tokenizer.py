@@ -10,8 +10,17 @@ from personae.engine.tokenizer_files import TokenizerFiles
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 ENDS = frozenset(  # of an answer, where they are control tokens, whatever a file says of its end token
-    "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <|end_of_text|> "
-    "<end_of_utterance> <｜end▁of▁sentence｜>".split()
+    [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>",
+    ]
 )
 LONGEST_MERGED = 256  # characters: longer pieces are not merged from others
 

@@ -82,7 +82,9 @@ def test_counts_for_which_the_file_is_too_small(place: int, number: int, file: P
     assert f"says that it has {number}" in refused(file)
 
 
-@pytest.mark.parametrize("kind", [gguf.GGUFValueType.STRING, gguf.GGUFValueType.UINT8, gguf.GGUFValueType.FLOAT64])
+@pytest.mark.parametrize(
+    "kind", [gguf.GGUFValueType.STRING, gguf.GGUFValueType.UINT8, gguf.GGUFValueType.FLOAT64]
+)
 def test_an_array_that_is_longer_than_the_file(kind: gguf.GGUFValueType, file: Path) -> None:
     data, key = bytearray(file.read_bytes()), b"tokenizer.ggml.tokens"
     place = data.index(key) + len(key) + 4
@@ -128,13 +130,21 @@ def test_types_that_are_not_served_are_named(type: Type, tmp_path: Path) -> None
 
 
 def test_an_architecture_that_is_not_served(tmp_path: Path) -> None:
-    file = written(tmp_path, lambda writer: writer.kv_data[0]["general.architecture"].__setattr__("value", "mamba"))
-    assert refused(file).startswith("b.gguf: general.architecture: 'mamba' is not served; these are: llama, qwen2")
+    file = written(
+        tmp_path, lambda writer: writer.kv_data[0]["general.architecture"].__setattr__("value", "mamba")
+    )
+    assert refused(file).startswith(
+        "b.gguf: general.architecture: 'mamba' is not served; these are: llama, qwen2"
+    )
 
 
 @pytest.mark.parametrize(
     ("type", "why"),
-    [("imatrix", "an importance matrix (imatrix)"), ("adapter", "a LoRA adapter"), ("mmproj", "reads images")],
+    [
+        ("imatrix", "an importance matrix (imatrix)"),
+        ("adapter", "a LoRA adapter"),
+        ("mmproj", "reads images"),
+    ],
 )
 def test_files_that_are_no_models_are_named(type: str, why: str, tmp_path: Path) -> None:
     assert why in refused(written(tmp_path, lambda writer: writer.add_type(type)))
@@ -149,8 +159,14 @@ def test_files_that_are_no_models_are_named(type: str, why: str, tmp_path: Path)
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "which longrope needs"),
         (lambda w: w.add_value_length(24), "llama.attention.value_length: differs from"),
         (lambda w: w.add_uint32("general.alignment", 24), "general.alignment 24"),
-        (lambda w: w.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((4, 4), np.float32)), "unexpected: blk.0.f"),
-        (lambda w: w.add_tensor("blk.9.attn_q.weight", np.zeros((4, 4), np.float32)), "unexpected: model.layers.9"),
+        (
+            lambda w: w.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((4, 4), np.float32)),
+            "unexpected: blk.0.f",
+        ),
+        (
+            lambda w: w.add_tensor("blk.9.attn_q.weight", np.zeros((4, 4), np.float32)),
+            "unexpected: model.layers.9",
+        ),
         (lambda w: w.add_tensor("rope_freqs.weight", np.zeros(8, np.float32)), "no numbers over 0"),
         (lambda w: w.add_tensor("rope_freqs.weight", np.ones(9, np.float32)), "has 9 factors for 8 pairs"),
     ],
@@ -179,7 +195,10 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     [
         (lambda w: without(w, "tokenizer.ggml.model"), "tokenizer.ggml.model: is missing"),
         (lambda w: w.kv_data[0]["tokenizer.ggml.model"].__setattr__("value", "bert"), "'bert' is not served"),
-        (lambda w: w.kv_data[0]["tokenizer.ggml.pre"].__setattr__("value", "new-one"), "'new-one' is not served"),
+        (
+            lambda w: w.kv_data[0]["tokenizer.ggml.pre"].__setattr__("value", "new-one"),
+            "'new-one' is not served",
+        ),
         (lambda w: w.kv_data[0]["tokenizer.ggml.merges"].value.append("one"), "'one' are not two tokens"),
         (lambda w: w.kv_data[0]["tokenizer.ggml.merges"].value.append("@@@ ~~~"), "merges: cannot be used"),
         (lambda w: w.add_eot_token_id(100_000), "eot_token_id: 100000 is no id of a vocabulary of 509"),

@@ -52,7 +52,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     ),
 }
-WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}  # K-quants' blocks
+WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+}  # K-quants' blocks
 KEPT = (Type.Q8_0, Type.Q4_0, Type.Q4_1)
 PROMPT = random.Random(3).choices(range(VOCAB), k=60)
 
@@ -232,7 +236,9 @@ def test_a_folder_is_served_by_the_one_model_in_it(tmp_path: Path) -> None:
     (tmp_path / "mmproj-a.gguf").write_bytes(b"")
     assert torch.equal(*(all_logits(load_model(path, device=CPU)) for path in (file, tmp_path)))
     write_gguf(tmp_path / "b.gguf", model_folder("llama"), Type.Q8_0)
-    with pytest.raises(ModelLoadError, match=r"holds several models; name one of the files: a\.gguf, b\.gguf"):
+    with pytest.raises(
+        ModelLoadError, match=r"holds several models; name one of the files: a\.gguf, b\.gguf"
+    ):
         load_model(tmp_path, device=CPU)
 
 
