@@ -162,7 +162,7 @@ def _shapes(architecture: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class Mutator:
-    """Changes a good file's header: most often a number of it, such as a field's value, a length or an offset."""
+    """Changes a good file's header: most often a number of it, such as a value, a length or an offset."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
@@ -214,7 +214,7 @@ def _value(field: gguf.ReaderField) -> int:
 
 
 def _places(field: gguf.ReaderField) -> Iterator[int]:
-    """Where the numbers of an entry of the header begin: lengths, types, values. Of an array the first few."""
+    """Where the numbers of an entry of the header begin: lengths, types, values. Of an array a few."""
     at = field.offset
     for part in field.parts[:12]:
         if part.dtype != np.uint8:

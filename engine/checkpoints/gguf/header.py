@@ -116,7 +116,7 @@ def _placed(
         used = prod(shape) // elements * size
         if start + place + used > end:
             raise cursor.error(
-                f"ends at {end} bytes, but {name} would need {start + place + used}; is the download complete?"
+                f"ends at {end} bytes, but {name} ends at {start + place + used}; is the download complete?"
             )
         found[name] = TensorInfo(name, shape, type_, start + place, used)
         place = _padded(place + used, alignment)

@@ -39,7 +39,7 @@ class Metadata:
         return value
 
     def integer(self, key: str, *, default: int | None = None) -> int:
-        """An integer from 0 to 2^31. An array of the same integer over and over, one for each layer, is one."""
+        """An integer from 0 to 2^31. An array of one integer over and over, for each layer, is one."""
         value = self._given(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()

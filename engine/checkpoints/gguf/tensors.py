@@ -130,7 +130,7 @@ def _both_norms(config: ModelConfig) -> bool:
 
 
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
-    """Of q and k: a head's rows are its first half, then its second, where a file has a pair after the other."""
+    """Of q and k: a head's rows are its first half, then its second; a file has a pair after the other."""
     heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
     if heads is None or info.shape[0] != heads * config.head_dim:
         return None  # of a wrong shape: that is told later

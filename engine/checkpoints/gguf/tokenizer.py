@@ -125,7 +125,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
 
 
 def _sentence_piece(metadata: Metadata, tokens: list[str], types: list[int]) -> Tokenizer:
-    """SentencePiece's BPE merges what makes the piece of the best score; its library's byte fallback and spaces."""
+    """SentencePiece's BPE merges what makes the piece of the best score."""
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise metadata.error("tokenizer.ggml.scores", f"has {len(scores)} entries for {len(tokens)} tokens")

@@ -6,7 +6,7 @@ from hf import hf_greedy
 from paged import PagedSequences
 from transformers import AutoModelForCausalLM
 
-from personae.engine.bundled import smollm2
+from personae.api.bundled import smollm2
 from personae.engine.loader import load_model
 from personae.engine.tokens import Tokenizer
 
