@@ -2,7 +2,8 @@
 
 Against the small model served by the real server, or the default one where that is named: a `python` block is
 executed and its output compared with the `text` block right after it, if there is one; a `sh` block that
-begins with curl or personae bench likewise, with a `json` block (ids and times aside). Blocks of other languages and other commands are prose.
+begins with curl or personae bench likewise, with a `json` block (ids and times aside). Blocks of other
+languages and other commands are prose.
 """
 
 import contextlib
