@@ -36,8 +36,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     sub-folder of each folder in `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the
     other sizes are in tokens or sequences. `seed` is that of requests that give none. Unless it is in
     `one_process`, the engine is started again when it dies, `max_restarts` times within a minute, or when a
-    step takes more than `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
-    `request_timeout` is the most seconds that any request may take.
+    step takes more than `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout`
+    seconds to finish. `request_timeout` is the most seconds that any request may take.
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
     sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a

@@ -8,6 +8,7 @@ the file's size asks for. A crash of the process is one, too.
 """
 
 import argparse
+import contextlib
 import random
 import struct
 import sys
@@ -267,10 +268,8 @@ class Peak:
     """The most memory of this process since now, where the system tells."""
 
     def __init__(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            pass
         self._before = _status("VmRSS")
 
     def grown(self) -> int:
