@@ -1,7 +1,6 @@
 """From options to a script: loads the model and the adapters, and says how Back is built from them."""
 
 import errno
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,13 @@ from personae.actors.options import EngineOptions
 from personae.actors.script import Script
 from personae.actors.sizing import Sizes, choose_sizes
 from personae.engine.base_weights import DecoderWeights
-from personae.engine.config import GenerationDefaults, read_generation_defaults
+from personae.engine.checkpoints import open_checkpoint
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
+from personae.engine.config import GenerationDefaults
 from personae.engine.graphs import CudaCapture, DecodeGraphs
 from personae.engine.jump import Spelling
 from personae.engine.kv import KVCache
-from personae.engine.loader import EMBEDDING, OUTPUT, load_model
+from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.runner import Runner
 from personae.engine.sampler import Sampler
@@ -77,16 +78,15 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         keep_to_share()
     else:
         _check_kernels()
+    checkpoint = open_checkpoint(options.model)
     model = _loaded(options, device, on_progress)
     vocab_size = model.config.vocab_size
     tokenizer = Tokenizer.load(options.model)
-    vocabulary = Vocabulary.from_tokenizer_json(
-        (options.model / "tokenizer.json").read_bytes(), vocab_size, tokenizer.eos_ids
-    )
+    vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
     folders = _adapter_folders(options.adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
-    cards = _cards(options, adapters)
+    cards = _cards(options, checkpoint, adapters, model.quantization)
     sizes = choose_sizes(options, model, shapes, adapters.values())
     layout = sizes.layout
     stored = KINDS[model.dtype] if device.type == "cpu" else None
@@ -115,10 +115,10 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     )
     return Assembly(
         script,
-        read_generation_defaults(options.model, vocab_size),
+        checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
         AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
-        f"{device}, {options.quantize or str(model.dtype).removeprefix('torch.')}, "
+        f"{device}, {model.quantization or str(model.dtype).removeprefix('torch.')}, "
         f"context {layout.max_model_len} tokens, KV cache {layout.num_pages * layout.page_size} tokens, "
         f"{layout.max_seqs} sequences and {layout.max_batch_tokens} tokens a step",
     )
@@ -281,13 +281,15 @@ def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
         raise AdapterError(f"adapter {folder}: {error.message}") from error
 
 
-def _cards(options: EngineOptions, adapters: Mapping[str, Adapter]) -> dict[str, ModelCard]:
+def _cards(
+    options: EngineOptions, checkpoint: Checkpoint, adapters: Mapping[str, Adapter], quantization: str | None
+) -> dict[str, ModelCard]:
     """What each name in `model` stands for, the base's first."""
-    base = options.served_model_name or options.model.resolve().name
+    base = options.served_model_name or checkpoint.name
     if base in adapters:
         raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
-    created = int(os.stat(options.model / "config.json").st_mtime)
-    cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
+    created = checkpoint.created()
+    cards = {base: ModelCard(base, None, created, quantization=quantization)}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(
             name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation

@@ -9,8 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from personae.kernels.quantized import Quantization
-
 
 class EngineOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
@@ -39,7 +37,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     secret: bytes | None = None
     background_tokens: int | None = None
     cuda_graphs: bool = True
-    quantize: Quantization | None = None
+    quantize: str | None = None
 
     def salts(self) -> Callable[[str], bytes]:
         """Each tenant's prefix-cache salt: derived from `secret`, or from one that is drawn now."""

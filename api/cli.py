@@ -15,15 +15,16 @@ from typer.core import TyperCommand
 from personae import __version__
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.bundled import is_model, no_model
 from personae.api.commands.simulate import app as simulate_app
 from personae.api.options import (
+    QUANTIZE_METAVAR,
     AccessOptions,
     DeviceChoice,
     DtypeChoice,
     KvDtypeChoice,
-    QuantizeChoice,
     ServeOptions,
-    no_folder,
+    quantization,
 )
 from personae.api.telemetry.logs import LogFormat
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
@@ -91,10 +92,10 @@ def _site(origins: list[str] | None) -> list[str] | None:
     return origins
 
 
-def _model_folder(path: Path | None) -> Path | None:
-    if path is None or path.is_dir():
+def _model(path: Path | None) -> Path | None:
+    if path is None or is_model(path):
         return path
-    raise typer.BadParameter(no_folder(path))
+    raise typer.BadParameter(no_model(path))
 
 
 @app.command(cls=_Serve)
@@ -102,8 +103,9 @@ def serve(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="A Hugging Face model folder; without it, the bundled demo model.",
-            callback=_model_folder,
+            help="A Hugging Face model folder, a GGUF file, or `demo` for the small synthetic model; "
+            "without it SmolLM2-135M-Instruct.",
+            callback=_model,
         ),
     ] = None,
     adapters: Annotated[
@@ -120,9 +122,11 @@ def serve(
     device: Annotated[DeviceChoice, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DtypeChoice, typer.Option(help="The precision of weights and cache.")] = "auto",
     quantize: Annotated[
-        QuantizeChoice | None,
+        str | None,
         typer.Option(
-            help="On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes."
+            parser=quantization,
+            metavar=QUANTIZE_METAVAR,
+            help="On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes.",
         ),
     ] = None,
     kv_cache_dtype: Annotated[

@@ -20,13 +20,14 @@ import msgspec
 
 from personae.actors.client import EngineStats
 from personae.api.app import make_door
+from personae.api.bundled import is_model, no_model
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
 from personae.api.door import Door
 from personae.api.generation import Job
 from personae.api.local import open_engine
-from personae.api.options import ServeOptions, no_folder, parse_size
+from personae.api.options import ServeOptions, parse_size
 from personae.api.python_types import with_types
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerForm
@@ -99,15 +100,16 @@ async def open(
     on_progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> AsyncIterator[Engine]:
-    """Open an engine; without a model the bundled one. `options` are those of `personae serve`.
+    """Open an engine; without a model SmolLM2-135M-Instruct. `options` are those of `personae serve`.
 
-    model: a Hugging Face model folder. adapters: one folder or several, whose sub-folders are adapters.
+    model: a Hugging Face model folder, a GGUF file, or "demo" for the small synthetic one. adapters: one
+    folder or several, whose sub-folders are adapters.
     `on_progress(done, total)` is told the bytes loaded, from another thread. Raises LoadError, and TypeError
     for an option that there is not.
     """
     folder = None if model is None else Path(model)
-    if folder is not None and not folder.is_dir():
-        raise ModelLoadError(no_folder(folder))
+    if folder is not None and not is_model(folder):
+        raise ModelLoadError(no_model(folder))
     roots = [adapters] if isinstance(adapters, str | Path) else adapters
     serve = _checked(ServeOptions(folder, tuple(map(Path, roots)), **{"one_process": True, **options}))
     async with open_engine(serve, on_progress) as opened:

@@ -11,9 +11,8 @@ from personae.actors.assembly import assemble
 from personae.actors.company import open_company
 from personae.actors.options import EngineOptions
 from personae.actors.stage import open_stage
+from personae.api.bundled import bundled
 from personae.api.options import Opened, ServeOptions
-
-DEMO = Path(__file__).resolve().parent.parent / "evals" / "demo"
 
 
 @asynccontextmanager
@@ -27,16 +26,16 @@ async def open_engine(
     """Load the model and its adapters, start the actors, yield the engine; stop everything in order.
 
     `adapter_store` is where adapters lie that come later, `secret` what tenants' prefix-cache salts are made
-    from. Without a model it is the bundled one, with its adapters beside those that were asked for.
+    from. A bundled model has its adapters beside those that were asked for.
     `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
     Raises LoadError.
     """
     model, adapters, dtype, name = options.model, options.adapters, options.dtype, options.served_model_name
-    if model is None:
-        model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
-        name = name or "personae-demo"
+    if (ours := bundled(model)) is not None:
+        model, adapters, name = ours.model, (*ours.adapters, *adapters), name or ours.name
         if dtype == "auto" and options.device != "cuda" and options.quantize is None:
-            dtype = "float32"  # small enough, and then its answers are the same on every machine
+            dtype = ours.dtype
+    assert model is not None
     engine_options = EngineOptions(
         model,
         adapters,

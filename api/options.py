@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 import msgspec
+from typer import BadParameter
 
 from personae.api.telemetry.logs import LogFormat
+from personae.engine.quantization import QUANTIZATIONS
 from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
-QuantizeChoice = Literal["int8", "int4"]
 KvDtypeChoice = Literal["auto", "fp8"]
+
+QUANTIZE_METAVAR = f"[{'|'.join(QUANTIZATIONS)}]"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -29,12 +32,12 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 class ServeOptions(msgspec.Struct, frozen=True):
     """Everything that opening an engine needs; None means that the engine chooses.
 
-    `model` is a Hugging Face model folder, None the bundled demo model. Each sub-folder of each folder in
-    `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the other sizes are in tokens or
-    sequences. `seed` is that of requests that give none. Unless it is in `one_process`, the engine is
-    started again when it dies, `max_restarts` times within a minute, or when a step takes more than
-    `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout` seconds to finish.
-    `request_timeout` is the most seconds that any request may take.
+    `model` is a Hugging Face model folder, a GGUF file or "demo", None the default (`bundled.py`). Each
+    sub-folder of each folder in `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the
+    other sizes are in tokens or sequences. `seed` is that of requests that give none. Unless it is in
+    `one_process`, the engine is started again when it dies, `max_restarts` times within a minute, or when a
+    step takes more than `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout`
+    seconds to finish. `request_timeout` is the most seconds that any request may take.
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
     `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
     sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a
@@ -68,7 +71,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     batch_concurrency: int = 64
     background_tokens: int | None = None
     cuda_graphs: bool = True
-    quantize: QuantizeChoice | None = None
+    quantize: str | None = None
     jump_forward: bool | None = None
     disable_any_whitespace: bool = False
 
@@ -120,13 +123,11 @@ class Opened:
     about: str = ""
 
 
-def no_folder(path: Path) -> str:
-    """What is said of a model that is no folder."""
-    if path.exists():
-        return f"'{path}' is a file; a model is a folder with a config.json."
-    hint = f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
-    from_hub = not path.is_absolute() and len(path.parts) == 2
-    return f"Folder '{path}' does not exist.{hint if from_hub else ''}"
+def quantization(name: str) -> str:
+    """The option of `--quantize`. Raises BadParameter where there is no such format."""
+    if name not in QUANTIZATIONS:
+        raise BadParameter(f"{name!r} is not one of {', '.join(map(repr, QUANTIZATIONS))}.")
+    return name
 
 
 def parse_size(text: str) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from personae.engine.models import FAMILIES, family
+from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.errors import ModelLoadError
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -224,13 +224,24 @@ def read_config(folder: Path) -> ModelConfig:
         field.
     """
     fields = read_fields(folder / "config.json")
-    names = fields.raw("architectures")
+    name = _architecture(fields)
+    translate = family(name)
+    if translate is None:
+        raise fields.error("architectures", f"{name!r} is not served; these are: {', '.join(FAMILIES)}")
+    return translate(name, fields)
+
+
+def _architecture(fields: Fields) -> str:
+    """The one that the file names; without `architectures` that of its `model_type`."""
+    names, kind = fields.raw("architectures"), fields.raw("model_type")
+    if names is None and kind is not None:
+        if not isinstance(kind, str) or kind not in MODEL_TYPES:
+            known = ", ".join(MODEL_TYPES)
+            raise fields.error("model_type", f"{kind!r} is not served without architectures, only {known}")
+        return MODEL_TYPES[kind]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"expected a list of one name, found {names!r}")
-    translate = family(names[0])
-    if translate is None:
-        raise fields.error("architectures", f"{names[0]!r} is not served; these are: {', '.join(FAMILIES)}")
-    return translate(names[0], fields)
+    return names[0]
 
 
 def read_generation_defaults(folder: Path, vocab_size: int) -> GenerationDefaults:

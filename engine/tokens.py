@@ -27,6 +27,7 @@ from typing import Any
 import tokenizers
 
 from personae.engine.bytelevel import BYTE_OF_CHAR
+from personae.engine.checkpoints import open_checkpoint
 from personae.engine.prompt_length import (
     PART,
     TooManyTokens,
@@ -36,7 +37,6 @@ from personae.engine.prompt_length import (
     tails,
 )
 from personae.engine.stops import StopFinder
-from personae.engine.tokenizer_files import read_tokenizer_files
 from personae.errors import RequestError
 
 # The library's own threads would take the cores that steps run on.
@@ -94,14 +94,14 @@ class Tokenizer:
         self.longest_token = bytes_of_token(backend, self.byte_level)
 
     @staticmethod
-    def load(folder: Path) -> "Tokenizer":
-        """Read a model folder: tokenizer.json and, where they exist, tokenizer_config.json,
+    def load(path: Path) -> "Tokenizer":
+        """Read that of a model: a folder's tokenizer.json and, where they exist, tokenizer_config.json,
         special_tokens_map.json, generation_config.json, config.json, chat_template.jinja,
-        additional_chat_templates/.
+        additional_chat_templates/; or a GGUF file's metadata.
 
         Raises ModelLoadError, naming the file, when one is missing or malformed.
         """
-        files = read_tokenizer_files(folder)
+        files = open_checkpoint(path).tokenizer_files()
         return Tokenizer(
             files.backend,
             bos_id=files.bos_id,
@@ -112,6 +112,10 @@ class Tokenizer:
             add_bos_token=files.add_bos_token,
             response_template=files.response_template,
         )
+
+    def json(self) -> bytes:
+        """It as a tokenizer.json."""
+        return str(self.backend.to_str()).encode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`, with the tokens that the model wants around a prompt unless told not to.

@@ -27,6 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.api.bundled import NAMED
 from personae.evals.bench.arrivals import Poisson
 from personae.evals.bench.client import Answer
 from personae.evals.bench.figures import MEASURES, Figures, Goals, figures, measure, ratio
@@ -151,7 +152,7 @@ def main(
     beside: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="personae-batches-") as folder:
         log = Path(folder) / "server.log"
-        arguments = ["--data-dir", str(Path(folder) / "data")]
+        arguments = [str(NAMED), "--data-dir", str(Path(folder) / "data")]
         with Served(arguments, log) as server, httpx.Client(base_url=server.url, timeout=60) as client:
             models = [entry["id"] for entry in client.get("/v1/models").json()["data"]]
             made = lines(models, requests, tokens)

@@ -24,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.api.bundled import NAMED
 from personae.evals.served import Served
 
 
@@ -303,7 +304,7 @@ def main(
     schema: Annotated[list[str] | None, typer.Option(help="Only these, by name.")] = None,
 ) -> None:
     """Measure."""
-    with Served([str(model)] if model else []) as served:
+    with Served([str(model or NAMED)]) as served:
         anyio.run(measure, served.url, calm, rounds, schema or ()).print()
 
 

@@ -10,7 +10,7 @@ in bfloat16.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, get_args
+from typing import Annotated
 
 import anyio
 import typer
@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import personae
-from personae.api.options import QuantizeChoice
+from personae.api.bundled import NAMED
+from personae.engine.quantization import QUANTIZATIONS
 from personae.evals.demo import data
 from personae.evals.demo.grading import grade, held_out
 from personae.evals.demo.sample import END_OF_TURN, Sample
@@ -36,10 +37,10 @@ class Told:
     text: str = ""
 
 
-async def ask(tasks: dict[str, list[Sample]], quantize: QuantizeChoice | None) -> dict[str, list[Told]]:
+async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str, list[Told]]:
     """All samples of all tasks, each by the model that its task is for."""
     told = {task: [Told() for _ in samples] for task, samples in tasks.items()}
-    async with personae.open(dtype="bfloat16", quantize=quantize, device="cpu") as engine:
+    async with personae.open(NAMED, dtype="bfloat16", quantize=quantize, device="cpu") as engine:
 
         async def one(task: str, sample: Sample, into: Told) -> None:
             model = task if task in data.ADAPTER_TASKS else BASE
@@ -77,9 +78,8 @@ def agreement(told: Sequence[Told], other: Sequence[Told]) -> float:
 
 def table(tasks: dict[str, list[Sample]]) -> Table:
     """Ask in all ways and compare."""
-    formats = get_args(QuantizeChoice)
-    told = [anyio.run(ask, tasks, quantize) for quantize in (None, *formats)]
-    ways, same = ("bfloat16", *formats), [f"same text, {way}" for way in formats]
+    told = [anyio.run(ask, tasks, quantize) for quantize in (None, *QUANTIZATIONS)]
+    ways, same = ("bfloat16", *QUANTIZATIONS), [f"same text, {way}" for way in QUANTIZATIONS]
     found = Table("task", *(f"perplexity, {way}" for way in ways), *(f"right, {way}" for way in ways), *same)
     for task, samples in tasks.items():
         plain, *others = (way[task] for way in told)

@@ -15,12 +15,15 @@ from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import optional
 from personae.kernels.sgmv import RankTable, WorkList
 
+Weight = Tensor | QuantizedWeight
+"""Of a linear module: [outputs, inputs]."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
     """y = x weight^T + bias. weight: [outputs, inputs]; merged modules lie one after the other."""
 
-    weight: Tensor | QuantizedWeight
+    weight: Weight
     bias: Tensor | None
 
 
@@ -47,7 +50,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    output: Tensor | QuantizedWeight
+    output: Weight
     heads: int
     kv_heads: int
     head_dim: int
@@ -127,6 +130,6 @@ def pack_quantized(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | 
     """Hands a quantized weight to the backend of its device, for products with activations of `dtype`; None
     if it has none."""
     assert isinstance(linear.weight, QuantizedWeight)
-    backend = optional("pack_quantized", linear.weight.scales.device)
+    backend = optional("pack_quantized", linear.weight.device)
     packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
     return packed

@@ -1,39 +1,62 @@
-"""Weights in eight bits or in four and a half: a decode step costs the bytes that it reads.
+"""Weights in few bits: a decode step costs the bytes that it reads.
 
-Activations and sums stay as they are: a product multiplies numbers that bfloat16 holds exactly, and a whole
-sum is multiplied by its output's scale. How a row is rounded follows from that row alone.
+What they are and how they are made is said by `engine/quantization/`, a file for each format. Activations and
+sums stay as they are.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Literal, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-Quantization = Literal["int8", "int4"]
-STEPS = 127  # of int8, of either sign
-GROUP = 16  # inputs that share a step in int4
-LEAST, MOST = -8, 7  # of int4
 _CHUNK = 2**16  # elements that are converted at a time
 
-# Which multiple of the step a group's largest weight may be; with sixteen more the error is 1 % less.
-_REACH = (-8.0, -8.0 / 0.96, 8.0 / 1.12, -8.0 / 1.04)
+
+class Stored(Protocol):
+    """A tensor of a checkpoint."""
+
+    def read(self) -> Tensor:
+        """It, in a floating dtype."""
+
+    def copy_to(self, place: Tensor) -> None:
+        """Fills a tensor with it."""
+
+    def blocks(self) -> Tensor:
+        """Its blocks as the file has them, [rows, bytes] uint8: only of tensors that are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight(ABC):
-    """W: [outputs, inputs] in few bits, to be filled by `copy_`. scales: [outputs, 1] float32."""
+    """W: [outputs, inputs]. All fields but `inputs` are tensors with a row for each output.
+
+    kind: how it lies, for backends that multiply it so.
+    """
+
+    kind: ClassVar[str]
 
     inputs: int
-    scales: Tensor
+
+    @classmethod
+    @abstractmethod
+    def empty(cls, outputs: int, inputs: int, device: torch.device) -> Self:
+        """One to be filled."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it consists of."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name != "inputs")
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.tensors()[0].device
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
-        return self.scales.shape[0], self.inputs
+        return self.tensors()[0].shape[0], self.inputs
 
     @property
     def nbytes(self) -> int:
@@ -42,24 +65,30 @@ class QuantizedWeight(ABC):
 
     def split(self, outputs: int | list[int]) -> Iterator[Self]:
         """The parts that have so many outputs each, sharing memory with it."""
-        tensors = [getattr(self, field.name) for field in fields(self) if field.name != "inputs"]
-        for parts in zip(*(torch.split(tensor, outputs) for tensor in tensors), strict=True):
+        for parts in zip(*(torch.split(tensor, outputs) for tensor in self.tensors()), strict=True):
             yield type(self)(self.inputs, *parts)
 
+    def load(self, stored: Stored) -> None:
+        """Fill it with a tensor of a checkpoint."""
+        self.copy_(stored.read())
+
     def copy_(self, weight: Tensor) -> None:
-        """Fill it with a weight [outputs, inputs] of any floating dtype. A row's scale is finite if the row
-        is."""
+        """Fill it with a weight [outputs, inputs] of any floating dtype."""
         rows = max(1, _CHUNK // self.inputs)
         for own, part in zip(self.split(rows), torch.split(weight, rows), strict=True):
-            own.write(part.to(self.scales.device, torch.float32))
+            own.write(part.to(self.device, torch.float32))
 
     def plain(self, dtype: torch.dtype) -> Tensor:
         """W: a copy, rounded to `dtype`."""
-        plain = torch.empty(self.shape, dtype=dtype, device=self.scales.device)
+        plain = torch.empty(self.shape, dtype=dtype, device=self.device)
         rows = max(1, _CHUNK // self.inputs)
         for own, part in zip(self.split(rows), torch.split(plain, rows), strict=True):
             part.copy_(own.read())
         return plain
+
+    @abstractmethod
+    def finite(self) -> bool:
+        """Whether what it was filled with was finite."""
 
     @abstractmethod
     def write(self, weight: Tensor) -> None:
@@ -68,100 +97,3 @@ class QuantizedWeight(ABC):
     @abstractmethod
     def read(self) -> Tensor:
         """`plain` in float32, at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Weight(QuantizedWeight):
-    """W = values * scales: the nearest of 255 steps between minus and plus the largest of an output's row.
-
-    values: [outputs, inputs] int8.
-    """
-
-    values: Tensor
-
-    @classmethod
-    def empty(cls, outputs: int, inputs: int, device: torch.device) -> "Int8Weight":
-        """One to be filled."""
-        values = torch.empty(outputs, inputs, dtype=torch.int8, device=device)
-        return cls(inputs, torch.empty(outputs, 1, device=device), values)
-
-    def write(self, weight: Tensor) -> None:
-        """See `QuantizedWeight`."""
-        scales = weight.abs().amax(1, keepdim=True) / STEPS
-        steps = (weight / scales).round_().nan_to_num_()  # a row of zeros has no scale
-        self.values.copy_(steps.clamp_(-STEPS, STEPS))
-        self.scales.copy_(scales)
-
-    def read(self) -> Tensor:
-        """See `QuantizedWeight`."""
-        return self.values * self.scales
-
-
-@dataclass(frozen=True, slots=True)
-class Int4Weight(QuantizedWeight):
-    """W = levels * steps * scales. Sixteen inputs share a step, a float of eight bits, so 4.5 bits a weight.
-
-    A step is (1 + fraction / 16) * 2^(exponent - 7) with a sign, which is the upper bit of its code; three
-    bits of exponent and four of fraction follow. So a level times a step has eight bits, as bfloat16. A group
-    gets the step with the least squared error of some that are tried. (GGUF's Q4_0 has 32 inputs and a step
-    of 16 bits.)
-
-    levels: [outputs, groups * 8] int8, -8 to 7, an even input's in the lower half of a byte. steps: [outputs,
-    groups] uint8, the codes. The last group is filled up with zeros.
-    """
-
-    levels: Tensor
-    steps: Tensor
-
-    @classmethod
-    def empty(cls, outputs: int, inputs: int, device: torch.device) -> "Int4Weight":
-        """One to be filled."""
-        groups = -(-inputs // GROUP)
-        levels = torch.empty(outputs, groups * GROUP // 2, dtype=torch.int8, device=device)
-        steps = torch.empty(outputs, groups, dtype=torch.uint8, device=device)
-        return cls(inputs, torch.empty(outputs, 1, device=device), levels, steps)
-
-    def write(self, weight: Tensor) -> None:
-        """See `QuantizedWeight`."""
-        scales = weight.abs().amax(1, keepdim=True) / -LEAST
-        even = functional.pad(weight / scales, (0, -self.inputs % GROUP)).nan_to_num_(0, 0, 0)
-        groups = even.view(-1, GROUP).T.contiguous()  # many to a vector
-        top, bottom = groups.amax(0), groups.amin(0)
-        largest = torch.where(top > -bottom, top, bottom)
-        least, codes = torch.full_like(top, torch.inf), _code(top)
-        for reach in _REACH:
-            code = _code(largest / reach)
-            step = _step(code)
-            error = _levels(groups, step).mul_(step).sub_(groups).square_().sum(0)
-            codes = torch.where(error < least, code, codes)
-            least = torch.minimum(error, least)
-        levels = _levels(groups, _step(codes)).to(torch.int8).T.reshape(*self.levels.shape, 2)
-        self.levels.copy_(levels[:, :, 0] & 15 | levels[:, :, 1] << 4)
-        self.steps.copy_(codes.view_as(self.steps))
-        self.scales.copy_(scales)
-
-    def read(self) -> Tensor:
-        """See `QuantizedWeight`."""
-        levels = torch.stack((self.levels << 4, self.levels), 2).view(*self.steps.shape, GROUP) >> 4
-        even = (levels * _step(self.steps.int()).unsqueeze(2)).view(self.shape[0], -1)
-        return even[:, : self.inputs] * self.scales
-
-
-def _levels(groups: Tensor, step: Tensor) -> Tensor:
-    """The nearest multiples of a step for each group, which is a column."""
-    return (groups / step).round_().clamp_(LEAST, MOST)
-
-
-def _code(step: Tensor) -> Tensor:
-    """The nearest step's code, int32: the upper bits of a float32 with a lesser exponent."""
-    code = (step.abs().view(torch.int32) + (1 << 18) >> 19) - (120 << 4)
-    return code.clamp_(0, 127) | step.signbit().int() << 7
-
-
-def _step(code: Tensor) -> Tensor:
-    """The other way, float32."""
-    size = ((code & 127) + (120 << 4) << 19).view(torch.float32)
-    return torch.where(code > 127, -size, size)
-
-
-FORMATS: dict[Quantization, type[Int8Weight] | type[Int4Weight]] = {"int8": Int8Weight, "int4": Int4Weight}

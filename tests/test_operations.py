@@ -11,6 +11,7 @@ from patience import PATIENCE, eventually
 from prometheus_client.parser import text_string_to_metric_families
 from real_server import running
 
+from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -21,7 +22,7 @@ MADE = re.compile(r"_(bucket|sum|count)$")
 @pytest.fixture(scope="module")
 def scraped() -> dict[str, list[Any]]:
     """Samples by name, after one request of each route that generates."""
-    with running(ServeOptions(device="cpu")) as server:
+    with running(ServeOptions(NAMED, device="cpu")) as server:
         model = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
         for path, body in (
             ("completions", {"prompt": "Once"}),

@@ -92,7 +92,7 @@ async def _serve(
         disable=not drawn,
     )
     if not drawn:
-        logger.info("loading %s", options.model or "the bundled model")
+        logger.info("loading %s", options.model or "the default model")
     weights = progress.add_task("weights", total=None)
 
     def on_progress(done: int, total: int) -> None:

@@ -26,8 +26,8 @@ _NOBODY = bytes(32)
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit if there is
-    none. `bytes` are those that its adapters take on the disk; `files` and `file_bytes` are files for batches
+    """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit.
+    `bytes` are those that its adapters take on the disk; `files` and `file_bytes` are files for batches
     and of batches, `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to
     be compiled, `body_bytes` those of request bodies that are being received. `weight` is no limit: with 2 it
     gets twice the service of a tenant without."""

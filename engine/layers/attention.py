@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
-from personae.engine.layers.linear import Linear
+from personae.engine.layers.linear import Linear, MakeLinear
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.step import Step
 from personae.kernels.attention import append_kv, paged_attention
-from personae.kernels.quantized import QuantizedWeight
+from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
 
 
@@ -24,23 +24,23 @@ class Attention:
         self,
         config: ModelConfig,
         layer: int,
+        prefix: str,
         rope: tuple[Tensor, Tensor] | None,
+        make: MakeLinear,
         *,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shapes = config.linear_shapes
+        shapes, names = config.linear_shapes, ("qkv",) if config.merged else tuple("qkv")
         self.layer = layer
         self.head_dim = config.head_dim
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.rope = rope
-        self.merged = config.merged
         self.window = config.windows[layer]
         self.sizes = [shapes[name][1] for name in "qkv"]
-        self.qkv = Linear(
-            config.hidden_size, tuple(self.sizes), bias=config.qkv_bias, dtype=dtype, device=device
-        )
-        self.o = Linear(shapes["o"][0], (shapes["o"][1],), bias=config.o_bias, dtype=dtype, device=device)
+        qkv = tuple(f"{prefix}.{name}_proj" for name in names)
+        self.qkv = make(qkv, config.hidden_size, tuple(self.sizes), bias=config.qkv_bias)
+        self.o = make((f"{prefix}.o_proj",), shapes["o"][0], (shapes["o"][1],), bias=config.o_bias)
+        self.prefix = prefix
         self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
         if config.qk_norm is not None:
             widths = [config.head_dim] * 2 if config.qk_norm == "head" else self.sizes[:2]
@@ -67,14 +67,13 @@ class Attention:
         mixed = paged_attention(q, *cache, step.batch, self.scale, self.window).flatten(1)
         return step.linear(self.o, self.layer, "o", mixed)
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill)."""
-        names = ("qkv",) if self.merged else tuple("qkv")
-        yield from self.qkv.tensors(*(f"{prefix}.{name}_proj" for name in names))
-        yield from self.o.tensors(f"{prefix}.o_proj")
+        yield from self.qkv.tensors()
+        yield from self.o.tensors()
         if self.qk_norms is not None:
-            yield f"{prefix}.q_norm.weight", self.qk_norms[0].weight
-            yield f"{prefix}.k_norm.weight", self.qk_norms[1].weight
+            yield f"{self.prefix}.q_norm.weight", self.qk_norms[0].weight
+            yield f"{self.prefix}.k_norm.weight", self.qk_norms[1].weight
 
     def linears(self) -> Iterator[Linear]:
         """The linear modules."""

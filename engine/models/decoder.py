@@ -13,14 +13,16 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
-from personae.engine.layers.linear import Linear
+from personae.engine.layers.linear import Linear, MakeLinear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.rotary import rotary_tables
 from personae.engine.layers.step import LoraLayers, LoraOutput, Step
+from personae.engine.quantization import scheme_of
+from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, fuse
-from personae.kernels.quantized import Quantization, QuantizedWeight
+from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, Weight, fuse
+from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import references_only
 
 
@@ -33,15 +35,16 @@ class Layer:
         config: ModelConfig,
         index: int,
         rope: tuple[Tensor, Tensor] | None,
+        make: MakeLinear,
         *,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
 
-        self.attention = Attention(config, index, rope, dtype=dtype, device=device)
-        self.mlp = MLP(config, index, dtype=dtype, device=device)
+        self.prefix = f"model.layers.{index}"
+        self.attention = Attention(config, index, f"{self.prefix}.self_attn", rope, make, device=device)
+        self.mlp = MLP(config, index, f"{self.prefix}.mlp", make)
         self.pre_norms = (norm(), norm()) if config.pre_norms else None
         self.post_norms = (norm(), norm()) if config.post_norms else None
         self.scale = config.residual_scale
@@ -68,11 +71,11 @@ class Layer:
             x = self.post_norms[half](x)
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the view to fill)."""
-        yield from self.attention.tensors(f"{prefix}.self_attn")
-        yield from self.mlp.tensors(f"{prefix}.mlp")
-        before, after = self.pre_norms, self.post_norms
+        yield from self.attention.tensors()
+        yield from self.mlp.tensors()
+        before, after, prefix = self.pre_norms, self.post_norms, self.prefix
         if before is not None:
             second = "post_attention" if after is None else "pre_feedforward"
             yield f"{prefix}.input_layernorm.weight", before[0].weight
@@ -115,9 +118,8 @@ class Decoder:
     """A decoder-only transformer, its parameters allocated and to be filled by `engine/loader.py`.
 
     `max_position` caps the rope tables at the longest context that will be run; None means the model's own.
-    `quantize`: how the layers' linear modules are kept. The output matrix is int8 then, since it rounds each
-    token's logit by itself, and the embedding as it is, even if it is the same matrix: a step reads but a row
-    of it for each token.
+    `scheme`: in which format each linear module's weight is kept, None as it is. The embedding is kept in
+    `dtype` in any case, even if it is the output matrix too: a step reads but a row of it for each token.
     """
 
     def __init__(
@@ -127,31 +129,35 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
-        quantize: Quantization | None = None,
+        scheme: Scheme | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
+        method_of = scheme or scheme_of(None)
+
+        def make(names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool) -> Linear:
+            return Linear(
+                names, inputs, outputs, bias=bias, method=method_of(names), dtype=dtype, device=device
+            )
+
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         positions = min(config.max_position, max_position or config.max_position)
         tables = {
             rope: rotary_tables(rope, config.head_dim, positions, device) for rope in config.ropes if rope
         }
         self.layers = [
-            Layer(config, index, tables[rope] if rope else None, dtype=dtype, device=device)
+            Layer(config, index, tables[rope] if rope else None, make, device=device)
             for index, rope in enumerate(config.ropes)
         ]
         self.norm = RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
-        self.output = Linear(config.hidden_size, (config.vocab_size,), bias=False, dtype=dtype, device=device)
-        if quantize is not None:
-            for layer in self.layers:
-                for linear in layer.linears():
-                    linear.quantize(quantize)
-            self.output.quantize("int8")
-        elif config.tie:
-            self.output.weight = self.embedding
+        self.output = make((OUTPUT,), config.hidden_size, (config.vocab_size,), bias=False)
+        if config.tie:
+            self.output.method.tie(self.embedding)
+        self._own_output = not config.tie or self.output.method.own_copy
         self.fingerprints: dict[str, str] = {}  # by name: of embedding and output matrix as they are stored
+        self.quantization: str | None = None  # what most of its weights are kept in, by name
         self._fused: FusedDecoder | None = None
 
     def forward(
@@ -196,21 +202,21 @@ class Decoder:
             lora.output(self.norm(hidden.to(self.dtype)), logits)
         return logits if self.config.logits_scale == 1.0 else logits.mul_(self.config.logits_scale)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
         """(checkpoint name, the parameter or part of a merged one to fill), Hugging Face names."""
         yield "model.embed_tokens.weight", self.embedding
-        for index, layer in enumerate(self.layers):
-            yield from layer.tensors(f"model.layers.{index}")
+        for layer in self.layers:
+            yield from layer.tensors()
         yield "model.norm.weight", self.norm.weight
-        if not self.config.tie:
-            yield from self.output.tensors("lm_head")
+        if self._own_output:
+            yield from self.output.tensors()
 
     @property
     def nbytes(self) -> int:
         """Bytes of its parameters."""
-        copied = self.output.weight if isinstance(self.output.weight, QuantizedWeight) else None
-        shared = copied.nbytes if self.config.tie and copied is not None else 0
-        return shared + sum(tensor.nbytes for _, tensor in self.tensors())
+        weight = self.output.method.weight
+        copied = weight.nbytes if isinstance(weight, QuantizedWeight) and not self._own_output else 0
+        return copied + sum(tensor.nbytes for _, tensor in self.tensors())
 
     def pack(self) -> None:
         """Lays the weights out for this machine; call once, when all tensors are filled.
@@ -220,8 +226,8 @@ class Decoder:
         """
         for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms())):
             norm.finish()
-        if self.config.tie and isinstance(self.output.weight, QuantizedWeight):
-            self.output.weight.copy_(self.embedding)
+        for linear in self._linears():
+            linear.method.loaded()
         self._fused = fuse(self._weights()) if self.config.plain else None
         if self._fused is None:
             for linear in self._linears():
@@ -242,7 +248,7 @@ class Decoder:
             self.embedding,
             tuple(layer.weights() for layer in self.layers),
             self.norm.weight,
-            self.output.weight,
+            self.output.weights.weight,
             self.config.heads,
             self.config.kv_heads,
             self.config.head_dim,

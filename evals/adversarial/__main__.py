@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from personae.actors.options import EngineOptions
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.evals.adversarial.engine import serving
 from personae.evals.harness.records import Record, read_run
 from personae.evals.harness.sitting import EvalOptions, sit

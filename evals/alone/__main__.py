@@ -18,16 +18,15 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.sequence import TokenLogprobs
 from personae.evals.alone.crowd import Crowd
 from personae.evals.alone.house import House, Stream
 from personae.evals.alone.traffic import Past, Traffic, draw_scene
-from personae.kernels.quantized import Quantization
 
 ROUNDING = 2e-4  # of a log-probability in float32
 BETWEEN = 10_000  # tokens from one that rounding chose to the next
-WAYS: dict[str, tuple[str, Quantization | None]] = {
+WAYS: dict[str, tuple[str, str | None]] = {
     "bfloat16": ("bfloat16", None),
     "int8": ("bfloat16", "int8"),
     "int4": ("bfloat16", "int4"),

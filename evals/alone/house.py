@@ -24,7 +24,6 @@ from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
-from personae.kernels.quantized import Quantization
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter
 from personae.lora.peft import CONFIG_FILE, read_adapter
@@ -57,9 +56,7 @@ class House:
     """Everything that engines share. `adapters` are by digest: those of the sub-folders of `roots`, and
     random ones."""
 
-    def __init__(
-        self, folder: Path, roots: Iterable[Path], dtype: str, quantize: Quantization | None
-    ) -> None:
+    def __init__(self, folder: Path, roots: Iterable[Path], dtype: str, quantize: str | None) -> None:
         cpu = torch.device("cpu")
         self.model = load_model(folder, device=cpu, dtype=dtype, quantize=quantize, max_position=LONGEST)
         self.vocab_size = self.model.config.vocab_size

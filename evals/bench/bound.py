@@ -27,6 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from personae.api.bundled import NAMED
 from personae.api.commands.remote import server_root
 from personae.errors import RequestError
 from personae.evals.bench.client import Answer, Request, ask, get_json
@@ -120,7 +121,7 @@ def main(
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         if url is None:
             stack.enter_context(exit_on_sigterm())
-            arguments = [*([str(model)] if model else []), "--max-seqs", str(rows)]
+            arguments = [str(model or NAMED), "--max-seqs", str(rows)]
             url = stack.enter_context(Served(arguments, Path(folder) / "server.log")).url
         root = server_root(url)
         served = asyncio.run(get_json(root, "/v1/models"))["data"][0]["id"]

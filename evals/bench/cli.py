@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from personae.api.options import QuantizeChoice
+from personae.api.bundled import NAMED
+from personae.api.options import QUANTIZE_METAVAR, quantization
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
 from personae.evals.options import AdaptersOption, ModelOption
@@ -52,7 +53,12 @@ def bench(
     model: ModelOption = None,
     adapters: AdaptersOption = None,
     quantize: Annotated[
-        QuantizeChoice | None, typer.Option(help="Without --url: how the model's weights are kept.")
+        str | None,
+        typer.Option(
+            parser=quantization,
+            metavar=QUANTIZE_METAVAR,
+            help="Without --url: how the model's weights are kept.",
+        ),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -167,7 +173,10 @@ def steps(
     rows: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 64,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
     count: Annotated[int, typer.Option("--steps", min=16, help="Steps.")] = 64,
-    quantize: Annotated[QuantizeChoice | None, typer.Option(help="How the model's weights are kept.")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(parser=quantization, metavar=QUANTIZE_METAVAR, help="How the model's weights are kept."),
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also which operators the time goes to.")
     ] = False,
@@ -186,7 +195,7 @@ def _serve(
 ) -> str:
     from personae.evals.served import Served, exit_on_sigterm
 
-    arguments = [str(model)] if model else []
+    arguments = [str(model or NAMED)]
     for folder in adapters:
         arguments += ["--adapters", str(folder)]
     if quantize:

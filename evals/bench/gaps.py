@@ -21,7 +21,7 @@ from rich.table import Table
 
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.evals.bench.paced_back import paced
 from personae.evals.bench.steps import company_gaps, stage_gaps
 

@@ -35,7 +35,7 @@ from rich.table import Table
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.actors.script import Script
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.runner import PackedStep
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.step import Launched, StepEngine

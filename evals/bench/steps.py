@@ -31,11 +31,10 @@ from personae.actors.scheduler import SchedulerActor
 from personae.actors.script import Script
 from personae.actors.stage import open_stage
 from personae.actors.streamer import Latest
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
-from personae.kernels.quantized import Quantization
 
 WARM_UP = 8  # steps
 PROMPTS = 8  # tokens a row, from which on a step mostly reads prompts
@@ -199,7 +198,7 @@ def report(
     prompt: int,
     steps: int,
     *,
-    quantize: Quantization | None = None,
+    quantize: str | None = None,
     profile: bool = False,
     busy: bool = False,
 ) -> None:

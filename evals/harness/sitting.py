@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from personae import __version__
+from personae.api.bundled import NAMED
 from personae.errors import RequestError
 from personae.evals.harness.progress import Board
 from personae.evals.harness.records import Head, Log, key_of, now
@@ -123,7 +124,7 @@ async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
         async with open_server(options.url, options.key, options.timeout) as server:
             yield server
     elif options.serve:
-        arguments = [] if options.model is None else [str(options.model)]
+        arguments = [str(options.model or NAMED)]
         for folder in options.adapters:
             arguments += ["--adapters", str(folder)]
         options.out.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,10 @@ import anyio
 import httpx
 import msgspec
 
+from personae.api.bundled import DEMO, NAMED
 from personae.api.commands.remote import server_root
 from personae.api.library import Engine
 from personae.api.library import open as open_library
-from personae.api.local import DEMO
 from personae.errors import (
     GrammarError,
     NotFound,
@@ -179,7 +179,7 @@ async def open_in_process(
     model: Path | None, adapters: tuple[Path, ...] = (), **options: Any
 ) -> AsyncIterator[InProcess]:
     """An engine of our own. Raises LoadError."""
-    async with open_library(model, adapters=adapters, **options) as engine:
+    async with open_library(model or NAMED, adapters=adapters, **options) as engine:
         about = f"in process: {model.name if model else 'the bundled model'}"
         yield InProcess(engine, about, source_of(model, adapters))
 

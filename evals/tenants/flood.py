@@ -25,7 +25,7 @@ from personae.actors.assembly import assemble
 from personae.actors.front import LocalClient
 from personae.actors.options import EngineOptions
 from personae.actors.stage import open_stage
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepResult
 from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters

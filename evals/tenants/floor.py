@@ -21,7 +21,7 @@ import typer
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.actors.script import Device, Script
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.evals.tenants.making import AdapterMaker

@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 import typer
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.config import read_config
 from personae.evals.tenants.making import AdapterMaker
 from personae.kernels.sgmv import RANK_PAGE

@@ -27,7 +27,7 @@ import httpx
 import torch
 import typer
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.evals.processes import Others, memory_of, processor_of
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, push

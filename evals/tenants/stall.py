@@ -24,7 +24,7 @@ import httpx
 import torch
 import typer
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.evals.processes import Others
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.making import AdapterMaker, upload_of

@@ -19,7 +19,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO, NAMED
 from personae.engine.config import read_config
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.spoiling import SPOILERS, Upload, is_whole, whole
@@ -115,7 +115,7 @@ def main(
     with exit_on_sigterm(), tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         with (
-            Served(["--data-dir", str(data)], Path(folder) / "log") as served,
+            Served([str(NAMED), "--data-dir", str(data)], Path(folder) / "log") as served,
             httpx.Client(base_url=served.url, timeout=60) as client,
         ):
             siege = Siege(client, data, seed)

@@ -18,7 +18,7 @@ int personae_half(int on) {
     return half_on();
 }
 
-// A weight as it is kept (0 to 2), packed; null: no memory.
+// A weight as it is kept (0 to 5), packed; null: no memory.
 void* personae_pack(int kept, const void* elements, const void* steps, const float* scales, int64_t n, int64_t k,
                     int paired) {
     return pack({Kept(kept), elements, (const uint8_t*)steps, scales, n, k}, paired);

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep
-from personae.kernels.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep, Weight
 
+KINDS = {"int8": 1, "int4": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}  # of quantized weights, by packed.h's numbers
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # GGUF's
+HALVES = 3  # instructions that multiply float16
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 MAX_GROUP = 32  # query heads that share a key/value head
 _MEANWHILE = ctypes.CFUNCTYPE(None)
@@ -75,6 +77,7 @@ class Fused:
     """The library's functions for decoders; `take` and `pack_quantized` are the backend's operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self.instructions = library.personae_instructions
         self.pack = library.personae_pack
         self.pack.argtypes = [c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
         self.pack.restype = c_void_p
@@ -109,7 +112,9 @@ class Fused:
 
     def pack_quantized(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
         """See `kernels.decoder.pack_quantized`."""
-        return CpuLinear(self, linear) if dtype is torch.bfloat16 else None
+        assert not isinstance(linear.weight, Tensor)
+        known = linear.weight.kind in KINDS and dtype is torch.bfloat16
+        return CpuLinear(self, linear) if known else None
 
 
 def _turned(weights: DecoderWeights) -> set[int]:
@@ -117,16 +122,14 @@ def _turned(weights: DecoderWeights) -> set[int]:
     return {2 * layer.rope[0].shape[1] for layer in weights.layers if layer.rope} or {0}
 
 
-def _tensors(weight: Tensor | QuantizedWeight) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
-    """What `personae_pack` wants of it: how it is kept, elements, steps, scales."""
-    match weight:
-        case Int8Weight():
-            return 1, weight.values.contiguous(), None, weight.scales.contiguous()
-        case Int4Weight():
-            return 2, weight.levels.contiguous(), weight.steps.contiguous(), weight.scales.contiguous()
-        case Tensor():
-            return 0, weight.contiguous(), None, None
-    raise TypeError(weight)
+def _tensors(weight: Weight) -> tuple[int, tuple[Tensor | None, ...]]:
+    """What `personae_pack` wants of it: how it is kept; elements, steps and scales."""
+    if isinstance(weight, Tensor):
+        return 0, (weight.contiguous(), None, None)
+    if weight.kind in BLOCKS:
+        return KINDS[weight.kind], (weight.tensors()[0].contiguous(), None, None)
+    scales, elements, *steps = (tensor.contiguous() for tensor in weight.tensors())
+    return KINDS[weight.kind], (elements, steps[0] if steps else None, scales)
 
 
 class CpuLinear:
@@ -134,7 +137,9 @@ class CpuLinear:
 
     def __init__(self, calls: Fused, linear: LinearWeights, *, paired: bool = False) -> None:
         weight = linear.weight
-        kept, *tensors = _tensors(weight)
+        if not isinstance(weight, Tensor) and weight.kind in BLOCKS and calls.instructions(-1) == HALVES:
+            weight = weight.plain(torch.bfloat16)  # there is no product of float16 with blocks
+        kept, tensors = _tensors(weight)
         self._calls = calls
         self._outputs, self._inputs = weight.shape
         self.bias = (

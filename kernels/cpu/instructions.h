@@ -38,6 +38,18 @@ inline __m256i rounded(__m512 x) {  // to the bit what the instruction says
 }
 #endif
 
+// 16 floats each -> pairs of bfloat16, rounded so.
+inline __m512i in_pairs(__m512 even, __m512 odd) {
+#if defined(__AVX512BF16__)
+    const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                                            0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+#else
+    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(odd)), 16);
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(rounded(even)), high);
+#endif
+}
+
 #if defined(__AVX512FP16__)
 constexpr bool HALVES_BUILT = true;
 inline __m512i add_halves(__m512i sum, const half* x, __m512i y) {  // sum += x y

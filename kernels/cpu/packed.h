@@ -5,7 +5,9 @@
 // inputs][16 outputs][2]. One of int8 has the same order, but that of two lines of 32 each 8 elements of one come before 8 of
 // the other: so they are when bytes are spread to words (widened.h). Of int4 a word holds one element each of four lines. Before
 // a block's tiles are its steps then, of each tile's first 16 inputs and of the next. A group's scales follow its blocks.
-// So they lie for all instructions but those that multiply float16: a block is [32 inputs][32 outputs] for them, bfloat16 has
+// Of GGUF's formats a block's scales come first, float16 for each of 32 outputs, and its least values; then words of an output
+// with 4 inputs of 8 bits or 8 of 4 bits, in the order of the inputs. These are never packed for float16.
+// So the rest lie for all instructions but those that multiply float16: a block is [32 inputs][32 outputs] for them, bfloat16 has
 // become float16, with scales too, and a word of int4 holds four inputs of an output.
 #pragma once
 #include <immintrin.h>
@@ -57,7 +59,12 @@ struct Slab {
     }
 };
 
-enum Kept { BFLOAT16, INT8, INT4 };
+enum Kept { BFLOAT16, INT8, INT4, Q8_0, Q4_0, Q4_1 };
+
+// A block of GGUF's formats: how many bytes its scales take, and what they and the elements take together.
+constexpr bool of_gguf(Kept kept) { return kept >= Q8_0; }
+constexpr int64_t scale_bytes(Kept kept) { return (kept == Q4_1 ? 2 : 1) * GROUP * 2; }
+constexpr int64_t gguf_bytes(Kept kept) { return scale_bytes(kept) + (kept == Q8_0 ? 2 : 1) * TILE; }
 
 // paired: the outputs are two halves (gate and up) and a group is 16 of each, so that they meet in a register.
 struct Packed {
@@ -68,8 +75,11 @@ struct Packed {
     char* memory;
     std::shared_ptr<Slab> slab;
 
-    bool scaled() const { return kept != BFLOAT16 || halves; }
-    int64_t block_bytes() const { return kept == BFLOAT16 ? 4 * TILE : kept == INT8 ? 2 * TILE : STEPS + TILE; }
+    bool scaled() const { return kept == INT8 || kept == INT4 || halves; }
+    int64_t block_bytes() const {
+        if (of_gguf(kept)) return gguf_bytes(kept);
+        return kept == BFLOAT16 ? 4 * TILE : kept == INT8 ? 2 * TILE : STEPS + TILE;
+    }
     int64_t tile_bytes() const { return blocks * block_bytes(); }
     int64_t group_bytes() const { return tile_bytes() + (scaled() ? GROUP * int64_t(sizeof(float)) : 0); }
     char* group(int64_t g) const { return memory + g * group_bytes(); }
@@ -104,6 +114,39 @@ struct Nibble {
     }
 };
 
+// The same of GGUF's formats, by output and input. What they mean is rounded once, from float32.
+struct GgufElement {
+    Kept kept;
+    char* block;
+    int64_t output, input;
+
+    half& scale() const { return ((half*)block)[output]; }
+    half& least() const { return ((half*)block)[GROUP + output]; }  // of Q4_1
+    uint8_t& byte() const {
+        const int64_t each = kept == Q8_0 ? 4 : 8, line = output / 16 * (32 / each) + input / each;
+        return ((uint8_t*)block)[scale_bytes(kept) + line * 64 + output % 16 * 4 + input % each * 4 / each];
+    }
+    int shift() const { return int(input % 2 * 4); }  // of four bits
+
+    // From a block as the file has it: its scale, its least value, 32 bytes or 16 of which each has two inputs 16 apart.
+    void set(const uint8_t* from) const {
+        std::memcpy(&scale(), from, 2);
+        if (kept == Q4_1) std::memcpy(&least(), from + 2, 2);
+        const uint8_t* elements = from + (kept == Q4_1 ? 4 : 2);
+        if (kept == Q8_0)
+            byte() = elements[input];
+        else
+            byte() |= uint8_t((elements[input % 16] >> input / 16 * 4 & 15) << shift());
+    }
+    float value() const {
+        const float size = _cvtsh_ss(scale().bits);
+        if (kept == Q8_0) return float(int8_t(byte())) * size;
+        const int level = byte() >> shift() & 15;
+        return kept == Q4_0 ? float(level - 8) * size : std::fma(float(level), size, _cvtsh_ss(least().bits));
+    }
+    static int64_t bytes(Kept kept) { return kept == Q8_0 ? 34 : kept == Q4_0 ? 18 : 20; }  // in the file
+};
+
 // Calls visit(block, at, output, input, scale) for each element of one group.
 template <typename Visit>
 void visit_group(const Packed& p, int64_t g, Visit visit) {
@@ -119,7 +162,7 @@ void visit_group(const Packed& p, int64_t g, Visit visit) {
         }
 }
 
-// A weight [n, k] as kernels/quantized.py has it: bf16, int8, or nibbles with `steps`; scales [n] (bf16: null).
+// A weight [n, k] as engine/quantization has it: bf16, int8, nibbles with `steps`, or a file's blocks; scales [n] (int8, int4).
 struct Weight {
     Kept kept;
     const void* elements;
@@ -141,7 +184,7 @@ struct Weight {
 inline Packed* pack(const Weight& w, bool paired) {
     const int64_t outputs = paired ? w.n / 2 : w.n, per_group = paired ? 16 : GROUP, groups = (w.k + 15) / 16;
     Packed* p = new Packed{w.n, w.k, (outputs + per_group - 1) / per_group, (w.k + 31) / 32, paired, w.kept,
-                           instructions() == HALVES, nullptr, nullptr};
+                           instructions() == HALVES && !of_gguf(w.kept), nullptr, nullptr};
     std::tie(p->memory, p->slab) = Slab::take(p->groups * p->group_bytes());
     if (!p->memory) {
         delete p;
@@ -155,7 +198,10 @@ inline Packed* pack(const Weight& w, bool paired) {
                 p->scales(g)[i] = w.kept == BFLOAT16 ? w.half_scale(output) : w.scales[output];
             }
         visit_group(*p, g, [&](char* block, int64_t at, int64_t output, int64_t input, int64_t place) {
-            if (w.kept == BFLOAT16 && p->halves) {
+            if (of_gguf(w.kept)) {
+                const int64_t in_file = (output * p->blocks + input / 32) * GgufElement::bytes(w.kept);
+                GgufElement{w.kept, block, place, input % 32}.set((const uint8_t*)w.elements + in_file);
+            } else if (w.kept == BFLOAT16 && p->halves) {
                 const float x = widen(((const bf16*)w.elements)[output * w.k + input]);
                 half_at(block, at) = {_cvtss_sh(x / p->scales(g)[place], _MM_FROUND_TO_NEAREST_INT)};
             } else if (w.kept == BFLOAT16) {
@@ -182,8 +228,8 @@ inline void plain(const Packed& p, bf16* weight) {
                     case BFLOAT16: return p.halves ? _cvtsh_ss(half_at(block, at).bits) : widen(brain_at(block, at));
                     case INT8: return eight_at(block, at, p.halves);
                     case INT4: return Nibble(block, at, p.halves).value();
+                    default: return GgufElement{p.kept, block, place, input % 32}.value();
                 }
-                return 0;
             };
             weight[output * p.k + input] = narrow<bf16>(element() * (p.scaled() ? p.scales(g)[place] : 1.0f));
         });

@@ -218,6 +218,9 @@ void multiply_item(const Rows& x, Count rows, const Packed& w, int64_t item, con
             return multiply<Brain>(x, rows, w, first, last, bias, more, place, take);
         case INT8: return multiply<Eight>(x, rows, w, first, last, bias, more, place, take);
         case INT4: return multiply<Four>(x, rows, w, first, last, bias, more, place, take);
+        case Q8_0: return multiply<Gguf<Q8_0>>(x, rows, w, first, last, bias, more, place, take);
+        case Q4_0: return multiply<Gguf<Q4_0>>(x, rows, w, first, last, bias, more, place, take);
+        case Q4_1: return multiply<Gguf<Q4_1>>(x, rows, w, first, last, bias, more, place, take);
     }
 }
 

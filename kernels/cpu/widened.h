@@ -184,6 +184,63 @@ class Four {
     const bool half_ = half_on();
 };
 
+// GGUF's formats. An element is a level times its block's scale, and of Q4_1 plus its least value: in float32, which has the
+// product exactly, then rounded to bfloat16 as if the weight had been made bfloat16 before. So products are the same bits.
+template <Kept KEPT>
+class Gguf {
+   public:
+    static constexpr bool SCALED = false;
+    static constexpr int64_t BYTES = gguf_bytes(KEPT), AHEAD = 2048;
+
+    struct Tile {  // a block's 16 outputs of one half
+        const char* lines;
+        __m512 scale, least;
+
+        Tile(const char* block, int64_t half)
+            : lines(block + scale_bytes(KEPT) + half * (BYTES - scale_bytes(KEPT)) / 2),
+              scale(_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)block + half))),
+              least(KEPT == Q4_1 ? _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)block + 2 + half))
+                                 : _mm512_setzero_ps()) {}
+        __m512 element(int64_t input) const {
+            if constexpr (KEPT == Q8_0) {
+                const __m512i four = _mm512_slli_epi32(_mm512_load_si512(lines + input / 4 * 64), unsigned(24 - input % 4 * 8));
+                return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(four, 24)), scale);
+            } else {
+                const __m512i eight = _mm512_srli_epi32(_mm512_load_si512(lines + input / 8 * 64), unsigned(input % 8 * 4));
+                const __m512 level = _mm512_permutexvar_ps(eight, levels());
+                return KEPT == Q4_0 ? _mm512_mul_ps(level, scale) : _mm512_fmadd_ps(level, scale, least);
+            }
+        }
+        static __m512 levels() {
+            const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            return KEPT == Q4_0 ? _mm512_sub_ps(all, _mm512_set1_ps(8)) : all;
+        }
+    };
+
+    static float unit(float) { return 1; }
+    static float unit(bf16) { return 1; }
+
+    struct Sixteen {
+        const Tile tile[2];
+        const int64_t first;  // pair
+
+        Sixteen(const char* block, int64_t which) : tile{{block, 0}, {block, 1}}, first(which * 8) {}
+        TwoInputs<float> two(int64_t half, int64_t pair) const {
+            const int64_t input = (first + pair) * 2;
+            return {widened(rounded(tile[half].element(input))), widened(rounded(tile[half].element(input + 1)))};
+        }
+    };
+
+    void widen(const char* from, bf16* to) const {
+        for (int64_t half = 0; half < 2; half++) {
+            const Tile tile(from, half);
+#pragma GCC unroll 16
+            for (int64_t pair = 0; pair < 16; pair++, to += 32)
+                _mm512_store_si512(to, in_pairs(tile.element(pair * 2), tile.element(pair * 2 + 1)));
+        }
+    }
+};
+
 constexpr int64_t CHUNK = 4;  // blocks of a group that meet all rows of a panel, before the next do
 
 // A group's blocks, as they are kept.

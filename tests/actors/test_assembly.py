@@ -12,7 +12,6 @@ from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.actors.sizing import PAGE_SIZE
 from personae.errors import AdapterError, LoadError
-from personae.kernels.quantized import Quantization
 
 
 def test_a_cache_of_fp8_is_refused_without_a_gpu_that_can_convert_it() -> None:
@@ -60,7 +59,7 @@ def test_an_adapter_of_another_base_stops_the_start_with_the_tensor_named(tmp_pa
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_on_a_gpu_the_option_that_quantizes_is_refused_by_name(
-    quantize: Quantization, monkeypatch: pytest.MonkeyPatch
+    quantize: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(LoadError, match=f"--quantize {quantize} is served on a CPU only"):

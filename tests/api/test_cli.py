@@ -103,7 +103,7 @@ def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) 
         said = program.errors.splitlines()
     if kind == "json":
         said = [json.loads(line)["message"] for line in said]
-    wanted = ("loading the bundled model", "tool format none", "stopping: 1 answer is running", "stopped")
+    wanted = ("loading the default model", "tool format none", "stopping: 1 answer is running", "stopped")
     places = [next((i for i, line in enumerate(said) if text in line), None) for text in wanted]
     assert None not in places, said
     assert places == sorted(places)
@@ -125,6 +125,17 @@ def test_a_model_of_the_hub_is_told_how_to_be_fetched(asked: list[tuple[object, 
     assert result.exit_code == 2
     assert "hf download meta-llama/Llama-3-8B --local-dir DIR" in " ".join(result.output.split())
     assert asked == []
+
+
+def test_a_gguf_file_and_the_small_model_are_taken_by_the_command(
+    asked: list[tuple[object, ...]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    for model in (str(tmp_path / "a.gguf"), "demo"):
+        assert CliRunner().invoke(app, ["serve", model]).exit_code == 0
+    assert [options.model for options, *_ in asked] == [tmp_path / "a.gguf", Path("demo")]
+    result = CliRunner().invoke(app, ["serve", __file__])
+    assert "is no model" in " ".join(result.output.split())
 
 
 def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

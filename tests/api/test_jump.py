@@ -9,6 +9,7 @@ import pytest
 from patience import PATIENCE
 from real_server import Running, running
 
+from personae.api.bundled import NAMED
 from personae.api.options import ServeOptions
 
 LONG = "No refund is given for a parcel that was opened, used, worn or washed."
@@ -17,7 +18,7 @@ CHOICES = {"choice": [LONG, "Yes, there is a refund."]}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServeOptions(max_seqs=8)) as server:
+    with running(ServeOptions(NAMED, max_seqs=8)) as server:
         yield server
 
 

@@ -126,7 +126,8 @@ def test_the_sliding_window_is_that_of_each_layer(
     ("field", "overrides"),
     [
         ("architectures", {"architectures": ["MambaForCausalLM"]}),
-        ("architectures", {"architectures": ...}),
+        ("architectures", {"architectures": ..., "model_type": ...}),
+        ("model_type", {"architectures": ..., "model_type": "mamba"}),
         ("hidden_act", {"hidden_act": "gelu"}),
         ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
         ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),

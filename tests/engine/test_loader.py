@@ -12,8 +12,8 @@ from tiny_models import make_model_folder, model_folder, write_json, write_weigh
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.engine.quantization import QUANTIZATIONS
 from personae.errors import ModelLoadError
-from personae.kernels.quantized import FORMATS, Quantization
 
 CPU = torch.device("cpu")
 PEAK_OF_LOADING = Path(__file__).resolve().parents[1] / "support" / "peak_of_loading.py"
@@ -157,9 +157,9 @@ def test_values_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
         load(folder, "float16")
 
 
-@pytest.mark.parametrize("quantize", FORMATS)
+@pytest.mark.parametrize("quantize", QUANTIZATIONS)
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
-def test_values_that_have_no_scale_are_refused(quantize: Quantization, value: float, tmp_path: Path) -> None:
+def test_values_that_have_no_scale_are_refused(quantize: str, value: float, tmp_path: Path) -> None:
     def spoil(weights: Weights) -> None:
         weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
 
@@ -247,7 +247,7 @@ def test_loading_holds_no_second_copy_of_the_weights(quantize: str, share: float
 
 @pytest.mark.parametrize(("quantize", "share"), [(None, 1.0), ("int8", 0.6), ("int4", 0.4)])
 def test_weights_that_do_not_fit_into_the_free_memory_are_refused_before_any_is_taken(
-    quantize: Quantization | None, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantize: str | None, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model_folder(tmp_path, hidden_size=256, intermediate_size=1024, vocab_size=512)
     whole = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())

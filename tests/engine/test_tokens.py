@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.errors import ModelLoadError, RequestError
 

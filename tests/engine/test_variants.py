@@ -14,8 +14,8 @@ from tiny_adapters import ALL_TARGETS, make_adapter
 from tiny_models import VOCAB, model_folder
 from troupe import Troupe
 
+from personae.engine.quantization import QUANTIZATIONS
 from personae.errors import AdapterError
-from personae.kernels.quantized import FORMATS, Quantization
 from personae.lora.peft import read_adapter
 
 INVOCATION = [7, 8, 9]
@@ -79,7 +79,7 @@ def of_family(family: str, options: dict[str, Any]) -> dict[str, Any]:
     return options | {"targets": tuple(name if name in ends else f"{name}_proj" for name in found)}
 
 
-def loaded(base: Path, path: Path, quantize: Quantization | None = None) -> PeftModel:
+def loaded(base: Path, path: Path, quantize: str | None = None) -> PeftModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied weights, and of alora's generate
         model = PeftModel.from_pretrained(hf_model(base), path).eval()
@@ -124,7 +124,7 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
         name: saved(tmp_path / name, base, seed, **of_family(family, options))
         for seed, (name, options) in enumerate({**VARIANTS, **more}.items())
     }
-    quantize = next((kept for kept in FORMATS if kept in made), None)
+    quantize = next((kept for kept in QUANTIZATIONS if kept in made), None)
     troupe = Troupe(base, made, quantize=quantize)
     cast: dict[str, list[int]] = {name: prompt(20 + 7 * i) for i, name in enumerate(made)}
     cast["alora"] = [*prompt(40), *INVOCATION, *prompt(20, 1), *INVOCATION, *prompt(3)]
@@ -205,7 +205,7 @@ def test_an_adapter_whose_dora_divides_by_zero_is_refused_and_leaves_nothing(tmp
     base = model_folder("llama")
     path = saved(tmp_path / "dora", base, 1, **VARIANTS["dora"])
     troupe = Troupe(base)
-    weight = troupe.engine.runner.model.layers[1].attention.o.weight
+    weight = troupe.engine.runner.model.layers[1].attention.o.plain()
     adapter = read_adapter(path, troupe.shapes)
     pair = adapter.pairs[1, "o"]
     weight[3] = 0

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from personae.actors.options import EngineOptions
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine import step
 from personae.engine.params import SamplingParams
 from personae.engine.sampler import Sampler

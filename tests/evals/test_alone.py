@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from personae.api.local import DEMO
+from personae.api.bundled import DEMO
 from personae.engine.kv import KVCache
 from personae.engine.sequence import TokenLogprobs
 from personae.evals.alone.__main__ import ROUNDING, WAYS, Difference, difference, judged, play

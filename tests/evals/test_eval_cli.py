@@ -13,6 +13,7 @@ import pytest
 from real_server import Running, running
 from typer.testing import CliRunner, Result
 
+from personae.api.bundled import NAMED
 from personae.api.cli import app
 from personae.api.options import ServeOptions
 from personae.evals.harness.progress import Board
@@ -25,7 +26,7 @@ PAGE = (ROOT / "docs" / "evals.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServeOptions(device="cpu")) as server:
+    with running(ServeOptions(NAMED, device="cpu")) as server:
         yield server
 
 

@@ -3,14 +3,13 @@
 import anyio
 import pytest
 
-from personae.api.options import QuantizeChoice
 from personae.evals.demo.grading import held_out
 from personae.evals.quantized import ask, perplexity, right
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("task", ["extract", "triage"])
-def test_the_bundled_model_is_as_good_in_fewer_bits(task: str, quantize: QuantizeChoice) -> None:
+def test_the_bundled_model_is_as_good_in_fewer_bits(task: str, quantize: str) -> None:
     samples = held_out(task, 6)
     plain, fewer = (anyio.run(ask, {task: samples}, kept)[task] for kept in (None, quantize))
     assert [one.tokens for one in plain] == [one.tokens for one in fewer]

@@ -22,12 +22,13 @@ from tiny_models import VOCAB, model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
+from personae.engine.quantization import QUANTIZATIONS, scheme_of
 from personae.kernels import registry
 from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import compile_library, find_compiler, library
 from personae.kernels.cpu.fused import CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
-from personae.kernels.quantized import FORMATS, Quantization, QuantizedWeight
+from personae.kernels.quantized import QuantizedWeight
 from personae.kernels.registry import reference_only
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
@@ -55,7 +56,7 @@ class Way:
     """Which instructions multiply, and how the weights are kept."""
 
     instructions: str
-    quantize: Quantization | None = None
+    quantize: str | None = None
     halves: bool = True  # few bits become bfloat16 through float16
     skylake: bool = False  # compiled for the first servers with AVX-512
 
@@ -72,13 +73,15 @@ class Way:
 INSTRUCTIONS = ("floats", "pairs", "tiles", "halves")  # as instructions.h numbers them
 WAYS = {
     **{name: Way(name) for name in INSTRUCTIONS},
-    **{f"{kept}, {name}": Way(name, kept) for kept in FORMATS for name in INSTRUCTIONS},
+    **{f"{kept}, {name}": Way(name, kept) for kept in QUANTIZATIONS for name in INSTRUCTIONS},
     **{
         f"{kept}, {name}, no float16": Way(name, kept, halves=False)
-        for kept in FORMATS
+        for kept in QUANTIZATIONS
         for name in ("pairs", "tiles")
     },
-    **{f"{kept}, Skylake": Way("floats", kept, halves=False, skylake=True) for kept in (None, *FORMATS)},
+    **{
+        f"{kept}, Skylake": Way("floats", kept, halves=False, skylake=True) for kept in (None, *QUANTIZATIONS)
+    },
 }
 
 
@@ -317,9 +320,9 @@ def test_an_adapters_token_has_the_same_bits_in_prompts_of_any_length_and_decode
         assert all(torch.equal(row, rows[0]) for row in rows)
 
 
-@pytest.mark.parametrize("quantize", [None, *FORMATS])
+@pytest.mark.parametrize("quantize", [None, *QUANTIZATIONS])
 def test_floats_have_the_same_bits_whether_or_not_the_processor_multiplies_bfloat16(
-    quantize: Quantization | None, request: pytest.FixtureRequest
+    quantize: str | None, request: pytest.FixtureRequest
 ) -> None:
     folder, prompt, here = folder_of("qwen3"), tokens_of(8, 70), library()
     assert here is not None
@@ -381,8 +384,8 @@ def test_packed_weights_can_be_had_back() -> None:
         assert torch.equal(decoder.output.plain(), stored.get_tensor("model.embed_tokens.weight"))
 
 
-@pytest.mark.parametrize("quantize", FORMATS)
-def test_packed_quantized_weights_can_be_had_back_in_bfloat16(quantize: Quantization) -> None:
+@pytest.mark.parametrize("quantize", QUANTIZATIONS)
+def test_packed_quantized_weights_can_be_had_back_in_bfloat16(quantize: str) -> None:
     folder = folder_of("llama, one KV head")
     decoder, truth = load_model(folder, device=CPU, quantize=quantize), quantized(hf_model(folder), quantize)
     mlp = truth.model.layers[1].mlp
@@ -393,7 +396,7 @@ def test_packed_quantized_weights_can_be_had_back_in_bfloat16(quantize: Quantiza
 
 @pytest.mark.parametrize(("quantize", "least", "most"), [("int8", 0.001, 0.05), ("int4", 0.05, 0.4)])
 def test_fewer_bits_are_another_model_than_bfloat16_and_near_it(
-    quantize: Quantization, least: float, most: float
+    quantize: str, least: float, most: float
 ) -> None:
     folder, prompt = folder_of("qwen3"), tokens_of(7, 60)
     one, other = (
@@ -451,7 +454,7 @@ def test_rows_of_any_size_keep_their_precision_in_few_bits(way: Way) -> None:
     weight = torch.randn(rows, inputs) * torch.logspace(-25, 25, rows)[:, None]
     weight[:, 32:48] *= 1e-2  # steps of few bits
     weight[3] = 0
-    kept = FORMATS[way.quantize].empty(rows, inputs, CPU)
+    kept = scheme_of(way.quantize)(["x"]).kept.empty(rows, inputs, CPU)
     kept.copy_(weight)
     for size in (1e-4, 1.0, 1e4):
         x = (torch.randn(40, inputs) * size).bfloat16()

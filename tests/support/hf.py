@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from personae.kernels.quantized import Int4Weight, Quantization
+from personae.engine.quantization.int4 import Int4Weight
 
 
 def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -21,7 +21,7 @@ def hf_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @torch.no_grad()
-def quantized(model: Any, quantization: Quantization) -> Any:
+def quantized(model: Any, quantization: str) -> Any:
     """The model with its linear modules' weights rounded, an adapter's not.
 
     To int8, and always the output matrix: to 255 steps a row. To int4: as the quantizer does it; that it

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from personae.engine.loader import load_model
-from personae.kernels.quantized import FORMATS
+from personae.engine.quantization import QUANTIZATIONS
 
 
 def anonymous_memory() -> int:
@@ -26,7 +26,7 @@ def main(folder: str, quantize: str) -> None:
         nonlocal peak
         peak = max(peak, anonymous_memory() - before)
 
-    form = next((name for name in FORMATS if name == quantize), None)
+    form = next((name for name in QUANTIZATIONS if name == quantize), None)
     decoder = load_model(Path(folder), device=torch.device("cpu"), quantize=form, on_progress=measure)
     assert decoder.config.layers == 8
     print(peak)

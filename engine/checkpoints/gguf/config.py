@@ -1,0 +1,271 @@
+"""What GGUF's metadata means in the words of `config.json`, which the families translate."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from personae.engine.checkpoints.gguf.header import TensorInfo
+from personae.engine.checkpoints.gguf.metadata import Metadata
+from personae.engine.config import Fields, ModelConfig, RopeConfig
+from personae.engine.models import family
+from personae.errors import ModelLoadError
+
+LONGEST = 2**24  # tokens of context that are believed
+LARGEST_HEAD = 2**14  # dimensions, and how many of them
+# What changes the arithmetic, in other architectures than these or in models that none of these is.
+UNSERVED = (
+    "expert_count",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.relative_buckets_count",
+    "use_parallel_residual",
+    "ssm.state_size",
+)
+SCALES = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")  # Granite's
+
+Translate = Callable[[Metadata, str, dict[str, Any]], None]
+"""Adds to config.json's fields what one architecture has beside the common ones; the name is the prefix of
+its metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """name: in `config.json`. permuted: pairs that are rotated together lie side by side in q and k."""
+
+    name: str
+    permuted: bool = False
+    translate: Translate | None = None
+
+
+def read_gguf_config(
+    metadata: Metadata,
+    tensors: Mapping[str, TensorInfo],
+    factors: Callable[[str], tuple[float, ...]],
+) -> ModelConfig:
+    """The shape of a file's model. `factors` reads one of the tensors that stretch the rotary embedding.
+
+    Raises ModelLoadError, naming the field at fault.
+    """
+    architecture = architecture_of(metadata)
+    prefix = metadata.text("general.architecture")
+    values = _common(metadata, prefix, tensors)
+    if "rope_factors_long.weight" in tensors:
+        values["rope_scaling"] = {
+            **values.pop("rope_scaling", {}),
+            "rope_type": "longrope",
+            "long_factor": list(factors("rope_factors_long.weight")),
+            "short_factor": list(factors("rope_factors_short.weight")),
+        }
+    elif metadata.text(f"{prefix}.rope.scaling.type", default="none") == "longrope":
+        raise ModelLoadError(f"{metadata.where} has no rope_factors_long.weight, which longrope needs")
+    name = architecture.name
+    if architecture.translate is not None:
+        architecture.translate(metadata, prefix, values)
+        name = values.pop("architecture", name)
+    translate = family(name)
+    assert translate is not None
+    config = replace(
+        translate(name, Fields(values, metadata.where)),
+        norm_offset=0.0,  # a file's norms have it in them
+        qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
+        o_bias=_any(tensors, "attn_output.bias"),
+        mlp_bias=_any(tensors, "ffn_up.bias"),
+    )
+    if "rope_freqs.weight" in tensors:
+        config = _with_factors(metadata, config, factors("rope_freqs.weight"))
+    return config
+
+
+def _any(tensors: Mapping[str, TensorInfo], *names: str) -> bool:
+    """Whether the first layer has one of these."""
+    return any(f"blk.0.{name}" in tensors for name in names)
+
+
+def architecture_of(metadata: Metadata) -> Architecture:
+    """That of a file. Raises ModelLoadError where it is none that is served, or no model at all."""
+    kind = metadata.text("general.type", default="model")
+    if kind != "model":
+        what = {
+            "adapter": "a LoRA adapter; adapters are served in PEFT's format",
+            "imatrix": "an importance matrix (imatrix), which says how to quantize a model and is none",
+            "mmproj": "the part of a model that reads images; name the file with the language model",
+        }
+        raise metadata.error("general.type", f"this is {what.get(kind, f'no model but of type {kind!r}')}")
+    name = metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise metadata.error(
+            "general.architecture", f"{name!r} is not served; these are: {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def _common(metadata: Metadata, prefix: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    for field in UNSERVED:
+        key = f"{prefix}.{field}"
+        if metadata.raw(key) not in (None, 0, False):
+            raise metadata.error(key, "is not served")
+    if prefix != "granite":
+        for field in SCALES:
+            if f"{prefix}.{field}" in metadata:
+                raise metadata.error(f"{prefix}.{field}", "is served in Granite only")
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelLoadError(f"{metadata.where} has no matrix token_embd.weight")
+    layers = metadata.integer(f"{prefix}.block_count")
+    if layers > len(tensors):
+        raise metadata.error(f"{prefix}.block_count", f"{layers} layers cannot have {len(tensors)} tensors")
+    longest = metadata.integer(f"{prefix}.context_length")
+    if longest > LONGEST:
+        raise metadata.error(f"{prefix}.context_length", f"{longest} is over {LONGEST}")
+    heads, hidden = (
+        metadata.integer(f"{prefix}.attention.head_count"),
+        metadata.integer(f"{prefix}.embedding_length"),
+    )
+    if hidden != embedding.shape[1]:
+        raise metadata.error(
+            f"{prefix}.embedding_length", f"is {hidden}, but token_embd.weight has {embedding.shape[1]}"
+        )
+    values: dict[str, Any] = {
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.integer(f"{prefix}.feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer(f"{prefix}.attention.head_count_kv", default=heads),
+        "max_position_embeddings": longest,
+        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", default=10000.0),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    head = _head_size(metadata, prefix, values)
+    _rope(metadata, prefix, values, head)
+    return values
+
+
+def _head_size(metadata: Metadata, prefix: str, values: dict[str, Any]) -> int:
+    """The size of a head, which goes into `values` where the file has it; its part that is rotated too."""
+    heads = values["num_attention_heads"]
+    if not heads:
+        raise metadata.error(f"{prefix}.attention.head_count", "must be at least 1")
+    key, value = f"{prefix}.attention.key_length", f"{prefix}.attention.value_length"
+    head = metadata.integer(key, default=values["hidden_size"] // heads)
+    if not 0 < head <= LARGEST_HEAD or heads > LARGEST_HEAD:
+        raise metadata.error(key, f"{heads} heads of {head} are no sizes of a model")
+    if metadata.integer(value, default=head) != head:
+        raise metadata.error(value, f"differs from {key}, which is not served")
+    values["head_dim"] = head
+    turned = metadata.integer(f"{prefix}.rope.dimension_count", default=head)
+    if turned != head:
+        if prefix != "phi3":
+            raise metadata.error(f"{prefix}.rope.dimension_count", f"{turned} of {head} is not served")
+        values["partial_rotary_factor"] = turned / head
+    return head
+
+
+def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) -> None:
+    """How the rotary embedding is stretched."""
+    scaling = f"{prefix}.rope.scaling"
+    kind = metadata.text(f"{scaling}.type", default="none")
+    factor = (
+        f"{prefix}.rope.scale_linear" if f"{prefix}.rope.scale_linear" in metadata else f"{scaling}.factor"
+    )
+    if kind == "none" and factor.endswith("scale_linear") and metadata.number(factor) != 1.0:
+        kind = "linear"
+    original = f"{scaling}.original_context_length"
+    if kind == "linear":
+        values["rope_scaling"] = {"rope_type": "linear", "factor": metadata.number(factor)}
+    elif kind == "yarn":
+        values["rope_scaling"] = {"rope_type": "yarn", "factor": metadata.number(factor)}
+        if f"{scaling}.yarn_beta_fast" in metadata:
+            values["rope_scaling"]["beta_fast"] = metadata.number(f"{scaling}.yarn_beta_fast")
+        if f"{scaling}.yarn_beta_slow" in metadata:
+            values["rope_scaling"]["beta_slow"] = metadata.number(f"{scaling}.yarn_beta_slow")
+    elif kind not in ("none", "longrope"):
+        raise metadata.error(
+            f"{scaling}.type", f"{kind!r} is not served, only none, linear, yarn and longrope"
+        )
+    if kind in ("yarn", "longrope") or prefix == "phi3":
+        if original in metadata and metadata.integer(original):
+            values["original_max_position_embeddings"] = metadata.integer(original)
+        if f"{scaling}.attn_factor" in metadata:
+            values.setdefault("rope_scaling", {})["attention_factor"] = metadata.number(
+                f"{scaling}.attn_factor"
+            )
+
+
+def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
+    """Llama 3's stretching: each pair's frequency is divided by a factor of its own."""
+    if len(factors) != config.head_dim // 2:
+        raise ModelLoadError(
+            f"{metadata.where}: rope_freqs.weight has {len(factors)} factors for {config.head_dim // 2} pairs"
+        )
+
+    def stretched(rope: RopeConfig | None) -> RopeConfig | None:
+        if rope is None:
+            return None
+        if rope.type != "default":
+            raise ModelLoadError(
+                f"{metadata.where}: rope_freqs.weight and rope.scaling are not served together"
+            )
+        return replace(
+            rope,
+            type="longrope",
+            original_max_position=config.max_position,
+            attention_factor=1.0,
+            short_factors=factors,
+            long_factors=factors,
+        )
+
+    return replace(config, ropes=tuple(map(stretched, config.ropes)))
+
+
+def _gemma3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    values["sliding_window"] = metadata.integer(f"{prefix}.attention.sliding_window")
+    values["sliding_window_pattern"] = metadata.integer(
+        f"{prefix}.attention.sliding_window_pattern", default=6
+    )
+    values["rope_local_base_freq"] = metadata.number(f"{prefix}.rope.freq_base_swa", default=10000.0)
+    heads, largest = values["num_attention_heads"], values["num_hidden_layers"] == 62
+    # Not in the file: the model of 27B has scores by its hidden size, the others by their heads' size.
+    values["query_pre_attn_scalar"] = float(values["hidden_size"] // heads if largest else values["head_dim"])
+
+
+def _granite(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    names = {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention.scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    for key, name in names.items():
+        if f"{prefix}.{key}" in metadata:
+            values[name] = metadata.number(f"{prefix}.{key}")
+    values.setdefault("attention_multiplier", values["head_dim"] ** -0.5)
+
+
+def _olmo(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    window = metadata.integer(f"{prefix}.attention.sliding_window", default=0)
+    if window:
+        values |= {"architecture": "Olmo3ForCausalLM", "sliding_window": window}
+
+
+def _phi3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:
+    window = metadata.integer(f"{prefix}.attention.sliding_window", default=0)
+    values["sliding_window"] = window or None
+    rope = values.get("rope_scaling")
+    if rope is not None and "rope_type" not in rope:
+        del values["rope_scaling"]  # a factor of scores without a stretching: none
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", permuted=True),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen3": Architecture("Qwen3ForCausalLM"),
+    "gemma3": Architecture("Gemma3ForCausalLM", translate=_gemma3),
+    "phi3": Architecture("Phi3ForCausalLM", translate=_phi3),
+    "granite": Architecture("GraniteForCausalLM", permuted=True, translate=_granite),
+    "smollm3": Architecture("SmolLM3ForCausalLM", permuted=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", translate=_olmo),
+}

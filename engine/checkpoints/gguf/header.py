@@ -1,0 +1,244 @@
+"""A GGUF file's header, read without trust: every length in it is compared with what the file has left.
+
+The package `gguf` gives the format's numbers, names and arithmetic; its own reader believes what the header
+says, and takes an array for each string of the vocabulary.
+"""
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
+
+from personae.errors import ModelLoadError
+
+VERSIONS = (2, 3)
+MOST_DIMENSIONS = 4
+_LONGEST_NAME = 2**16
+_LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes
+_SCALARS = {
+    GGUFValueType.UINT8: "<u1",
+    GGUFValueType.INT8: "<i1",
+    GGUFValueType.UINT16: "<u2",
+    GGUFValueType.INT16: "<i2",
+    GGUFValueType.UINT32: "<u4",
+    GGUFValueType.INT32: "<i4",
+    GGUFValueType.FLOAT32: "<f4",
+    GGUFValueType.UINT64: "<u8",
+    GGUFValueType.INT64: "<i8",
+    GGUFValueType.FLOAT64: "<f8",
+    GGUFValueType.BOOL: "?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One entry of the tensor table. `shape` is [outputs, inputs], as elsewhere; `start`: of its bytes in the
+    file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    start: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Metadata as Python has it (arrays of numbers as numpy's), and tensors by name, in the file's order."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    memory: mmap.mmap
+
+    def bytes_of(self, tensor: TensorInfo) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        """A tensor's bytes, not copied."""
+        return np.frombuffer(self.memory, np.uint8, tensor.bytes, tensor.start)
+
+
+def read_header(path: Path) -> Header:
+    """Reads the header of one file. Raises ModelLoadError with what is wrong."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != struct.pack("<I", GGUF_MAGIC):
+                raise ModelLoadError(f"{path.name} is not a GGUF file: it does not begin with 'GGUF'")
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelLoadError(f"{path.name} cannot be read: {error}") from None
+    cursor = _Cursor(memory, path.name)
+    version = cursor.number("<u4")
+    if version & 0xFFFF == 0:
+        raise cursor.error("is big-endian, which is not served")
+    if version not in VERSIONS:
+        raise cursor.error(
+            f"is GGUF version {version}; versions {' and '.join(map(str, VERSIONS))} are served"
+        )
+    tensors, fields = cursor.count(_LEAST_TENSOR, "tensors"), cursor.count(_LEAST_FIELD, "metadata fields")
+    metadata: dict[str, Any] = {}
+    for _ in range(fields):
+        key = cursor.name("a metadata key")
+        if key in metadata:
+            raise cursor.error(f"has the metadata field {key} twice")
+        metadata[key] = cursor.value(key)
+    table = [cursor.tensor() for _ in range(tensors)]
+    return Header(path, metadata, _placed(table, metadata, cursor), memory)
+
+
+def _placed(
+    table: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]],
+    metadata: dict[str, Any],
+    cursor: "_Cursor",
+) -> dict[str, TensorInfo]:
+    """The tensors where they are: one after the other, as they are written, so that none shares its bytes."""
+    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.error(f"has general.alignment {alignment!r}, which is not a power of two")
+    start, end = _padded(cursor.at, alignment), len(cursor.memory)
+    place, found = 0, dict[str, TensorInfo]()
+    for name, shape, type_, offset in table:
+        elements, size = GGML_QUANT_SIZES[type_]
+        if shape[-1] % elements:
+            raise cursor.error(
+                f"says that {name} has rows of {shape[-1]}, no multiple of {type_.name}'s {elements}"
+            )
+        if name in found:
+            raise cursor.error(f"has the tensor {name} twice")
+        if offset != place:
+            raise cursor.error(
+                f"says that {name} begins at {offset}, but the tensors before it end at {place}"
+            )
+        used = prod(shape) // elements * size
+        if start + place + used > end:
+            raise cursor.error(
+                f"ends at {end} bytes, but {name} ends at {start + place + used}; is the download complete?"
+            )
+        found[name] = TensorInfo(name, shape, type_, start + place, used)
+        place = _padded(place + used, alignment)
+    return found
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+class _Cursor:
+    """A place in a file, which moves on with what is read there."""
+
+    def __init__(self, memory: mmap.mmap, name: str) -> None:
+        self.memory = memory
+        self.at = 4
+        self._name = name
+
+    def error(self, why: str) -> ModelLoadError:
+        """An error about the file, to be raised by the caller."""
+        return ModelLoadError(f"{self._name} {why}")
+
+    def take(self, size: int, what: str) -> int:
+        """Moves over `size` bytes; where they begin."""
+        begin = self.at
+        if size > len(self.memory) - begin:
+            raise self.error(f"ends within {what}; is the download complete?")
+        self.at += size
+        return begin
+
+    def number(self, kind: str, what: str = "its header") -> Any:
+        """A number of numpy's `kind`."""
+        begin = self.take(np.dtype(kind).itemsize, what)
+        return np.frombuffer(self.memory, kind, 1, begin)[0].item()
+
+    def count(self, least: int, what: str) -> int:
+        """A number of things that have at least so many bytes each."""
+        found: int = self.number("<u8")
+        if found > (len(self.memory) - self.at) // least:
+            raise self.error(
+                f"says that it has {found} {what}, for which it is too small; is the download complete?"
+            )
+        return found
+
+    def name(self, what: str) -> str:
+        """A string that is a name."""
+        length = self.number("<u8", what)
+        if length > _LONGEST_NAME:
+            raise self.error(f"has {what} of {length} bytes")
+        found = self.text(length, what)
+        if not found.isprintable():
+            raise self.error(f"has {what} that cannot be printed: {found[:80]!r}")
+        return found
+
+    def text(self, length: int, what: str) -> str:
+        """So many bytes, as text."""
+        begin = self.take(length, what)
+        try:
+            return self.memory[begin : self.at].decode()
+        except UnicodeDecodeError:
+            raise self.error(f"has {what} that is not UTF-8") from None
+
+    def value(self, key: str) -> Any:
+        """A metadata field's value, with its type before it."""
+        kind = self._kind(key)
+        if kind is GGUFValueType.STRING:
+            return self.text(self.number("<u8", key), key)
+        if kind is not GGUFValueType.ARRAY:
+            return self.number(_SCALARS[kind], key)
+        return self._array(key)
+
+    def _array(self, key: str) -> Any:
+        kind, length = self._kind(key), self.number("<u8", key)
+        if kind is GGUFValueType.ARRAY:
+            raise self.error(f"has arrays within the array {key}, which is not served")
+        if kind is not GGUFValueType.STRING:
+            dtype = np.dtype(_SCALARS[kind])
+            return np.frombuffer(self.memory, dtype, length, self.take(length * dtype.itemsize, key))
+        if length > (len(self.memory) - self.at) // 8:
+            raise self.error(
+                f"says that {key} has {length} strings, for which it is too small; is the download complete?"
+            )
+        return self._strings(length, key)
+
+    def _strings(self, count: int, key: str) -> list[str]:
+        """The vocabulary is hundreds of thousands of them: no calls on the way."""
+        memory, at, end = self.memory, self.at, len(self.memory)
+        length_of: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                (length,) = length_of(memory, at)
+                at += 8 + length
+                if at > end:
+                    raise self.error(f"ends within {key}; is the download complete?")
+                found.append(memory[at - length : at].decode())
+        except struct.error:
+            raise self.error(f"ends within {key}; is the download complete?") from None
+        except UnicodeDecodeError:
+            raise self.error(f"has a string in {key} that is not UTF-8") from None
+        self.at = at
+        return found
+
+    def _kind(self, key: str) -> GGUFValueType:
+        number = self.number("<u4", key)
+        try:
+            return GGUFValueType(number)
+        except ValueError:
+            raise self.error(f"has a value of the unknown type {number} in {key}") from None
+
+    def tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        """An entry of the tensor table: name, shape, type, offset."""
+        name = self.name("a tensor's name")
+        dimensions = self.number("<u4", name)
+        if not 1 <= dimensions <= MOST_DIMENSIONS:
+            raise self.error(f"says that {name} has {dimensions} dimensions")
+        shape = tuple(reversed([self.number("<u8", name) for _ in range(dimensions)]))
+        if not all(shape):
+            raise self.error(f"says that {name} has the shape {list(shape)}")
+        number = self.number("<u4", name)
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise self.error(f"says that {name} has the unknown type {number}") from None
+        return name, shape, kind, self.number("<u8", name)

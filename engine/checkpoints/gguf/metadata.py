@@ -1,0 +1,100 @@
+"""Metadata of a GGUF file, each field read with its type; every error names the file and the field."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from personae.errors import ModelLoadError
+
+_LARGEST = 2**31
+
+
+class Metadata:
+    """`values` by key, as the header has them; `where`: the file's name."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def error(self, key: str, why: str) -> ModelLoadError:
+        """An error about one field, to be raised by the caller."""
+        return ModelLoadError(f"{self.where}: {key}: {why}")
+
+    def raw(self, key: str) -> Any:
+        """A field as it is, None where absent."""
+        return self._values.get(key)
+
+    def text(self, key: str, *, default: str | None = None) -> str:
+        """A string; without a default it must be there."""
+        value = self._given(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"expected a string, found {_shown(value)}")
+        return value
+
+    def integer(self, key: str, *, default: int | None = None) -> int:
+        """An integer from 0 to 2^31. An array of one integer over and over, for each layer, is one."""
+        value = self._given(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise self.error(key, f"expected an integer from 0 to {_LARGEST}, found {_shown(value)}")
+        return value
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """A finite number; an integer counts as one."""
+        value = self._given(key, default)
+        if type(value) not in (int, float) or not abs(value) < float("inf"):
+            raise self.error(key, f"expected a number, found {_shown(value)}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._given(key, default)
+        if type(value) is not bool:
+            raise self.error(key, f"expected true or false, found {_shown(value)}")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """An array of strings."""
+        value = self._given(key, None)
+        if not isinstance(value, list):
+            raise self.error(key, f"expected an array of strings, found {_shown(value)}")
+        return value
+
+    def integers(self, key: str, *, default: list[int]) -> list[int]:
+        """An array of integers."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self.error(key, f"expected an array of integers, found {_shown(value)}")
+        found: list[int] = value.tolist()
+        return found
+
+    def numbers(self, key: str) -> list[float]:
+        """An array of numbers."""
+        value = self._given(key, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not np.isfinite(value).all():
+            raise self.error(key, f"expected an array of finite numbers, found {_shown(value)}")
+        found: list[float] = value.tolist()
+        return found
+
+    def _given(self, key: str, default: Any) -> Any:
+        value = self._values.get(key, default)
+        if value is None:
+            raise self.error(key, "is missing")
+        return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | np.ndarray):
+        return f"an array of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

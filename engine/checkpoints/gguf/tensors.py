@@ -1,0 +1,149 @@
+"""The tensors of GGUF files under the names that a decoder has for them, rows in its order."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from personae.engine.checkpoints.base import StoredTensor
+from personae.engine.checkpoints.gguf.header import Header, TensorInfo
+from personae.engine.config import ModelConfig
+from personae.errors import ModelLoadError
+
+Type = GGMLQuantizationType
+SERVED = frozenset(
+    {Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1}
+    | {Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K}
+)
+FLOATS = frozenset({Type.F32, Type.F16, Type.BF16})
+STRETCHING = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+MERGED = {"ffn_up": "mlp.gate_up_proj"}  # where gate and up are one
+POST_NORMS = {"ffn_norm": "pre_feedforward_layernorm"}  # where there are norms on both sides
+_OF_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
+_CHUNK = 2**22  # elements that are made plain at a time
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor(StoredTensor):
+    """order: which row of the file's is each row; None for the same."""
+
+    header: Header
+    info: TensorInfo
+    order: Tensor | None
+
+    def read(self) -> Tensor:
+        """See `StoredTensor`: float32."""
+        plain = torch.empty(self.shape)
+        self.copy_to(plain)
+        return plain
+
+    def copy_to(self, place: Tensor) -> None:
+        """See `StoredTensor`."""
+        rows = self.blocks()
+        step = max(1, _CHUNK // self.shape[-1])
+        for start in range(0, rows.shape[0], step):
+            with np.errstate(all="ignore"):
+                part = dequantize(_typed(rows[start : start + step], self.info.type), self.info.type)
+            if not np.isfinite(part).all():
+                raise ModelLoadError(f"{self.header.path.name}: {self.name} has values that are not finite")
+            place.view(rows.shape[0], -1)[start : start + step].copy_(torch.from_numpy(part))
+
+    def blocks(self) -> Tensor:
+        """See `StoredTensor`."""
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        raw = torch.from_numpy(np.array(self.header.bytes_of(self.info)))
+        raw = raw.view(rows, -1)
+        return raw if self.order is None else raw.view(self.order.shape[0], -1)[self.order].view(rows, -1)
+
+
+def _typed(rows: Tensor, type: GGMLQuantizationType) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    kinds = {Type.F32: np.float32, Type.F16: np.float16}
+    return rows.numpy().view(kinds.get(type, np.uint8))
+
+
+def named(headers: Iterable[Header], config: ModelConfig, *, permuted: bool) -> dict[str, StoredTensor]:
+    """All tensors of the files; those that nobody knows under their own name.
+
+    permuted: see `Architecture`.
+    """
+    found: dict[str, StoredTensor] = {}
+    for header in headers:
+        for info in header.tensors.values():
+            if info.name in STRETCHING:
+                continue
+            name = _name(info.name, config)
+            if name in found:
+                raise ModelLoadError(f"{info.name} is in {header.path.name} and in another file of the model")
+            order = _order(name, info, config) if permuted else None
+            served = info.type in (SERVED if len(info.shape) == 2 else FLOATS)
+            found[name] = GgufTensor(
+                info.name,
+                str(header.path),
+                info.shape,
+                info.type.name,
+                served,
+                info.bytes,
+                header,
+                info,
+                order,
+            )
+    return found
+
+
+def _name(name: str, config: ModelConfig) -> str:
+    part, _, kind = name.rpartition(".")
+    if part in TOP:
+        return f"{TOP[part]}.{kind}"
+    match = _OF_LAYER.fullmatch(name)
+    if match is None:
+        return name
+    layer, part, kind = match.groups()
+    names = LAYER | (MERGED if config.merged else {}) | (POST_NORMS if _both_norms(config) else {})
+    return f"model.layers.{int(layer)}.{names[part]}.{kind}" if part in names else name
+
+
+def _both_norms(config: ModelConfig) -> bool:
+    return config.pre_norms and config.post_norms
+
+
+def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
+    """Of q and k: a head's rows are its first half, then its second; a file has a pair after the other."""
+    heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
+    if heads is None or info.shape[0] != heads * config.head_dim:
+        return None  # of a wrong shape: that is told later
+    rows = torch.arange(info.shape[0]).view(heads, config.head_dim // 2, 2)
+    return rows.transpose(1, 2).reshape(-1)
+
+
+def factors(header: Header, name: str) -> tuple[float, ...]:
+    """A short tensor of float32. Raises ModelLoadError where it is something else."""
+    info = header.tensors.get(name)
+    if info is None or info.type is not Type.F32 or len(info.shape) != 1:
+        raise ModelLoadError(f"{header.path.name} has no vector {name} of F32")
+    values = header.bytes_of(info).view(np.float32)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ModelLoadError(f"{header.path.name}: {name} has values that are no numbers over 0")
+    return tuple(map(float, values))

@@ -1,0 +1,190 @@
+"""A tokenizer from GGUF's metadata: byte-level BPE with its pre-tokenizer by name, or SentencePiece's BPE."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from personae.engine.checkpoints.gguf.metadata import Metadata
+from personae.engine.tokenizer_files import TokenizerFiles
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+ENDS = frozenset(  # of an answer, where they are control tokens, whatever a file says of its end token
+    [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>",
+    ]
+)
+LONGEST_MERGED = 256  # characters: longer pieces are not merged from others
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_CL100K = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHES}"
+_O200K = (
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTED}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTED}?"
+    rf"|\p{{N}}{{1,3}}|{_SLASHES}"
+)
+_DEFAULT = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+# How text is cut before it is merged, by `tokenizer.ggml.pre`; one after the other.
+PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
+    "default": _DEFAULT,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat"), (_GPT2,)),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), (_CL100K,)
+    ),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
+}
+WHOLE_FIRST = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "pixtral",
+    "tekken",
+)  # a word that is a token is one
+BEGINS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # with BOS, unless the file says
+COMPOSED = ("qwen2", "deepseek-r1-qwen")  # to NFC
+
+
+def read_tokenizer(metadata: Metadata) -> TokenizerFiles:
+    """The tokenizer of a file. Raises ModelLoadError, naming the field at fault."""
+    kind = metadata.text("tokenizer.ggml.model")
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    types = metadata.integers("tokenizer.ggml.token_type", default=[NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise metadata.error(
+            "tokenizer.ggml.token_type", f"has {len(types)} entries for {len(tokens)} tokens"
+        )
+    if kind == "gpt2":
+        pre = metadata.text("tokenizer.ggml.pre", default="default")
+        backend, begins = _byte_level(metadata, tokens, pre), pre in BEGINS
+    elif kind == "llama":
+        backend, begins = _sentence_piece(metadata, tokens, types), True
+    else:
+        raise metadata.error("tokenizer.ggml.model", f"{kind!r} is not served, only 'gpt2' and 'llama'")
+    backend.add_tokens([AddedToken(token, normalized=False) for token in _of(tokens, types, USER_DEFINED)])
+    control = _of(tokens, types, CONTROL, UNKNOWN)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    ids = {
+        name: _token_id(metadata, name, len(tokens))
+        for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
+    }
+    ends = [ids[name] for name in ("eos", "eot", "eom")]
+    ends += [id for id, token in enumerate(tokens) if token in ENDS and types[id] == CONTROL]
+    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    return TokenizerFiles(
+        backend=backend,
+        bos_id=ids["bos"],
+        pad_id=ids["padding"],
+        eos_ids=tuple(dict.fromkeys(id for id in ends if id is not None)),
+        special_tokens={name: tokens[id] for name, key in names.items() if (id := ids[key]) is not None},
+        chat_templates=dict(_chat_templates(metadata)),
+        add_bos_token=metadata.flag("tokenizer.ggml.add_bos_token", default=begins),
+    )
+
+
+def _byte_level(metadata: Metadata, tokens: list[str], pre: str) -> Tokenizer:
+    if pre not in PRE_TOKENIZERS:
+        raise metadata.error(
+            "tokenizer.ggml.pre", f"{pre!r} is not served; these are: {', '.join(PRE_TOKENIZERS)}"
+        )
+    merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges")]
+    for merge in merges:
+        if len(merge) != 2:
+            raise metadata.error("tokenizer.ggml.merges", f"{' '.join(merge)!r} are not two tokens")
+    vocab = {token: id for id, token in reversed([*enumerate(tokens)])}
+    backend = Tokenizer(_bpe(metadata, vocab, merges, ignore_merges=pre in WHOLE_FIRST))
+    cuts = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in PRE_TOKENIZERS[pre]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    if pre in COMPOSED:
+        backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def _sentence_piece(metadata: Metadata, tokens: list[str], types: list[int]) -> Tokenizer:
+    """SentencePiece's BPE merges what makes the piece of the best score."""
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise metadata.error("tokenizer.ggml.scores", f"has {len(scores)} entries for {len(tokens)} tokens")
+    vocab = {token: id for id, token in reversed([*enumerate(tokens)])}
+    unknown = next(iter(_of(tokens, types, UNKNOWN)), None)
+    merges = _merges(vocab, tokens, types, scores)
+    backend = Tokenizer(_bpe(metadata, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.flag("tokenizer.ggml.add_space_prefix", default=True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges(
+    vocab: Mapping[str, int], tokens: list[str], types: list[int], scores: list[float]
+) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, the best first."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for id, token in enumerate(tokens):
+        if types[id] != NORMAL or len(token) > LONGEST_MERGED:
+            continue
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        pairs = [(left, right) for left, right in pairs if left in vocab and right in vocab]
+        pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        found += [(scores[id], len(left), len(right), left, right) for left, right in pairs]
+    found.sort(key=lambda entry: entry[:3], reverse=True)
+    return [(left, right) for *_, left, right in found]
+
+
+def _bpe(metadata: Metadata, vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab, merges, **options)
+    except Exception as error:  # the library raises nothing narrower
+        raise metadata.error("tokenizer.ggml.merges", f"cannot be used: {error}") from None
+
+
+def _of(tokens: list[str], types: list[int], *kinds: int) -> list[str]:
+    return [token for token, type in zip(tokens, types, strict=True) if type in kinds and token]
+
+
+def _token_id(metadata: Metadata, name: str, count: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in metadata:
+        return None
+    id = metadata.integer(key)
+    if id >= count:
+        raise metadata.error(key, f"{id} is no id of a vocabulary of {count}")
+    return id
+
+
+def _chat_templates(metadata: Metadata) -> Iterator[tuple[str, str]]:
+    prefix = "tokenizer.chat_template"
+    for key in metadata:
+        if key == prefix:
+            yield "default", metadata.text(key)
+        elif key.startswith(f"{prefix}."):
+            yield key.removeprefix(f"{prefix}."), metadata.text(key)

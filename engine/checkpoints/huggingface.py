@@ -1,0 +1,170 @@
+"""A Hugging Face model folder: `config.json`, a tokenizer, and safetensors, single or sharded."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from personae.engine.checkpoints.base import EMBEDDING, Numerics, StoredTensor, dtype_of, listing
+from personae.engine.config import (
+    GenerationDefaults,
+    ModelConfig,
+    read_config,
+    read_fields,
+    read_generation_defaults,
+)
+from personae.engine.quantization import scheme_of
+from personae.engine.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from personae.errors import ModelLoadError
+
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
+BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Checkpoints that have a part for images beside the decoder: what the decoder's tensors begin with there.
+DECODER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?=embed_tokens|layers|norm)")
+HEAD = re.compile(r"^language_model\.(?=lm_head)")
+IMAGES = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
+
+
+class Folder:
+    """See `Checkpoint`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """See `Checkpoint`: the folder's name."""
+        return self.path.resolve().name
+
+    def config(self) -> ModelConfig:
+        """See `Checkpoint`."""
+        return read_config(self.path)
+
+    def generation_defaults(self, vocab_size: int) -> GenerationDefaults:
+        """See `Checkpoint`."""
+        return read_generation_defaults(self.path, vocab_size)
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """See `Checkpoint`."""
+        return read_tokenizer_files(self.path)
+
+    def created(self) -> int:
+        """See `Checkpoint`."""
+        return int((self.path / "config.json").stat().st_mtime)
+
+    def tensors(self, config: ModelConfig) -> dict[str, StoredTensor]:
+        """See `Checkpoint`."""
+        stored = _read_headers(_weight_files(self.path))
+        return _of_decoder(stored) if config.images else stored
+
+    def numerics(
+        self,
+        config: ModelConfig,
+        stored: Mapping[str, StoredTensor],
+        device: torch.device,
+        dtype: str,
+        quantize: str | None,
+    ) -> Numerics:
+        """See `Checkpoint`. "auto": the config's dtype; where it has none, the stored embedding's."""
+        asked = "dtype"
+        if dtype == "auto":
+            asked, embedding = "config.json: dtype", stored.get(EMBEDDING)
+            dtype = config.dtype or STORED.get(embedding.dtype if embedding else "", "float32")
+        return Numerics(dtype_of(asked, dtype), scheme_of(quantize), quantize)
+
+
+class _Reader:
+    """Safetensors files, of which one is open at a time: tensors are read file after file."""
+
+    def __init__(self) -> None:
+        self._open: tuple[str, Any] | None = None
+
+    def read(self, file: str, name: str) -> Tensor:
+        if self._open is None or self._open[0] != file:
+            self._open = file, safe_open(file, framework="pt")
+        tensor: Tensor = self._open[1].get_tensor(name)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored(StoredTensor):
+    reader: _Reader
+
+    def read(self) -> Tensor:
+        return self.reader.read(self.file, self.name)
+
+    def blocks(self) -> Tensor:
+        raise TypeError(f"{self.name} is not quantized")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the folder: the single one, else those that the index names."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    pickles = [file.name for file in folder.iterdir() if file.suffix in PICKLES]
+    if pickles:
+        raise ModelLoadError(
+            f"{listing(sorted(pickles))}: pickled weights can run code when they are read, so they are not; "
+            f"convert the model to safetensors (save_pretrained of transformers does)"
+        )
+    raise ModelLoadError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that the index names, all of them present and in this folder."""
+    fields = read_fields(folder / INDEX)
+    names = fields.raw("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise fields.error("weight_map", "is not an object of tensor names and file names")
+    files = [folder / name for name in sorted(set(map(str, names.values())))]
+    for file in files:
+        if file.parent != folder or file.suffix != ".safetensors":
+            raise fields.error("weight_map", f"{file} is not a safetensors file of this folder")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelLoadError(f"{INDEX} names files that are not there: {listing(missing)}")
+    return files
+
+
+def _read_headers(files: list[Path]) -> dict[str, StoredTensor]:
+    """Every tensor of the files by name, from their headers alone."""
+    stored: dict[str, StoredTensor] = {}
+    reader = _Reader()
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    if name in stored:
+                        first = Path(stored[name].file).name
+                        raise ModelLoadError(f"{name} is both in {first} and in {file.name}")
+                    part = tensors.get_slice(name)
+                    shape, dtype = tuple(part.get_shape()), part.get_dtype()
+                    size = prod(shape) * BYTES.get(dtype, 0)
+                    stored[name] = _Stored(name, str(file), shape, dtype, dtype in STORED, size, reader)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"{file.name} cannot be read as safetensors: {error}; is the download complete?"
+            ) from None
+    return stored
+
+
+def _of_decoder(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The decoder's tensors, under the names that they have without a part for images."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        if not IMAGES.match(name):
+            plain = HEAD.sub("", DECODER.sub("model.", name))
+            if plain in found:
+                raise ModelLoadError(f"{name} and {found[plain].name} are the same tensor")
+            found[plain] = tensor
+    return found

@@ -1,0 +1,30 @@
+"""Weight formats, one small file each, imported when a model asks for one.
+
+A format is a class of `LinearMethod` (`base.py`): how the weight of a linear module is kept, filled, laid out
+and multiplied. A `Scheme` says which format each linear module has. To add a format: write the file; if
+`--quantize` is to offer it, give it a function `scheme` and add its name here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from personae.errors import LoadError
+
+if TYPE_CHECKING:
+    from personae.engine.quantization.base import Scheme
+
+QUANTIZATIONS = ("int8", "int4")
+"""What `--quantize` offers; each is a file of this folder."""
+
+
+def scheme_of(name: str | None) -> Scheme:
+    """The scheme that `--quantize` asks for; None means that weights stay as they are.
+
+    Raises LoadError where there is no such format.
+    """
+    if name is not None and name not in QUANTIZATIONS:
+        raise LoadError(f"--quantize {name}: choose one of {', '.join(QUANTIZATIONS)}.")
+    found: Scheme = import_module(f"personae.engine.quantization.{name or 'unquantized'}").scheme
+    return found

