@@ -308,6 +308,16 @@ class Repaid(Message, frozen=True):
     pages: tuple[int, ...]
 
 
+class Resumed(Message, frozen=True):
+    """From the executor: the masks for which these sequences sat a step out are there."""
+
+    ids: tuple[str, ...]
+
+
+class Look(Message, frozen=True):
+    """From the executor to itself: see whether such masks are there."""
+
+
 class Sampled(Message, frozen=True):
     """From the executor: what a step brought, how long it took, and how long the device waited since.
 

@@ -22,6 +22,7 @@ from personae.actors.messages import (
     Refused,
     Repaid,
     Repay,
+    Resumed,
     Sampled,
     Spent,
     StepDone,
@@ -103,6 +104,9 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._let_go(ids, "recalled")
                 case Compiled():
                     self._compiled(each)
+                case Resumed(ids=resumed):
+                    for id in resumed:
+                        self._scheduler.resume(id)
                 case Borrow(count=count):
                     self._executor.tell(Lend(self._scheduler.lend(count)))
                 case Repaid(pages=pages):

@@ -23,6 +23,13 @@ class Device(Protocol):
     runs_ahead: bool
 
     @property
+    def deferred(self) -> bool:
+        """Whether rows sit out since their masks are still being made."""
+
+    def resumable(self) -> tuple[str, ...]:
+        """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
+
+    @property
     def holdings(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
 

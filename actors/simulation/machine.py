@@ -24,6 +24,7 @@ from personae.lora.stored import Pieces
 
 VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
 EOS = (0,)
+MASK_SECONDS = 0.4  # an answer whose next mask takes longer fails
 ADAPTER_PAGES = 3  # of the KV cache, whose memory one adapter takes
 
 
@@ -67,7 +68,7 @@ class Truth:
 class Slot:
     """A sequence on the device. `tokens` are its log's and what was sampled since."""
 
-    __slots__ = ("cell", "computed", "failed", "log", "pages", "tokens")
+    __slots__ = ("awaited", "cell", "computed", "due", "failed", "log", "pages", "tokens")
 
     def __init__(self, log: SequenceLog) -> None:
         self.log = log
@@ -76,6 +77,8 @@ class Slot:
         self.cell = owner_cell(log)
         self.computed = 0
         self.failed = False
+        self.awaited: int | None = None  # the position whose mask is being made, until it is used
+        self.due = 0.0  # when it is there
 
 
 class Launched(NamedTuple):
@@ -83,6 +86,7 @@ class Launched(NamedTuple):
 
     result: StepResult
     done: float
+    sitting: list[int]
 
 
 class Device:
@@ -110,6 +114,20 @@ class Device:
         self._free_at = 0.0
         self._copied = 0
         self._lent: list[int] = []
+        self._sitting: dict[int, bool] = {}  # slots that sit out, and whether that step is finished
+
+    @property
+    def deferred(self) -> bool:
+        """Whether rows sit out."""
+        return bool(self._sitting)
+
+    def resumable(self) -> tuple[str, ...]:
+        """Those whose masks have been made."""
+        now = self._threads.time()
+        there = [n for n, finished in self._sitting.items() if finished and self.slots[n].due <= now]
+        for number in there:
+            del self._sitting[number]
+        return tuple(self.slots[number].log.id for number in there)
 
     # A step
 
@@ -126,6 +144,8 @@ class Device:
         tokens: list[int | None] = []
         failures: dict[int, str] = {}
         forced: dict[int, tuple[int, ...]] = {}
+        codes: dict[int, str] = {}
+        deferred: set[int] = set()
         computed = context = 0
         adapters = set()
         if len({row.slot for row in plan.rows}) != len(plan.rows):
@@ -139,7 +159,13 @@ class Device:
             adapters.add(slot.log.adapter)
             known = len(slot.tokens)
             tokens.append(self._compute(slot, row, index, failures))
-            if row.samples and len(slot.tokens) != known + 1 and not slot.failed:
+            if row.samples and slot.awaited is not None:
+                if slot.failed:
+                    codes[index] = TOO_SLOW
+                else:
+                    deferred.add(index)
+                    self._sitting.setdefault(row.slot, False)
+            elif row.samples and len(slot.tokens) != known + 1 and not slot.failed:
                 forced[index] = tuple(slot.tokens[known:])
         if computed > self.layout.max_batch_tokens:
             raise Wrong(f"{computed} tokens in one step of at most {self.layout.max_batch_tokens}")
@@ -159,7 +185,15 @@ class Device:
             beside()
             self._threads.sleep(seconds)
             self._free_at = self._threads.time()
-        return Launched(StepResult(plan.step, tuple(tokens), failures=failures, forced=forced), self._free_at)
+        result = StepResult(
+            plan.step,
+            tuple(tokens),
+            failures=failures,
+            forced=forced,
+            codes=codes,
+            deferred=frozenset(deferred),
+        )
+        return Launched(result, self._free_at, [plan.rows[index].slot for index in deferred])
 
     def fill(self, plan: StepPlan) -> None:
         """What is forced is known as it is computed."""
@@ -179,6 +213,9 @@ class Device:
         left = launched.done - self._threads.time()
         if left > 0:
             self._threads.sleep(left)
+        for number in launched.sitting:
+            if number in self._sitting:
+                self._sitting[number] = True
         return launched.result
 
     def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> None:
@@ -188,6 +225,7 @@ class Device:
                 raise Wrong(f"slot {number} is released and is empty")
             for page in slot.pages:
                 self._readers[page] -= 1
+            self._sitting.pop(number, None)
         for admission in plan.admissions:
             log = admission.log
             if admission.slot in self.slots:
