@@ -16,7 +16,7 @@ from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
-from personae.errors import Overloaded
+from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -68,7 +68,7 @@ class Truth:
 class Slot:
     """A sequence on the device. `tokens` are its log's and what was sampled since."""
 
-    __slots__ = ("awaited", "cell", "computed", "due", "failed", "log", "pages", "tokens")
+    __slots__ = ("awaited", "cell", "computed", "due", "failed", "log", "pages", "slow", "tokens")
 
     def __init__(self, log: SequenceLog) -> None:
         self.log = log
@@ -79,6 +79,7 @@ class Slot:
         self.failed = False
         self.awaited: int | None = None  # the position whose mask is being made, until it is used
         self.due = 0.0  # when it is there
+        self.slow = False  # it never is: its time was over
 
 
 class Launched(NamedTuple):
@@ -159,12 +160,12 @@ class Device:
             adapters.add(slot.log.adapter)
             known = len(slot.tokens)
             tokens.append(self._compute(slot, row, index, failures))
-            if row.samples and slot.awaited is not None:
-                if slot.failed:
-                    codes[index] = TOO_SLOW
-                else:
-                    deferred.add(index)
-                    self._sitting.setdefault(row.slot, False)
+            if slot.awaited is not None:
+                deferred.add(index)
+                if row.start < slot.awaited:
+                    self._sitting[row.slot] = False
+            elif slot.slow:
+                codes[index] = GRAMMAR_TOO_SLOW
             elif row.samples and len(slot.tokens) != known + 1 and not slot.failed:
                 forced[index] = tuple(slot.tokens[known:])
         if computed > self.layout.max_batch_tokens:
@@ -248,6 +249,9 @@ class Device:
                 raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
             self._readers[page] += 1
         slot.pages += row.pages
+        if slot.awaited is not None and row.start >= slot.awaited:  # planned before it was known
+            self._cells[slot.pages[row.start // self.layout.page_size]][row.start % self.layout.page_size] = -1
+            return None
         if row.start and slot.computed == 0:
             self._check_cached(slot, row.start)
         elif row.start != slot.computed:
@@ -276,6 +280,14 @@ class Device:
         slot.cell, slot.computed = cell, end
         if not row.samples:
             return None
+        if len(slot.tokens) == end and self._sits_out(slot, end):
+            slot.computed = end - 1
+            slot.cell = self._cell_at(slot, end - 2)
+            return None
+        if slot.slow:
+            slot.failed = True
+            failures[index] = "its grammar is too slow"
+            return None
         why = self._trouble.fails(slot.log, end)
         if why is not None:
             slot.failed = True
@@ -286,6 +298,25 @@ class Device:
             slot.tokens.append(token)
             self._force(slot, cell)
         return token
+
+    def _sits_out(self, slot: Slot, end: int) -> bool:
+        """Whether the mask of the token at `end` is not there yet."""
+        now = self._threads.time()
+        if slot.awaited is None:
+            seconds = self._trouble.thinks(slot.log, end)
+            if not seconds:
+                return False
+            slot.awaited, slot.due = end, now + min(seconds, MASK_SECONDS)
+            slot.slow = seconds > MASK_SECONDS
+        if now < slot.due:
+            return True
+        slot.awaited = None
+        return False
+
+    def _cell_at(self, slot: Slot, position: int) -> int:
+        if position < 0:
+            return owner_cell(slot.log)
+        return self._cells[slot.pages[position // self.layout.page_size]][position % self.layout.page_size]
 
     def _force(self, slot: Slot, cell: int) -> None:
         """Append what follows the token behind `cell` by itself; the token that ends an answer never does."""
