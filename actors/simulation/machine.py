@@ -87,7 +87,6 @@ class Launched(NamedTuple):
 
     result: StepResult
     done: float
-    sitting: list[int]
 
 
 class Device:
@@ -115,7 +114,7 @@ class Device:
         self._free_at = 0.0
         self._copied = 0
         self._lent: list[int] = []
-        self._sitting: dict[int, bool] = {}  # slots that sit out, and whether that step is finished
+        self._sitting: dict[int, int | None] = {}  # slots, by the step they sit out; None: it is finished
 
     @property
     def deferred(self) -> bool:
@@ -125,7 +124,7 @@ class Device:
     def resumable(self) -> tuple[str, ...]:
         """Those whose masks have been made."""
         now = self._threads.time()
-        there = [n for n, finished in self._sitting.items() if finished and self.slots[n].due <= now]
+        there = [n for n, step in self._sitting.items() if step is None and self.slots[n].due <= now]
         for number in there:
             del self._sitting[number]
         return tuple(self.slots[number].log.id for number in there)
@@ -163,7 +162,7 @@ class Device:
             if slot.awaited is not None:
                 deferred.add(index)
                 if row.start < slot.awaited:
-                    self._sitting[row.slot] = False
+                    self._sitting[row.slot] = plan.step
             elif slot.slow:
                 codes[index] = GRAMMAR_TOO_SLOW
             elif row.samples and len(slot.tokens) != known + 1 and not slot.failed:
@@ -194,7 +193,7 @@ class Device:
             codes=codes,
             deferred=frozenset(deferred),
         )
-        return Launched(result, self._free_at, [plan.rows[index].slot for index in deferred])
+        return Launched(result, self._free_at)
 
     def fill(self, plan: StepPlan) -> None:
         """What is forced is known as it is computed."""
@@ -214,9 +213,9 @@ class Device:
         left = launched.done - self._threads.time()
         if left > 0:
             self._threads.sleep(left)
-        for number in launched.sitting:
-            if number in self._sitting:
-                self._sitting[number] = True
+        for number, step in self._sitting.items():
+            if step == launched.result.step:
+                self._sitting[number] = None
         return launched.result
 
     def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> None:
