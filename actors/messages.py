@@ -16,7 +16,7 @@ from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import PersonaeError
 from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 
 
@@ -292,6 +292,7 @@ class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
     spec: GrammarSpec
+    tenant: str
     grammar: BoundGrammar | None = None
     error: PersonaeError | None = None
 
@@ -334,7 +335,7 @@ class Sampled(Message, frozen=True):
 
 
 class Compile(Message, frozen=True):
-    """From the scheduler: compile this, answer with `Compiled`. The tenant is the one that asked first."""
+    """From the scheduler: compile this for a tenant, answer with `Compiled`."""
 
     spec: GrammarSpec
     tenant: str = "default"
@@ -351,7 +352,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarSpec, BoundGrammar]
+    grammars: dict[GrammarKey, BoundGrammar]
     follows: bool
 
 

@@ -31,7 +31,7 @@ from personae.actors.messages import (
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # between two looks at the fairness gap
 LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
@@ -69,7 +69,7 @@ class SchedulerActor(Actor[Message]):
         self._streamer = streamer
         self._ingress = ingress
         self._known: set[str] = set()
-        self._compiling: dict[GrammarSpec, dict[str, SequenceLog]] = {}
+        self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
         self._grammars: dict[str, BoundGrammar] = {}
         self._in_flight = 0
         self._seconds = 0.0
@@ -133,13 +133,14 @@ class SchedulerActor(Actor[Message]):
         if log.grammar is None:
             self._scheduler.add(log)
             return
-        if log.grammar not in self._compiling:  # still there while it compiles, although all have left
-            self._compiling[log.grammar] = {}
+        key = log.tenant, log.grammar
+        if key not in self._compiling:  # still there while it compiles, although all have left
+            self._compiling[key] = {}
             self._compiler.tell(Compile(log.grammar, log.tenant))
-        self._compiling[log.grammar][log.id] = log
+        self._compiling[key][log.id] = log
 
     def _compiled(self, compiled: Compiled) -> None:
-        logs = self._compiling.pop(compiled.spec, {})
+        logs = self._compiling.pop((compiled.tenant, compiled.spec), {})
         if compiled.grammar is not None:
             for log in logs.values():
                 self._bind(log, compiled.grammar)
@@ -212,7 +213,7 @@ class SchedulerActor(Actor[Message]):
             if plan is None:
                 break
             grammars = {
-                admission.log.grammar: self._grammars[admission.log.id]
+                (admission.log.tenant, admission.log.grammar): self._grammars[admission.log.id]
                 for admission in plan.admissions
                 if admission.log.grammar is not None
             }

@@ -18,7 +18,7 @@ from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
 from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
 from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarKey
 from personae.lora.adapter import Adapter
 from personae.lora.stored import Pieces
 
@@ -131,7 +131,7 @@ class Device:
 
     # A step
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> StepPlan:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, BoundGrammar]) -> StepPlan:
         """Take in what the plan changes."""
         self._trouble.strikes("prepare")
         self._apply(plan, grammars)
@@ -218,7 +218,7 @@ class Device:
                 self._sitting[number] = None
         return launched.result
 
-    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> None:
+    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, BoundGrammar]) -> None:
         for number in plan.releases:
             slot = self.slots.pop(number, None)
             if slot is None:
@@ -230,8 +230,9 @@ class Device:
             log = admission.log
             if admission.slot in self.slots:
                 raise Wrong(f"slot {admission.slot} is given out and is taken")
-            bound = None if log.grammar is None else grammars[log.grammar]
-            if bound is not None and (not isinstance(bound, Grammar) or bound.spec != log.grammar):
+            key = None if log.grammar is None else (log.tenant, log.grammar)
+            bound = None if key is None else grammars[key]
+            if bound is not None and (not isinstance(bound, Grammar) or bound.key != key):
                 raise Wrong(f"sequence {log.id} is bound by somebody else's grammar")
             self._trouble.admits(log)
             self.slots[admission.slot] = Slot(log)
