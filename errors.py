@@ -36,7 +36,7 @@
 """
 
 
-GRAMMAR_TOO_SLOW = "grammar_too_slow"
+GRAMMAR_TOO_SLOW = "grammar_too_slow"  # the code of GrammarTooSlow, which travels by it
 
 
 class PersonaeError(Exception):
@@ -104,6 +104,7 @@ class GrammarTooSlow(GrammarError):
     """The masks of a grammar took more than their time; the answer was ended."""
 
     code = GRAMMAR_TOO_SLOW
+    retry = False
 
 
 class Unauthorized(RequestError):

@@ -15,7 +15,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
     requests that give none; None draws one for each. `max_n` bounds `n`, `max_sequences` bounds prompts
     times `n` of one request, `max_logprobs` bounds every kind of logprobs, `max_prompt_logprobs` their number
     over all tokens of all prompts of a request. `max_json_depth` bounds the
-    nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer. A
+    nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer,
+    `max_choice_bytes` a list of choices. A
     request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
     answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
     `request_seconds` is the longest that a request may take, its own timeout may be shorter; None is without
@@ -42,6 +43,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_messages: int = 4096
     max_json_depth: int = 64
     max_grammar_bytes: int = 2**20
+    max_choice_bytes: int = 2**16
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 32 * 2**10
     max_headers: int = 100

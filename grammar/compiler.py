@@ -21,6 +21,7 @@ from personae.grammar.closing.build import Compiling, build, draft, sketch_of
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.growth import growth
+from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
@@ -154,6 +155,8 @@ class GrammarCompiler:
         """
         if self._sandbox is not None and is_foreign(spec):
             self._automaton(spec)
+            if spec.kind == "ebnf" and matches_nothing(spec.source):
+                raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
             return self._remote(self._sandbox, spec, tenant)
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)

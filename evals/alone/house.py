@@ -16,7 +16,7 @@ from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
-from personae.engine.step import StepEngine
+from personae.engine.step import StepEngine, by_tenant
 from personae.engine.tokens import Tokenizer
 from personae.errors import GrammarError
 from personae.evals.tenants.making import AdapterMaker
@@ -108,7 +108,7 @@ class House:
         stream = Stream()
         scheduler.add(replace(log, after=None))
         while (plan := scheduler.plan()) is not None:
-            launched = engine.sample(plan, engine.forward(engine.prepare(plan, self.grammars)))
+            launched = engine.sample(plan, engine.forward(engine.prepare(plan, by_tenant(plan, self.grammars))))
             for delta in scheduler.commit(engine.finish(launched)):
                 stream.take(delta)
         assert stream.end is not None

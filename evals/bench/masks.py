@@ -38,7 +38,7 @@ from personae.actors.script import Script
 from personae.api.local import DEMO
 from personae.engine.runner import PackedStep
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.step import Launched, StepEngine
+from personae.engine.step import Launched, StepEngine, by_tenant
 from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
@@ -93,7 +93,7 @@ def decode(
         with parts.part("step" if decoding else "prompt"):
             if plan is not None:
                 with parts.part("prepare"):
-                    packed = engine.prepare(plan, grammars)
+                    packed = engine.prepare(plan, by_tenant(plan, grammars))
                 with parts.part("forward"):
                     beside = partial(_beside, engine, scheduler, unread, packed)
                     forward = engine.forward(packed, beside)

@@ -59,7 +59,7 @@ class XGrammarBackend:
         compiled.matcher().fill(mask, 0)
         if not mask.any():
             raise GrammarError(
-                f"No text matches the {SAID.get(spec.kind, spec.kind)}.", param=PARAMS[spec.kind]
+                f"The {SAID.get(spec.kind, spec.kind)} matches no text.", param=PARAMS[spec.kind]
             )
         return compiled
 

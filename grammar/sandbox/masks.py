@@ -236,7 +236,9 @@ class RemoteMatcher:
         return True
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Write the tokens allowed next, which are known; all of them if it has failed."""
+        """Write the tokens allowed next; all of them if they are not known yet, or it has failed."""
+        if self._mask is None:
+            self._grammar.poll()
         bitmask[row] = -1 if self._mask is None or self.failure is not None else self._mask
 
     def accept(self, token: int) -> bool:

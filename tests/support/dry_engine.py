@@ -19,6 +19,7 @@ from troupe import Played, log_of
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.engine.sequence import SequenceLog
+from personae.engine.step import by_tenant
 from personae.grammar.backend import BoundGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
@@ -79,7 +80,7 @@ class DryEngine:
             plan, result = self.scheduler.plan(), None
             if plan is not None:
                 with self.doing("prepare"):
-                    packed = self.engine.prepare(plan, self.grammars)
+                    packed = self.engine.prepare(plan, by_tenant(plan, self.grammars))
                 with self.doing("forward"):
                     forward = self.engine.forward(packed)
             if unread is not None:
