@@ -35,7 +35,6 @@
 (https://platform.openai.com/docs/guides/error-codes).
 """
 
-
 GRAMMAR_TOO_SLOW = "grammar_too_slow"  # the code of GrammarTooSlow, which travels by it
 
 

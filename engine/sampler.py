@@ -52,7 +52,7 @@ NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude 
 class Asking(Protocol):
     """Who is asked about a row's token before it is taken."""
 
-    def objection(self, token: int) -> Words | None | Undecided:
+    def objection(self, token: int) -> Words | Undecided | None:
         """What is to be left out instead of taking `token`; None to let it be. Asked again about what is then
         chosen, it lets something be in the end. Where that is not known yet the row has no token."""
 

@@ -402,9 +402,7 @@ class StepEngine:
         return found
 
 
-def by_tenant(
-    plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]
-) -> dict[GrammarKey, BoundGrammar]:
+def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> dict[GrammarKey, BoundGrammar]:
     """The grammars that a plan needs, where all tenants share them."""
     logs = (admission.log for admission in plan.admissions)
     return {(log.tenant, log.grammar): grammars[log.grammar] for log in logs if log.grammar is not None}

@@ -17,6 +17,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _Token = tuple[str, str]
+_LENGTH = 16_384  # characters; of what is longer, and of chains of more rules, the library finds it
+_ROUNDS = 64
 
 
 class _Strange(Exception):
@@ -25,17 +27,19 @@ class _Strange(Exception):
 
 def matches_nothing(source: str) -> bool:
     """Whether it is certain that no text matches."""
+    if len(source) > _LENGTH:
+        return False
     try:
         rules = dict(_rules(source))
     except _Strange:
         return False
     ending: set[str] = set()
-    found = True
-    while found:
+    for _ in range(_ROUNDS):
         more = {name for name, body in rules.items() if name not in ending and _ends(body, ending, rules)}
-        found = bool(more)
+        if not more:
+            return "root" in rules and "root" not in ending
         ending |= more
-    return "root" in rules and "root" not in ending
+    return False
 
 
 def _tokens(source: str) -> Iterator[_Token]:

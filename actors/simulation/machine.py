@@ -250,7 +250,9 @@ class Device:
             self._readers[page] += 1
         slot.pages += row.pages
         if slot.awaited is not None and row.start >= slot.awaited:  # planned before it was known
-            self._cells[slot.pages[row.start // self.layout.page_size]][row.start % self.layout.page_size] = -1
+            self._cells[slot.pages[row.start // self.layout.page_size]][
+                row.start % self.layout.page_size
+            ] = -1
             return None
         if row.start and slot.computed == 0:
             self._check_cached(slot, row.start)

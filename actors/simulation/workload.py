@@ -80,7 +80,9 @@ def requests(load: Workload, seed: int) -> Iterator[Request]:
         for i in range(load.grammars)
     ]
     specs = [
-        replace(spec, source=f"{THINKS}-{i}") if spec.source == f"ok-{i}" and i < load.thinks * len(specs) else spec
+        replace(spec, source=f"{THINKS}-{i}")
+        if spec.source == f"ok-{i}" and i < load.thinks * len(specs)
+        else spec
         for i, spec in enumerate(specs)
     ]
     at = 0.0

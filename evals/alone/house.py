@@ -108,7 +108,9 @@ class House:
         stream = Stream()
         scheduler.add(replace(log, after=None))
         while (plan := scheduler.plan()) is not None:
-            launched = engine.sample(plan, engine.forward(engine.prepare(plan, by_tenant(plan, self.grammars))))
+            launched = engine.sample(
+                plan, engine.forward(engine.prepare(plan, by_tenant(plan, self.grammars)))
+            )
             for delta in scheduler.commit(engine.finish(launched)):
                 stream.take(delta)
         assert stream.end is not None

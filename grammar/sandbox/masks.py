@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import count
 from threading import Lock
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -103,7 +104,7 @@ class RemoteGrammar:
         self._connection = connection
         self._left = left
         self._ids = count()
-        self._answers: dict[int, RemoteMatcher] = {}
+        self._answers: WeakValueDictionary[int, RemoteMatcher] = WeakValueDictionary()
         self._sending = bytearray()
         self._received = bytearray()
         self._ended = False
@@ -176,7 +177,7 @@ class RemoteGrammar:
             self._ended = True
         self._take_in()
         if self._ended:
-            for answer in self._answers.values():
+            for answer in [*self._answers.values()]:
                 answer.hear(TooSlow(answer.id))
 
     def _take_in(self) -> None:
@@ -251,7 +252,7 @@ class RemoteMatcher:
             self._grammar.send(Take(self.id, token))
         return True
 
-    def objection(self, token: int, deadline: float = 0.0) -> Words | None | Undecided:
+    def objection(self, token: int, deadline: float = 0.0) -> Words | Undecided | None:
         """What is to be left out instead of taking `token`; UNDECIDED if that is not known yet. What is known
         is said again when the position is computed again."""
         if self.failure is None and token not in self._heard:

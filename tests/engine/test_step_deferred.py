@@ -22,7 +22,9 @@ BUDGETS = [3, 5, 9, 24]  # short ones are asked about each token
 
 
 def played(compiler: GrammarCompiler, runs_ahead: bool = False, lookahead: int = 2, **settings: Any) -> Any:
-    troupe = Troupe(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4, lookahead=lookahead, **settings)
+    troupe = Troupe(
+        model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4, lookahead=lookahead, **settings
+    )
     troupe.engine.runs_ahead = runs_ahead
     troupe.grammars |= {spec: compiler.compile(spec) for spec in SPECS if spec is not None}
     logs = []

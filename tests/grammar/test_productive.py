@@ -9,7 +9,7 @@ from personae.grammar.productive import matches_nothing
     "source",
     [
         "root ::= root",
-        "root ::= a\na ::= b | \"x\" a\nb ::= a",
+        'root ::= a\na ::= b | "x" a\nb ::= a',
         'root ::= "a" root # and again\n',
         'root ::= ("a" | "b") (root | root "c")+',
         "root ::= root{2,}",
