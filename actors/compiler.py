@@ -10,7 +10,7 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
 from personae.actors.script import Grammars
 from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFailed
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 
 AT_ONCE = 4  # compiles of a tenant; more would only take the cores from the steps
@@ -84,7 +84,7 @@ class Compiler(Actor[Message]):
             error = Overloaded("Other grammars are being compiled; try again later.")
         self._scheduler.tell(Compiled(spec, tenant, error=error))
 
-    def _outcome(self, key: GrammarKey) -> BoundGrammar | PersonaeError:
+    def _outcome(self, key: GrammarKey) -> AnyGrammar | PersonaeError:
         tenant, spec = key
         self._begun.add(key)
         try:

@@ -56,8 +56,8 @@ class Executor(ThreadActor[Message]):
     another one leave, it asks for memory of the KV cache. An adapter that a thread reads into its
     place beside the steps is placed when that thread says so.
 
-    A row whose mask is not made in time sits the step out. The scheduler is told when the mask is there; it is
-    looked for after each step, and while there is nothing to do every `LOOK_SECONDS`.
+    A row whose mask is not made in time sits the step out. The scheduler is told when the mask is there; it
+    is looked for after each step, and while there is nothing to do every `LOOK_SECONDS`.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.

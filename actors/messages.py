@@ -15,7 +15,7 @@ from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import PersonaeError
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -293,7 +293,7 @@ class Compiled(Message, frozen=True):
 
     spec: GrammarSpec
     tenant: str
-    grammar: BoundGrammar | None = None
+    grammar: AnyGrammar | None = None
     error: PersonaeError | None = None
 
 
@@ -352,7 +352,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarKey, BoundGrammar]
+    grammars: dict[GrammarKey, AnyGrammar]
     follows: bool
 
 

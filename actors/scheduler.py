@@ -30,7 +30,7 @@ from personae.actors.messages import (
 )
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # between two looks at the fairness gap
@@ -70,7 +70,7 @@ class SchedulerActor(Actor[Message]):
         self._ingress = ingress
         self._known: set[str] = set()
         self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
-        self._grammars: dict[str, BoundGrammar] = {}
+        self._grammars: dict[str, AnyGrammar] = {}
         self._in_flight = 0
         self._seconds = 0.0
         self._gap = 0.0
@@ -151,7 +151,7 @@ class SchedulerActor(Actor[Message]):
             kind = type(error).__name__
             self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
 
-    def _bind(self, log: SequenceLog, grammar: BoundGrammar) -> None:
+    def _bind(self, log: SequenceLog, grammar: AnyGrammar) -> None:
         """Let it in, if its answer can be complete within its budget."""
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:

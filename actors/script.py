@@ -8,7 +8,7 @@ from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tokens import Tokenizer
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 from personae.lora.stored import Pieces
@@ -33,7 +33,7 @@ class Device(Protocol):
     def holdings(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, BoundGrammar], /) -> Any:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar], /) -> Any:
         """Apply the plan's changes; all that the host does for a step before the device begins."""
 
     def forward(self, prepared: Any, beside: Callable[[], None], /) -> Any:
@@ -78,13 +78,13 @@ class Device(Protocol):
 class Grammars(Protocol):
     """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
 
-    def get(self, spec: GrammarSpec, tenant: str, /) -> BoundGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar | None:
         """From the tenant's part of the cache."""
 
-    def compile(self, spec: GrammarSpec, tenant: str, /) -> BoundGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar:
         """Compile; on a worker thread."""
 
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar, tenant: str, /) -> None:
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str, /) -> None:
         """Into the tenant's part of the cache."""
 
 

@@ -62,8 +62,8 @@ NOBODY: Mapping[int, Asking] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`; so is
-    that of an `undecided` one, which is as if it had not been sampled."""
+    """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`. So
+    is the token of an `undecided` one, which is as if it had not been sampled."""
 
     tokens: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)

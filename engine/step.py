@@ -34,7 +34,7 @@ from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, fill_masks
 from personae.grammar.reasoning.limit import LimitedMatcher
-from personae.grammar.sandbox.masks import RemoteGrammar, RemoteMatcher
+from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
@@ -96,7 +96,7 @@ class StepEngine:
         """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
         return tuple(self._logs[slot].id for slot in self._deferrals.resumable(self._matchers))
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, BoundGrammar]) -> PackedStep | None:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> PackedStep | None:
         """Apply the plan's changes and pack its rows, if it has any.
 
         `grammars` holds the compiled grammar of every admission that has a spec, by its tenant and spec.
@@ -120,7 +120,7 @@ class StepEngine:
                 self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
         return self.runner.pack(plan.rows) if plan.rows else None
 
-    def _bind(self, slot: int, log: SequenceLog, grammar: BoundGrammar) -> None:
+    def _bind(self, slot: int, log: SequenceLog, grammar: AnyGrammar) -> None:
         longest = self.runner.layout.max_model_len
         if isinstance(grammar, RemoteGrammar):
             self._matchers[slot] = grammar.begin(log.budget(longest), log.tokens[log.prompt_length :])
@@ -402,7 +402,7 @@ class StepEngine:
         return found
 
 
-def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> dict[GrammarKey, BoundGrammar]:
+def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, AnyGrammar]) -> dict[GrammarKey, AnyGrammar]:
     """The grammars that a plan needs, where all tenants share them."""
     logs = (admission.log for admission in plan.admissions)
     return {(log.tenant, log.grammar): grammars[log.grammar] for log in logs if log.grammar is not None}

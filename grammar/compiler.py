@@ -25,7 +25,7 @@ from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.sandbox.masks import Processes, RemoteGrammar
+from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
@@ -85,7 +85,7 @@ class GrammarCompiler:
         self._bytewise: dict[str, GrammarBackend] = {}
         self._tags: dict[ReasoningLimit, Tags] = {}
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[GrammarKey, BoundGrammar] = OrderedDict()
+        self._cached: OrderedDict[GrammarKey, AnyGrammar] = OrderedDict()
         self._sizes: dict[GrammarKey, int] = {}
         self._processes = Processes()
         self._bytes = 0
@@ -108,7 +108,7 @@ class GrammarCompiler:
             with suppress(GrammarError, _Elsewhere):
                 self._compile(spec, self._build)
 
-    def get(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
         """The compiled grammar of an equal spec of this tenant's, if it is in the cache."""
         with self._lock:
             grammar = self._cached.get((tenant, spec))
@@ -119,7 +119,7 @@ class GrammarCompiler:
                 self._cached.move_to_end((tenant, spec))
             return grammar
 
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar, tenant: str = "") -> None:
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
         here = isinstance(grammar, Automaton | RemoteGrammar)
         nbytes = grammar.nbytes + (0 if here else growth(spec))
@@ -145,7 +145,7 @@ class GrammarCompiler:
                 if isinstance(grammar, RemoteGrammar) and tenant in (None, key[0]):
                     self._forget(key)
 
-    def compile(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar:
         """Compile, without looking for it in the cache, with the fastest backend that enforces all of it.
 
         A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
@@ -158,6 +158,10 @@ class GrammarCompiler:
             if spec.kind == "ebnf" and matches_nothing(spec.source):
                 raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
             return self._remote(self._sandbox, spec, tenant)
+        return self.compile_here(spec, tenant)
+
+    def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
+        """As `compile`; its masks are made here, whoever wrote it."""
         if spec.reasoning is not None:
             return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
         automaton = self._automaton(spec)
@@ -272,8 +276,8 @@ class GrammarCompiler:
     def _limited(self, spec: GrammarSpec, limit: ReasoningLimit, tenant: str) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""
         inner = self.get(spec, tenant)
-        if inner is None:
-            inner = self.compile(spec, tenant)
+        if inner is None or isinstance(inner, RemoteGrammar):
+            inner = self.compile_here(spec, tenant)
             self.put(spec, inner, tenant)
         format = msgspec.structs.replace(limit, tokens=0, opened=False)
         tags = self._tags.get(format)

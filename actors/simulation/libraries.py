@@ -3,7 +3,8 @@
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.errors import Overloaded
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import Matcher
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.sandbox.server import Limits
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
@@ -63,13 +64,13 @@ class Grammars:
         self._threads = threads
         self._trouble = trouble
         self._keep = keep
-        self._cache: dict[GrammarKey, BoundGrammar] = {}
+        self._cache: dict[GrammarKey, AnyGrammar] = {}
 
-    def get(self, spec: GrammarSpec, tenant: str) -> BoundGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str) -> AnyGrammar | None:
         """From the cache."""
         return self._cache.get((tenant, spec))
 
-    def compile(self, spec: GrammarSpec, tenant: str) -> BoundGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
         """Takes its time, but no more than a sandbox has patience."""
         seconds = self._trouble.slowed(self._costs.compile)
         self._threads.sleep(min(seconds, Limits().patience))
@@ -78,7 +79,7 @@ class Grammars:
         self._trouble.compiles(spec)
         return Grammar(spec, tenant)
 
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar, tenant: str) -> None:
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str) -> None:
         """Into the cache; the oldest leave."""
         self._cache[tenant, spec] = grammar
         while len(self._cache) > self._keep:

@@ -17,7 +17,7 @@ from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
 from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 from personae.lora.adapter import Adapter
 from personae.lora.stored import Pieces
@@ -131,7 +131,7 @@ class Device:
 
     # A step
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, BoundGrammar]) -> StepPlan:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> StepPlan:
         """Take in what the plan changes."""
         self._trouble.strikes("prepare")
         self._apply(plan, grammars)
@@ -218,7 +218,7 @@ class Device:
                 self._sitting[number] = None
         return launched.result
 
-    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, BoundGrammar]) -> None:
+    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
         for number in plan.releases:
             slot = self.slots.pop(number, None)
             if slot is None:

@@ -51,8 +51,8 @@ class Trouble:
         return None
 
     def thinks(self, log: SequenceLog, position: int) -> float:
-        """For how many seconds the mask of the token at `position` is made beside the steps; 0 for one that is
-        there in time."""
+        """For how many seconds the mask of the token at `position` is made beside the steps; 0 for one that
+        is there in time."""
         return 0.0
 
     def reads(self, digest: str) -> None:

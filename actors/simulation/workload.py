@@ -27,8 +27,8 @@ class Workload:
     one in ten requests is for the base. Tenants likewise. Prompts begin with one of a few prefixes that all
     tenants share. Shares are probabilities for each request: `schemas` is bound by one of `grammars`
     grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
-    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks` of
-    the others have masks that take long, `poison` of the requests kill the engine.
+    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
+    of the others have masks that take long, `poison` of the requests kill the engine.
     """
 
     requests: int = 1000

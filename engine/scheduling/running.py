@@ -17,8 +17,9 @@ class RunningTable:
     """The sequences that have a slot, in three lists, all by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none; `parked` wait for a mask
-    and are not planned meanwhile. `releases` and `copies` gather what the next plan must carry. `background` counts the sequences that give way. `lent` are pages
-    whose memory adapters have; `short` is how many were wanted in vain since it was set to 0.
+    and are not planned meanwhile. `releases` and `copies` gather what the next plan must carry. `background`
+    counts the sequences that give way. `lent` are pages whose memory adapters have; `short` is how many were
+    wanted in vain since it was set to 0.
     """
 
     __slots__ = (

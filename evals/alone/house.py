@@ -20,8 +20,8 @@ from personae.engine.step import StepEngine, by_tenant
 from personae.engine.tokens import Tokenizer
 from personae.errors import GrammarError
 from personae.evals.tenants.making import AdapterMaker
-from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.quantized import Quantization
@@ -73,7 +73,7 @@ class House:
                 found.append(self._read(Path(made)))
         self.adapters = {adapter.digest: adapter for adapter in found}
         self.ranks = sorted(-(-adapter.rank // RANK_PAGE) * RANK_PAGE for adapter in found)
-        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         text, tokenizer = (folder / "tokenizer.json").read_bytes(), Tokenizer.load(folder)
         vocabulary = Vocabulary.from_tokenizer_json(text, self.vocab_size, tokenizer.eos_ids)
         self._spelling = Spelling(tokenizer, vocabulary.tokens)
@@ -82,7 +82,7 @@ class House:
     def _read(self, folder: Path) -> Adapter:
         return stacked(read_adapter(folder, self._shapes), self.model.config.layers, self.model.dtype)
 
-    def bound(self, spec: GrammarSpec) -> BoundGrammar | None:
+    def bound(self, spec: GrammarSpec) -> AnyGrammar | None:
         """The grammar; None if it is refused."""
         if spec not in self.grammars:
             try:

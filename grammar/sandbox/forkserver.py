@@ -280,7 +280,7 @@ def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: 
     """What a child is for, for as long as its grammar is wanted."""
     spec = msgspec.msgpack.decode(next(frames(connection)), type=GrammarSpec)
     try:
-        grammar = compiler.compile(spec)
+        grammar = compiler.compile_here(spec)
     except GrammarError as error:
         say(connection, msgspec.msgpack.encode(Refusal(error.message, error.param, error.code)))
         return

@@ -10,8 +10,7 @@ Frames in MessagePack go both ways (`server.say`). To here come operations, from
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -94,12 +93,6 @@ REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 _encode = msgspec.msgpack.encode
 
 
-class Clock(Protocol):
-    """Seconds of processor time."""
-
-    def __call__(self) -> float: ...
-
-
 class MaskServer:
     """The answers that are bound by one grammar. What has to be written is yielded."""
 
@@ -108,7 +101,7 @@ class MaskServer:
         grammar: BoundGrammar,
         vocab_size: int,
         limits: Limits,
-        clock: Clock = time.process_time,
+        clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._grammar = grammar
         self._words = words_of(vocab_size)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
+from personae.grammar.backend import BoundGrammar
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.sandbox.mask_server import (
     REPORTS,
@@ -93,7 +94,8 @@ class Processes:
 
 
 class RemoteGrammar:
-    """A `BoundGrammar` whose process ends when nobody holds it any more. Its answers belong to one thread."""
+    """A compiled grammar, whose process ends when nobody holds it any more. Its answers belong to one
+    thread."""
 
     nbytes = PROCESS_BYTES
 
@@ -125,10 +127,6 @@ class RemoteGrammar:
             return False
         except OSError:
             return True
-
-    def matcher(self, budget: int | None = None) -> "RemoteMatcher":  # type: ignore[override]
-        """A new answer."""
-        return self.begin(2**31 if budget is None else budget, ())
 
     def begin(self, budget: int, tokens: Sequence[int]) -> "RemoteMatcher":
         """An answer of at most `budget` tokens, of which `tokens` have been said."""
@@ -192,6 +190,10 @@ class RemoteGrammar:
             at = end
         if at:
             del received[:at]
+
+
+AnyGrammar = BoundGrammar | RemoteGrammar
+"""A compiled grammar that binds answers: in the step that uses its masks, or beside it."""
 
 
 class RemoteMatcher:

@@ -21,8 +21,8 @@ class Limits(msgspec.Struct, frozen=True):
     `patience` seconds: the server may have to begin, and the machine be busy. A process that has gained more
     than `growth` bytes is not asked again.
 
-    Of an answer whose masks are made there: seconds of processor time that one mask may take, and all of them,
-    and how long it may take on a busy machine. What takes more than `ordinary` gives way to all others.
+    Of an answer whose masks are made there: seconds of processor time that one mask may take, and all of
+    them, and how long it may take on a busy machine. What takes more than `ordinary` gives way to all others.
     """
 
     processor: float = 5.0

@@ -101,7 +101,7 @@ async def test_only_so_many_compile_at_once() -> None:
 async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings_is_kept() -> None:
     grammars = Grammars()
     kept: list[GrammarSpec] = []
-    grammars.put = lambda spec, grammar: kept.append(spec)
+    grammars.put = lambda spec, grammar, tenant: kept.append(spec)
     async with compiling(grammars, seconds=1.0) as (compiler, scheduler):
         specs = [GrammarSpec("regex", f"a{{{number}}}") for number in range(AT_ONCE + 1)]
         for spec in specs:

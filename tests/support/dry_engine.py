@@ -20,7 +20,7 @@ from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import by_tenant
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -39,7 +39,7 @@ class DryEngine:
         with self.doing("build"):
             self.engine = script.build_step_engine()
         self.scheduler = script.build_scheduler()
-        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.cards = {name: card for name, card in script.models.items() if card.adapter}
         self.reads = 0  # one for a step's tokens, one for the log-probabilities of its prompts
 

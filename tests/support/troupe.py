@@ -29,7 +29,7 @@ from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.step import Launched, StepEngine, by_tenant
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.kernels.quantized import Quantization
 from personae.lora.activation import activation_start
@@ -127,7 +127,7 @@ class Troupe:
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters())
-        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.lookahead = lookahead
         self.steps = 0
         self.resumed = 0  # rows that sat steps out

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,13 @@ def test_a_grammar_whose_process_has_ended_is_compiled_again(compiler: GrammarCo
 def test_its_process_ends_when_nobody_holds_the_grammar(compiler: GrammarCompiler) -> None:
     def children() -> int:
         server = compiler._sandbox._process.pid  # type: ignore[union-attr]  # it runs
-        return len(open(f"/proc/{server}/task/{server}/children").read().split())
+        return len(Path(f"/proc/{server}/task/{server}/children").read_text().split())
 
     grammar = compiler.compile(WORD)
     assert compiler._processes.live == 1
-    answer = grammar.matcher()
-    mask_of(answer)  # type: ignore[arg-type]  # a remote one
+    assert isinstance(grammar, RemoteGrammar)
+    answer = grammar.begin(9, ())
+    mask_of(answer)
     before = children()
     del grammar, answer
     eventually(lambda: children() < before, "it has ended")
@@ -118,12 +120,14 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_and_its_place_is_free(
 
 
 def test_masks_are_those_that_the_library_makes_here(compiler: GrammarCompiler) -> None:
-    here = GrammarCompiler(VOCABULARY, sandboxed=False).compile(WORD).matcher(4)
-    there = compiler.compile(WORD).matcher(4)
+    here = GrammarCompiler(VOCABULARY, sandboxed=False).compile_here(WORD).matcher(6)
+    remote = compiler.compile(WORD)
+    assert isinstance(remote, RemoteGrammar)
+    there = remote.begin(6, ())
     expected = np.zeros((1, words_of(VOCABULARY.size)), np.int32)
     for token in (*b"abcd", 320, 320):
         here.fill(expected, 0)
-        assert (mask_of(there) == expected[0]).all()  # type: ignore[arg-type]  # a remote one
+        assert (mask_of(there) == expected[0]).all()
         if allows(expected[0], token) and not here.terminated:
             here.accept(token)
             there.accept(token)
