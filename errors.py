@@ -35,6 +35,8 @@
 (https://platform.openai.com/docs/guides/error-codes).
 """
 
+GRAMMAR_TOO_SLOW = "grammar_too_slow"  # the code of GrammarTooSlow, which travels by it
+
 
 class PersonaeError(Exception):
     """The root of the tree. `message` is one sentence that says what is wrong and what to do next."""
@@ -95,6 +97,13 @@ class GrammarError(RequestError):
     """A schema, regex or grammar that is malformed or cannot be enforced."""
 
     code = "invalid_schema"
+
+
+class GrammarTooSlow(GrammarError):
+    """The masks of a grammar took more than their time; the answer was ended."""
+
+    code = GRAMMAR_TOO_SLOW
+    retry = False
 
 
 class Unauthorized(RequestError):

@@ -10,8 +10,8 @@ from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import Compile, Compiled, Message
 from personae.actors.script import Grammars
 from personae.errors import GrammarError, Overloaded, PersonaeError, RequestFailed
-from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey
 
 AT_ONCE = 4  # compiles of a tenant; more would only take the cores from the steps
 SECONDS = 90.0  # that a request waits for its grammar
@@ -25,7 +25,7 @@ class Compiler(Actor[Message]):
     Whatever a compile raises ends its own requests and nothing else: a grammar library that stumbles over
     somebody's schema must not take everybody's engine down. One that takes more than `seconds` is answered
     without a grammar. Its thread cannot be stopped and keeps its place among its tenant's `AT_ONCE`, which
-    are nobody else's; what it brings in the end is kept for the next who asks.
+    are nobody else's; what it brings in the end is kept for the tenant's next who asks.
     """
 
     def __init__(self, grammars: Grammars, scheduler: Ref[Message], *, seconds: float = SECONDS) -> None:
@@ -35,8 +35,8 @@ class Compiler(Actor[Message]):
         self._threads: WeakValueDictionary[str, CapacityLimiter] = (
             WeakValueDictionary()
         )  # while they are used
-        self._begun: set[GrammarSpec] = set()
-        self._late: set[GrammarSpec] = set()
+        self._begun: set[GrammarKey] = set()
+        self._late: set[GrammarKey] = set()
 
     async def started(self) -> None:
         """Forget what was meant for an earlier life."""
@@ -45,47 +45,51 @@ class Compiler(Actor[Message]):
     async def receive(self, message: Message) -> None:
         """Answer from the cache, or start a compile."""
         if isinstance(message, Compile):
-            grammar = self._grammars.get(message.spec)
+            spec, tenant = message.spec, message.tenant
+            grammar = self._grammars.get(spec, tenant)
             if grammar is not None:
-                self._scheduler.tell(Compiled(message.spec, grammar))
-            elif message.spec in self._late:
-                self._give_up(message.spec)
+                self._scheduler.tell(Compiled(spec, tenant, grammar))
+            elif (tenant, spec) in self._late:
+                self._give_up((tenant, spec))
             else:
-                threads = self._threads.setdefault(message.tenant, CapacityLimiter(AT_ONCE))
-                self.start_soon(self._compile, message.spec, threads)
+                threads = self._threads.setdefault(tenant, CapacityLimiter(AT_ONCE))
+                self.start_soon(self._compile, (tenant, spec), threads)
 
-    async def _compile(self, spec: GrammarSpec, threads: CapacityLimiter) -> None:
+    async def _compile(self, key: GrammarKey, threads: CapacityLimiter) -> None:
+        tenant, spec = key
         async with create_task_group() as tasks:
-            tasks.start_soon(self._lose_patience, spec)
-            outcome = await self.in_thread(self._outcome, spec, limiter=threads)
+            tasks.start_soon(self._lose_patience, key)
+            outcome = await self.in_thread(self._outcome, key, limiter=threads)
             tasks.cancel_scope.cancel()
-        late = spec in self._late
-        self._late.discard(spec)
-        self._begun.discard(spec)
+        late = key in self._late
+        self._late.discard(key)
+        self._begun.discard(key)
         error = outcome if isinstance(outcome, PersonaeError) else None
         grammar = None if isinstance(outcome, PersonaeError) else outcome
         if not late:
-            self._scheduler.tell(Compiled(spec, grammar, error))
+            self._scheduler.tell(Compiled(spec, tenant, grammar, error))
 
-    async def _lose_patience(self, spec: GrammarSpec) -> None:
+    async def _lose_patience(self, key: GrammarKey) -> None:
         await sleep(self._seconds)
-        self._late.add(spec)
-        self._give_up(spec)
+        self._late.add(key)
+        self._give_up(key)
 
-    def _give_up(self, spec: GrammarSpec) -> None:
+    def _give_up(self, key: GrammarKey) -> None:
+        tenant, spec = key
         error: PersonaeError
-        if spec in self._begun:
+        if key in self._begun:
             why = f"The grammar could not be compiled within {self._seconds:g} seconds; make it simpler."
             error = GrammarError(why, code="grammar_timeout")
         else:
             error = Overloaded("Other grammars are being compiled; try again later.")
-        self._scheduler.tell(Compiled(spec, error=error))
+        self._scheduler.tell(Compiled(spec, tenant, error=error))
 
-    def _outcome(self, spec: GrammarSpec) -> BoundGrammar | PersonaeError:
-        self._begun.add(spec)
+    def _outcome(self, key: GrammarKey) -> AnyGrammar | PersonaeError:
+        tenant, spec = key
+        self._begun.add(key)
         try:
-            grammar = self._grammars.compile(spec)
-            self._grammars.put(spec, grammar)  # here: a large one is counted member by member
+            grammar = self._grammars.compile(spec, tenant)
+            self._grammars.put(spec, grammar, tenant)  # here: a large one is counted member by member
         except PersonaeError as error:
             return error
         except BaseException:  # a panic in a Rust library is no Exception

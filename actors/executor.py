@@ -24,12 +24,14 @@ from personae.actors.messages import (
     Evicted,
     Execute,
     Lend,
+    Look,
     Message,
     Place,
     Placed,
     Release,
     Repaid,
     Repay,
+    Resumed,
     Sampled,
     Spent,
     Spoilt,
@@ -42,6 +44,7 @@ from personae.lora.adapter import Adapter
 CHORE_SHARE = 0.2
 GRACE_SECONDS = 0.001  # for the next plan, while a device computes that runs ahead; and for chores
 GLANCE_SECONDS = 0.00005
+LOOK_SECONDS = 0.001  # between two looks for masks, while there is nothing else to do
 
 
 class Executor(ThreadActor[Message]):
@@ -52,6 +55,9 @@ class Executor(ThreadActor[Message]):
     they hardly hold up other requests; when there is nothing else to do, all at once. Before an adapter makes
     another one leave, it asks for memory of the KV cache. An adapter that a thread reads into its
     place beside the steps is placed when that thread says so.
+
+    A row whose mask is not made in time sits the step out. The scheduler is told when the mask is there; it
+    is looked for after each step, and while there is nothing to do every `LOOK_SECONDS`.
 
     `build` makes the step engine on this thread: a restart begins with an empty cache. `box` is told of each
     step before it begins.
@@ -70,6 +76,7 @@ class Executor(ThreadActor[Message]):
         self._wanted = False  # the store was told so
         self._unread: Any = None  # a launched step, in whatever form the device has it
         self._untold: Sampled | None = None
+        self._looking = False  # a `Look` is under way
         self._done = self._gap = self._seconds = 0.0
         self._chored = 0.0  # seconds since the last step
         self._forward = self._sample = self._wait = self._place = 0.0
@@ -82,7 +89,7 @@ class Executor(ThreadActor[Message]):
         self._engine = self._build()
 
     def receive(self, message: Message) -> None:
-        """Run a step, or place or release an adapter."""
+        """Run a step, or place or release an adapter; a `Look` has nothing of its own to do."""
         match message:
             case Execute():
                 self._execute(message)
@@ -100,6 +107,8 @@ class Executor(ThreadActor[Message]):
             case Spoilt(adapter=digest, error=error):
                 self._engine.discard(digest)
                 self.post(self._store, Placed(digest, False, error, *self._engine.holdings))
+            case Look():
+                self._looking = False
             case Release(adapters=digests):
                 self._wanted = False
                 for digest in digests:
@@ -110,6 +119,20 @@ class Executor(ThreadActor[Message]):
         if not self.pending:
             self._tell()
         self._work()
+        if self._engine.deferred:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Have those planned again whose masks are there. What they sat out has to be told first."""
+        if self._untold is None and (ids := self._engine.resumable()):
+            self.post(self._scheduler, Resumed(ids))
+        patience = LOOK_SECONDS
+        while not self.pending and patience > 0:
+            self.sleep(GLANCE_SECONDS)
+            patience -= GLANCE_SECONDS
+        if not self.pending and not self._looking:
+            self._looking = True
+            self.post(self.ref, Look())
 
     def _work(self) -> None:
         """As much of the chores as is due. What a step brought is told only when they have taken a while:

@@ -15,8 +15,8 @@ from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
 from personae.errors import PersonaeError
-from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 
 
@@ -292,7 +292,8 @@ class Compiled(Message, frozen=True):
     """From the compiler: the grammar, or why there is none."""
 
     spec: GrammarSpec
-    grammar: BoundGrammar | None = None
+    tenant: str
+    grammar: AnyGrammar | None = None
     error: PersonaeError | None = None
 
 
@@ -306,6 +307,16 @@ class Repaid(Message, frozen=True):
     """From the executor: KV pages whose memory adapters no longer have."""
 
     pages: tuple[int, ...]
+
+
+class Resumed(Message, frozen=True):
+    """From the executor: the masks for which these sequences sat a step out are there."""
+
+    ids: tuple[str, ...]
+
+
+class Look(Message, frozen=True):
+    """From the executor to itself: see whether such masks are there."""
 
 
 class Sampled(Message, frozen=True):
@@ -324,7 +335,7 @@ class Sampled(Message, frozen=True):
 
 
 class Compile(Message, frozen=True):
-    """From the scheduler: compile this, answer with `Compiled`. The tenant is the one that asked first."""
+    """From the scheduler: compile this for a tenant, answer with `Compiled`."""
 
     spec: GrammarSpec
     tenant: str = "default"
@@ -341,7 +352,7 @@ class Execute(Message, frozen=True):
     """
 
     plan: StepPlan
-    grammars: dict[GrammarSpec, BoundGrammar]
+    grammars: dict[GrammarKey, AnyGrammar]
     follows: bool
 
 

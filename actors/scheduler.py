@@ -22,6 +22,7 @@ from personae.actors.messages import (
     Refused,
     Repaid,
     Repay,
+    Resumed,
     Sampled,
     Spent,
     StepDone,
@@ -29,8 +30,8 @@ from personae.actors.messages import (
 )
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
-from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # between two looks at the fairness gap
 LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
@@ -68,8 +69,8 @@ class SchedulerActor(Actor[Message]):
         self._streamer = streamer
         self._ingress = ingress
         self._known: set[str] = set()
-        self._compiling: dict[GrammarSpec, dict[str, SequenceLog]] = {}
-        self._grammars: dict[str, BoundGrammar] = {}
+        self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
+        self._grammars: dict[str, AnyGrammar] = {}
         self._in_flight = 0
         self._seconds = 0.0
         self._gap = 0.0
@@ -103,6 +104,9 @@ class SchedulerActor(Actor[Message]):
                     deltas += self._let_go(ids, "recalled")
                 case Compiled():
                     self._compiled(each)
+                case Resumed(ids=resumed):
+                    for id in resumed:
+                        self._scheduler.resume(id)
                 case Borrow(count=count):
                     self._executor.tell(Lend(self._scheduler.lend(count)))
                 case Repaid(pages=pages):
@@ -129,13 +133,14 @@ class SchedulerActor(Actor[Message]):
         if log.grammar is None:
             self._scheduler.add(log)
             return
-        if log.grammar not in self._compiling:  # still there while it compiles, although all have left
-            self._compiling[log.grammar] = {}
+        key = log.tenant, log.grammar
+        if key not in self._compiling:  # still there while it compiles, although all have left
+            self._compiling[key] = {}
             self._compiler.tell(Compile(log.grammar, log.tenant))
-        self._compiling[log.grammar][log.id] = log
+        self._compiling[key][log.id] = log
 
     def _compiled(self, compiled: Compiled) -> None:
-        logs = self._compiling.pop(compiled.spec, {})
+        logs = self._compiling.pop((compiled.tenant, compiled.spec), {})
         if compiled.grammar is not None:
             for log in logs.values():
                 self._bind(log, compiled.grammar)
@@ -146,7 +151,7 @@ class SchedulerActor(Actor[Message]):
             kind = type(error).__name__
             self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
 
-    def _bind(self, log: SequenceLog, grammar: BoundGrammar) -> None:
+    def _bind(self, log: SequenceLog, grammar: AnyGrammar) -> None:
         """Let it in, if its answer can be complete within its budget."""
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:
@@ -208,7 +213,7 @@ class SchedulerActor(Actor[Message]):
             if plan is None:
                 break
             grammars = {
-                admission.log.grammar: self._grammars[admission.log.id]
+                (admission.log.tenant, admission.log.grammar): self._grammars[admission.log.id]
                 for admission in plan.admissions
                 if admission.log.grammar is not None
             }

@@ -8,8 +8,8 @@ from personae.actors.client import ModelCard
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.tokens import Tokenizer
-from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 from personae.lora.stored import Pieces
 
@@ -23,10 +23,17 @@ class Device(Protocol):
     runs_ahead: bool
 
     @property
+    def deferred(self) -> bool:
+        """Whether rows sit out since their masks are still being made."""
+
+    def resumable(self) -> tuple[str, ...]:
+        """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
+
+    @property
     def holdings(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar], /) -> Any:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar], /) -> Any:
         """Apply the plan's changes; all that the host does for a step before the device begins."""
 
     def forward(self, prepared: Any, beside: Callable[[], None], /) -> Any:
@@ -71,14 +78,14 @@ class Device(Protocol):
 class Grammars(Protocol):
     """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
 
-    def get(self, spec: GrammarSpec, /) -> BoundGrammar | None:
-        """From the cache."""
+    def get(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar | None:
+        """From the tenant's part of the cache."""
 
-    def compile(self, spec: GrammarSpec, /) -> BoundGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar:
         """Compile; on a worker thread."""
 
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar, /) -> None:
-        """Into the cache."""
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str, /) -> None:
+        """Into the tenant's part of the cache."""
 
 
 class Library(Protocol):

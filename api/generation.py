@@ -24,12 +24,15 @@ from personae.engine.params import SamplingParams
 from personae.engine.sampler import NOT_FINITE
 from personae.engine.sequence import SequenceLog
 from personae.errors import (
+    GRAMMAR_TOO_SLOW,
     AdapterOverflow,
     BudgetTooSmall,
     Cancelled,
     DeadlineExceeded,
     GrammarError,
+    GrammarTooSlow,
     Overloaded,
+    PersonaeError,
     RequestError,
     RequestFailed,
 )
@@ -157,7 +160,8 @@ class Job:
 
     def _check_grammar(self, grammar: GrammarSpec) -> None:
         """Its size, and the tenant's limit on new ones."""
-        most = self.door.settings.max_grammar_bytes
+        settings = self.door.settings
+        most = settings.max_choice_bytes if grammar.kind == "choice" else settings.max_grammar_bytes
         if len(grammar.source) > most:
             raise RequestError(
                 f"What binds the answer has more than {most} characters; make it simpler.",
@@ -190,7 +194,8 @@ class Job:
                 reason = "abort"
                 raise DeadlineExceeded("The request's time was over before its answer was complete.")
         except (RequestError, Overloaded) as refusal:
-            clocks.clear()  # it never began
+            if not isinstance(refusal, GrammarTooSlow):
+                clocks.clear()  # it never began
             if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
                 refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
             if isinstance(refusal, BudgetTooSmall):
@@ -208,7 +213,7 @@ class Job:
                 clock.end(reason)
 
     async def _follow(self, clocks: Mapping[str, SequenceClock], sink: Sink) -> None:
-        failure: RequestFailed | None = None
+        failure: PersonaeError | None = None
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
         async with self.door.client.stream(self.logs) as stream:
@@ -219,7 +224,7 @@ class Job:
                 if choice.ended:
                     continue
                 if delta.finish == "error":
-                    failure = self._failed(delta.error or "engine error")
+                    failure = self._failed(delta.error or "engine error", delta.code)
                     break
                 part = choice.take(delta)
                 if part.finish is not None:
@@ -240,8 +245,10 @@ class Job:
         if live:
             raise RequestFailed("The engine ended the request before its answer was complete.")
 
-    def _failed(self, why: str) -> RequestFailed:
+    def _failed(self, why: str, code: str | None) -> PersonaeError:
         """What a client is told when a sequence cannot go on."""
+        if code == GRAMMAR_TOO_SLOW:
+            return GrammarTooSlow(f"The request could not be finished: {why}.")
         if why == NOT_FINITE and self.model.adapter is not None:  # the base's own weights are finite
             return AdapterOverflow(
                 f"The adapter's values overflow with this prompt: {why}. Upload one with smaller updates."

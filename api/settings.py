@@ -12,10 +12,10 @@ class ApiSettings(msgspec.Struct, frozen=True):
     """The limits of the HTTP side. Sizes are bytes, times are seconds.
 
     `defaults` are the model's own sampling parameters, for requests that give none. `seed` is that of
-    requests that give none; None draws one for each. `max_n` bounds `n`, `max_sequences` bounds prompts
-    times `n` of one request, `max_logprobs` bounds every kind of logprobs, `max_prompt_logprobs` their number
-    over all tokens of all prompts of a request. `max_json_depth` bounds the
-    nesting of free-form JSON (schemas, template arguments), `max_grammar_bytes` what binds an answer. A
+    requests that give none; None draws one for each. `max_n` bounds `n`, `max_sequences` bounds prompts times
+    `n` of one request, `max_logprobs` bounds every kind of logprobs, `max_prompt_logprobs` their number over
+    all tokens of all prompts of a request. `max_json_depth` bounds the nesting of free-form JSON (schemas,
+    template arguments), `max_grammar_bytes` what binds an answer, `max_choice_bytes` a list of choices. A
     request's head and body must arrive within `header_seconds` and `body_seconds`; a client that leaves its
     answer unread, more than the connection's buffers hold, is dropped after `stall_seconds`.
     `request_seconds` is the longest that a request may take, its own timeout may be shorter; None is without
@@ -23,13 +23,13 @@ class ApiSettings(msgspec.Struct, frozen=True):
     for batches `max_file_bytes`. A batch has at most `max_batch_lines` requests, a tenant at most
     `max_open_batches` batches that are not done, unless its own limits say otherwise, and `max_ended_batches`
     that are: the oldest are forgotten. All batches together have `batch_concurrency` sequences in the engine.
-    `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks
-    for no keys even if there are any. `allowed_origins` are the web sites whose pages may ask from a browser,
-    "*" is any. `max_adapters`, if known, is how many adapters the engine can hold in memory at once;
-    `/metrics` shows it. `max_rank`, if known, is the largest rank that it can hold.
-    `tool_format` and `reasoning_format` name how the model writes calls and reasoning, "none" for not at
-    all; None finds it from the chat template. `jump_forward` is for requests that do not say, None leaves
-    it to the engine. So is `disable_any_whitespace`: JSON without blanks between its tokens.
+    `adapter_roots` are the folders below which admins may load adapters by path. `insecure` asks for no keys
+    even if there are any. `allowed_origins` are the web sites whose pages may ask from a browser, "*" is any.
+    `max_adapters`, if known, is how many adapters the engine can hold in memory at once; `/metrics` shows it.
+    `max_rank`, if known, is the largest rank that it can hold. `tool_format` and `reasoning_format` name how
+    the model writes calls and reasoning, "none" for not at all; None finds it from the chat template.
+    `jump_forward` is for requests that do not say, None leaves it to the engine. So is
+    `disable_any_whitespace`: JSON without blanks between its tokens.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -42,6 +42,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     max_messages: int = 4096
     max_json_depth: int = 64
     max_grammar_bytes: int = 2**20
+    max_choice_bytes: int = 2**16
     max_body_bytes: int = 8 * 2**20
     max_header_bytes: int = 32 * 2**10
     max_headers: int = 100

@@ -56,7 +56,9 @@ class StepResult(msgspec.Struct, frozen=True):
     `prompt_logprobs` have entries (by row index) only for rows that asked: the prompt tokens that follow
     the row's positions, and before them None for the first token where the row starts at 0. `failures` maps
     a row index to the reason why its sequence cannot go on (its logits were not finite, its grammar refused
-    every token).
+    every token); `codes` has the code of an error of its own, where there is one. `deferred` are rows that
+    were to sample and did not, since their grammar's mask is still being made, and later rows of such
+    sequences that were planned by then: their tokens are None, and the same position is planned again.
     """
 
     step: int
@@ -65,6 +67,8 @@ class StepResult(msgspec.Struct, frozen=True):
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = {}
     failures: dict[int, str] = {}
     forced: dict[int, tuple[int, ...]] = {}
+    codes: dict[int, str] = {}
+    deferred: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

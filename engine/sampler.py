@@ -37,6 +37,7 @@ from personae.engine.penalties import Additions, IntArray, Penalties
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.grammar.bitmask import allow_only, words_of
 from personae.grammar.masks import allocate_bitmask
+from personae.grammar.sandbox.masks import UNDECIDED, Undecided
 from personae.kernels.masks import Scratch
 from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows, choose, overwrites
@@ -51,9 +52,9 @@ NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude 
 class Asking(Protocol):
     """Who is asked about a row's token before it is taken."""
 
-    def objection(self, token: int) -> Words | None:
-        """What is to be left out instead of taking `token`; None to let it be. Asked
-        again about what is then chosen, it lets something be in the end."""
+    def objection(self, token: int) -> Words | Undecided | None:
+        """What is to be left out instead of taking `token`; None to let it be. Asked again about what is then
+        chosen, it lets something be in the end. Where that is not known yet the row has no token."""
 
 
 NOBODY: Mapping[int, Asking] = MappingProxyType({})
@@ -61,11 +62,13 @@ NOBODY: Mapping[int, Asking] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`."""
+    """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`. So
+    is the token of an `undecided` one, which is as if it had not been sampled."""
 
     tokens: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    undecided: frozenset[int] = frozenset()
 
 
 class Sampled:
@@ -78,18 +81,20 @@ class Sampled:
         best: Tensor,
         rows: list[int],
         tops: list[int],
-        conclude: Callable[[], LogprobRows | None],
-        ask: Callable[[list[int]], None] | None = None,
+        conclude: Callable[[frozenset[int]], LogprobRows | None],
+        ask: Callable[[list[int]], frozenset[int]] | None = None,
     ):
         """tokens [S] int64, best [S] float32 (the largest allowed logit); `rows` want logprobs, `tops`
-        alternatives. `ask` is given the tokens and may change them; `conclude` does what final ones allow."""
+        alternatives. `ask` is given the tokens and may change them, and says which rows are undecided;
+        `conclude`, which is given those, does what final ones allow."""
         self.tokens = tokens
         self._best_of_device = best
         self._rows = rows
         self._tops = tops
         self._conclude = conclude
         self._ask = ask
-        self._send(None if ask is not None else conclude())
+        self.undecided: frozenset[int] = frozenset()
+        self._send(None if ask is not None else conclude(self.undecided))
 
     def _send(self, found: LogprobRows | None) -> None:
         """Queue the copies."""
@@ -108,8 +113,8 @@ class Sampled:
         if self._ask is not None:
             ask, self._ask = self._ask, None
             self._arrival.wait()
-            ask(self._tokens.tolist())
-            self._send(self._conclude())
+            self.undecided = ask(self._tokens.tolist())
+            self._send(self._conclude(self.undecided))
 
     def read(self) -> Choices:
         """Wait until the tokens are final and on the host, and return them."""
@@ -121,9 +126,14 @@ class Sampled:
         for row in np.flatnonzero(~np.isfinite(best)).tolist():
             failures[row] = NOTHING_ALLOWED if best[row] == -np.inf else NOT_FINITE
             tokens[row] = None
+        for row in self.undecided:
+            tokens[row] = None
+            failures.pop(row, None)
         found = self._found.read(self._tops) if self._found is not None else []
         logprobs = {row: entry for row, entry in zip(self._rows, found, strict=True) if row not in failures}
-        return Choices(tokens, logprobs, failures)
+        for row in self.undecided:
+            logprobs.pop(row, None)
+        return Choices(tokens, logprobs, failures, self.undecided)
 
 
 class Sampler:
@@ -230,17 +240,23 @@ class Sampler:
         tokens, best = choose(logits, rows, bitmask, self._scratch)
         tops = self._top[slot[wanting]]
 
-        def conclude() -> LogprobRows | None:
-            self.last_tokens[device_slots] = tokens
-            if len(penalised):
-                self._penalties.record(slot[penalised], _take(tokens, penalised, self._device))
+        def conclude(undecided: frozenset[int]) -> LogprobRows | None:
+            if undecided:
+                kept = np.array([row for row in range(len(slot)) if row not in undecided], np.int64)
+                counted = np.array([row for row in penalised if row not in undecided], np.int64)
+                self.last_tokens[upload(slot[kept], self._device)] = tokens[upload(kept, self._device)]
+            else:
+                counted = penalised
+                self.last_tokens[device_slots] = tokens
+            if len(counted):
+                self._penalties.record(slot[counted], _take(tokens, counted, self._device))
             if raw is None:
                 return None
             return logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
 
-        def ask(chosen: list[int]) -> None:
+        def ask(chosen: list[int]) -> frozenset[int]:
             assert bitmask is not None
-            self._ask(asking, kept, rows, bitmask, stops, tokens, best, chosen)
+            return self._ask(asking, kept, rows, bitmask, stops, tokens, best, chosen)
 
         asked = ask if asking and bitmask is not None else None
         return Sampled(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
@@ -277,31 +293,35 @@ class Sampler:
         tokens: Tensor,
         best: Tensor,
         chosen: list[int],
-    ) -> None:
+    ) -> frozenset[int]:
         """Step 7, in place: in `bitmask`, `tokens` and `best`. logits: after step 2; stops: what min_tokens
-        left out, by row; chosen: the tokens.
+        left out, by row; chosen: the tokens. Returns the rows of which it is not known.
 
         Choosing again from what is left, with a new number, is choosing from what nobody objects to.
         """
         words = bitmask.numpy().view(np.uint32)
         open_rows = sorted(asking)
         answers = [chosen[row] for row in open_rows]
+        undecided: set[int] = set()
         for attempt in count(1):
             refused = []
             for row, token in zip(open_rows, answers, strict=True):
                 left_out = asking[row].objection(token)
-                if left_out is not None:
+                if left_out is UNDECIDED:
+                    undecided.add(row)
+                elif left_out is not None:
                     words[row] &= ~left_out
                     if row in stops and not words[row].any():
                         words[row] = stops.pop(row)
                     refused.append(row)
             if not refused:
-                return
+                return frozenset(undecided)
             open_rows = refused
             index = upload(np.array(refused), self._device)
             again = rows.again(np.array(refused), attempt)
             tokens[index], best[index] = choose(logits[index], again, bitmask[refused], self._scratch)
             answers = tokens[index].tolist()
+        raise AssertionError("unreachable")
 
     def _rows(self, slot: IntArray, position: IntArray) -> SamplingRows:
         """The parameters of steps 3 to 6."""

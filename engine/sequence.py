@@ -63,7 +63,8 @@ class Delta(msgspec.Struct, frozen=True):
     `tokens`). `prompt_logprobs` has an entry for each prompt
     token computed in this step; the first prompt token's is None, nothing comes before it.
     `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache. `queued` (first
-    delta only; Front fills it in) is how many seconds the sequence waited before it was computed.
+    delta only; Front fills it in) is how many seconds the sequence waited before it was computed. `code` is
+    that of an `error` that is the caller's to mend.
     """
 
     id: str
@@ -75,3 +76,4 @@ class Delta(msgspec.Struct, frozen=True):
     error: str | None = None
     cached: int | None = None
     queued: float | None = None
+    code: str | None = None

@@ -15,12 +15,13 @@ N+1 is prepared, before its forward pass is launched.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from personae.engine.arrival import Arrival
+from personae.engine.deferral import Deferrals
 from personae.engine.exclusion import Exclusion, excludes
 from personae.engine.jump import Forced, Jump, Spelling, jumps
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
@@ -33,7 +34,8 @@ from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.masks import BitmaskPool, fill_masks
 from personae.grammar.reasoning.limit import LimitedMatcher
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
+from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.kernels.upload import upload
 from personae.lora.adapter import Adapter
 from personae.lora.stored import Pieces
@@ -51,7 +53,7 @@ def _nothing() -> None:
 class Launched:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
     `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
-    log-probabilities."""
+    log-probabilities. `deferred` are rows, by index in the plan, that sit it out."""
 
     plan: StepPlan
     sampled: Sampled | None
@@ -61,6 +63,7 @@ class Launched:
     bitmask: torch.Tensor | None
     prompt_logprobs: dict[int, PromptLogprobs]
     arrival: Arrival | None
+    deferred: frozenset[int] = frozenset()
 
 
 class StepEngine:
@@ -76,24 +79,35 @@ class StepEngine:
         self._spelling = spelling
         self.runs_ahead = runner.device.type != "cpu"
         self._bitmask: torch.Tensor | None = None  # of the step whose forward pass has begun
-        self._sampled: Sampled | None = None  # the last step's, maybe not settled yet
+        self._sampled: tuple[Sampled, int, PackedStep] | None = None  # the last, maybe not settled yet
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Binding] = {}
         self._jumps: dict[int, Jump] = {}
         self._lent: list[int] = []  # KV pages whose memory adapters have
+        self._deferrals = Deferrals()
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> PackedStep | None:
+    @property
+    def deferred(self) -> bool:
+        """Whether rows sit out since their masks are still being made."""
+        return bool(self._deferrals)
+
+    def resumable(self) -> tuple[str, ...]:
+        """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
+        return tuple(self._logs[slot].id for slot in self._deferrals.resumable(self._matchers))
+
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> PackedStep | None:
         """Apply the plan's changes and pack its rows, if it has any.
 
-        `grammars` holds the compiled grammar of every admission that has a spec.
+        `grammars` holds the compiled grammar of every admission that has a spec, by its tenant and spec.
         """
         if plan.releases or plan.admissions:
             self._settle()
         for slot in plan.releases:
             self.sampler.release(slot)
             self._logs.pop(slot, None)
-            self._matchers.pop(slot, None)
+            if isinstance(matcher := self._matchers.pop(slot, None), RemoteMatcher):
+                self._deferrals.leave(slot, matcher)
             self._jumps.pop(slot, None)
         self.runner.apply(plan)
         for admission in plan.admissions:
@@ -101,13 +115,17 @@ class StepEngine:
             self._logs[admission.slot] = log
             self.sampler.admit(admission.slot, log)
             if log.grammar is not None:
-                self._bind(admission.slot, log, grammars[log.grammar])
+                self._bind(admission.slot, log, grammars[log.tenant, log.grammar])
             elif excludes(log.params):
                 self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
         return self.runner.pack(plan.rows) if plan.rows else None
 
-    def _bind(self, slot: int, log: SequenceLog, grammar: BoundGrammar) -> None:
+    def _bind(self, slot: int, log: SequenceLog, grammar: AnyGrammar) -> None:
         longest = self.runner.layout.max_model_len
+        if isinstance(grammar, RemoteGrammar):
+            self._matchers[slot] = grammar.begin(log.budget(longest), log.tokens[log.prompt_length :])
+            self._deferrals.count += 1
+            return
         self._matchers[slot] = matcher = replayed(grammar, log, longest)
         if self._spelling is not None and jumps(log, self.runner.graphs is None):
             limit = log.prompt_length + log.budget(longest)
@@ -137,7 +155,7 @@ class StepEngine:
 
     def _needed(self, packed: PackedStep) -> torch.Tensor | None:
         """The logits that are looked at, as a bitmask: of tokens that may be chosen, and all of rows that
-        want log-probabilities. None: all."""
+        want log-probabilities, or whose mask is not there yet. None: all."""
         if self._bitmask is None:
             return None
         slots = packed.sampled_slots
@@ -152,17 +170,24 @@ class StepEngine:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
             return Launched(plan, None, [], [], [], None, {}, None)
+        if self._deferrals.count and (out := self._deferrals.sits_out(forward.packed, self._matchers)):
+            return self._sample_others(plan, forward, out)
+        return self._sample(plan, forward)
+
+    def _sample(self, plan: StepPlan, forward: Forward) -> Launched:
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
         matchers = self._choosing(forward.packed)
         sampled = None
         if self._bitmask is None:
             self.fill(forward.packed)
+        elif self._deferrals.count:
+            self._fill_late(matchers)
         bitmask, self._bitmask = self._bitmask, None
         if rows:
             asking = {
                 row: matcher
                 for row, matcher in enumerate(matchers)
-                if isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
+                if isinstance(matcher, ClosingMatcher | LimitedMatcher | RemoteMatcher) and matcher.asks
             }
             logits = forward.logits
             if asking and any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows):
@@ -174,11 +199,36 @@ class StepEngine:
                 None if bitmask is None else bitmask[: len(rows)],
                 asking,
             )
-            self._sampled = sampled
+            self._sampled = sampled, plan.step, forward.packed
         prompts = self._prompt_logprobs(plan, forward)
         arrival = Arrival(self.runner.device) if prompts else None
         jumping = [self._jumps.get(slot) for slot in slots]
         return Launched(plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival)
+
+    def _fill_late(self, matchers: list[Binding | None]) -> None:
+        """The masks that have come since the others were filled."""
+        assert self._bitmask is not None
+        for row, matcher in enumerate(matchers):
+            if isinstance(matcher, RemoteMatcher):
+                matcher.fill(self._bitmask.numpy(), row)
+
+    def _sample_others(self, plan: StepPlan, forward: Forward, out: list[int]) -> Launched:
+        """As `sample`, without the packed samples `out`: as if their rows were of prompts that go on."""
+        packed = forward.packed
+        others = [i for i in range(len(packed.sampled_rows)) if i not in out]
+        if self._bitmask is not None:
+            self._bitmask[: len(others)] = self._bitmask[others]
+        for i in out:
+            self._deferrals.defer(plan.step, packed.sampled_slots[i], packed.sampled_ends[i])
+        fewer = replace(
+            packed,
+            sampled_rows=[packed.sampled_rows[i] for i in others],
+            sampled_slots=[packed.sampled_slots[i] for i in others],
+            sampled_ends=[packed.sampled_ends[i] for i in others],
+        )
+        logits = forward.logits[upload(np.array(others, np.int64), self.runner.device)]
+        launched = self._sample(plan, Forward(fewer, forward.hidden, logits))
+        return replace(launched, deferred=frozenset(packed.sampled_rows[i] for i in out))
 
     def _choosing(self, packed: PackedStep) -> list[Binding | None]:
         """What binds the rows that choose a token, which may be known."""
@@ -189,10 +239,13 @@ class StepEngine:
         return chosen
 
     def _settle(self) -> None:
-        """Make the tokens of the last step final."""
+        """Make the tokens of the last step final. Those of which that is not known are missing."""
         if self._sampled is not None:
-            self._sampled.settle()
+            sampled, step, packed = self._sampled
             self._sampled = None
+            sampled.settle()
+            for i in sampled.undecided:
+                self._deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
 
     def ready(self, launched: Launched) -> bool:
         """Whether `finish` would not wait for the device."""
@@ -205,9 +258,14 @@ class StepEngine:
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
         forced: dict[int, tuple[int, ...]] = {}
+        codes: dict[int, str] = {}
+        deferred = launched.deferred
         if launched.sampled is not None:
+            if self._sampled is not None and self._sampled[0] is launched.sampled:
+                self._settle()
             read = launched.sampled.read()
             failures = {launched.rows[i]: why for i, why in read.failures.items()}
+            deferred |= {launched.rows[i] for i in read.undecided}
             logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
             for row, matcher, jump, token in zip(
                 launched.rows, launched.matchers, launched.jumps, read.tokens, strict=True
@@ -217,6 +275,10 @@ class StepEngine:
                 if isinstance(matcher, Forced):
                     assert jump is not None
                     forced[row], jump.untold = jump.untold, ()
+                elif isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
+                    tokens[row], failures[row] = None, matcher.failure
+                    if matcher.code is not None:
+                        codes[row] = matcher.code
                 elif token is not None and matcher is not None and self._matchers.get(place.slot) is matcher:
                     brought = self._take(place, matcher, jump, token)
                     if brought is None:
@@ -228,7 +290,10 @@ class StepEngine:
         if launched.arrival is not None:
             launched.arrival.wait()
         prompts = {row: entries.read() for row, entries in launched.prompt_logprobs.items()}
-        return StepResult(launched.plan.step, tuple(tokens), logprobs, prompts, failures, forced)
+        if deferred:
+            self._deferrals.finished(launched.plan.step)
+        step = launched.plan.step
+        return StepResult(step, tuple(tokens), logprobs, prompts, failures, forced, codes, deferred)
 
     def _take(self, row: Row, matcher: Binding, jump: Jump | None, token: int) -> tuple[int, ...] | None:
         """Have a row's grammar take its token. What this brings: the token, and those that are forced behind
@@ -335,6 +400,12 @@ class StepEngine:
                 parts.append(prompt_logprobs(logits, upload(np.array(wanted), hidden.device), top))
             found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
         return found
+
+
+def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, AnyGrammar]) -> dict[GrammarKey, AnyGrammar]:
+    """The grammars that a plan needs, where all tenants share them."""
+    logs = (admission.log for admission in plan.admissions)
+    return {(log.tenant, log.grammar): grammars[log.grammar] for log in logs if log.grammar is not None}
 
 
 def replayed(grammar: BoundGrammar, log: SequenceLog, max_model_len: int) -> Matcher:

@@ -135,6 +135,19 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a far multiple": {"type": "integer", "multipleOf": 9_999_991, "minimum": 1, "maximum": 10**15},
 }
 
+# Grammars that a client writes: (field, value). Ambiguous ones have as many readings as a tree has shapes.
+GRAMMARS: dict[str, tuple[str, Any]] = {
+    "GBNF: ambiguous": ("grammar", "root ::= s\ns ::= s s | [a-z] | [a-z] s | s [a-z]"),
+    "GBNF: ambiguous, of any text": ("grammar", 'root ::= s\ns ::= s s | s s s | [^x] | ""'),
+    "GBNF: itself, twice": ("grammar", 'root ::= root root | "a" | ""'),
+    "GBNF: itself": ("grammar", "root ::= root"),
+    "GBNF: never ends": ("grammar", 'root ::= "a" root'),
+    "Lark: ambiguous": ("grammar", "start: s\ns: s s | /[a-z]/ | /[a-z]/ s | s /[a-z]/"),
+    "Lark: ambiguous, of any text": ("grammar", "start: s\ns: s s | s s s | /[^x]/ |"),
+    "a choice of 512 KB": ("choice", ["x" * 2**19]),
+    "a thousand long choices": ("choice", [f"{n:04} " * 100 for n in range(1000)]),
+}
+
 CONTROL = "(harmless, and as long)"
 HARMLESS: dict[str, Any] = {"type": "string", "maxLength": 8, "description": "word " * 150_000}
 AFTERWARDS = 0.1  # seconds in which what an answer leaves to be done still counts as its own
@@ -207,6 +220,18 @@ def body_of(model: str, schema: Any, max_tokens: int = 64) -> dict[str, Any]:
     }
 
 
+def bound_by(model: str, field: str, value: Any, max_tokens: int = 64) -> dict[str, Any]:
+    """The request of a grammar's sender; the answer does not end of itself."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "?"}],
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "temperature": 1.5,
+        "structured_outputs": {field: value},
+    }
+
+
 def outcome_of(response: httpx.Response) -> str:
     """What a sender got, in few words."""
     error = response.json().get("error")
@@ -229,8 +254,14 @@ def post(url: str, body: bytes) -> str:
     return outcome_of(httpx.post(f"{url}/v1/chat/completions", content=body, headers=json, timeout=300))
 
 
-def new_body(model: str, schema: dict[str, Any], number: int) -> bytes:
+def new_body(model: str, name: str, number: int) -> bytes:
     """A sender's request of which nothing is known from the rounds before."""
+    if name in GRAMMARS:
+        field, value = GRAMMARS[name]
+        mark = "//" if name.startswith("Lark") else "#"
+        fresh = f"{value}\n{mark} round {number}" if isinstance(value, str) else [*value, f"round {number}"]
+        return msgspec.json.encode(bound_by(model, field, fresh))
+    schema = HARMLESS if name == CONTROL else SCHEMAS[name]
     return msgspec.json.encode(body_of(model, {**schema, "$comment": f"round {number}"}))
 
 
@@ -267,19 +298,18 @@ class Findings:
 
 async def measure(url: str, calm: float, rounds: int, names: Sequence[str] = ()) -> Findings:
     """Send each of these schemas (default: all) so often, and look at another client meanwhile."""
-    schemas = {CONTROL: HARMLESS, **SCHEMAS}
-    found = Findings({name: Rounds() for name in names or schemas})
+    found = Findings({name: Rounds() for name in names or (CONTROL, *SCHEMAS, *GRAMMARS)})
     async with httpx.AsyncClient(base_url=url, timeout=120) as client, anyio.create_task_group() as tasks:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         senders = [
-            (seen, new_body(model, schemas[name], number))
+            (seen, new_body(model, name, number))
             for number in range(rounds)
             for name, seen in found.rounds.items()
         ]
         bystander = Bystander(client, model)
         tasks.start_soon(bystander.read)
         for number in range(2):  # the first compile starts the process in which they are made
-            await anyio.to_process.run_sync(post, url, new_body(model, SCHEMAS["deep"], -1 - number))
+            await anyio.to_process.run_sync(post, url, new_body(model, "deep", -1 - number))
         for seen, body in senders:
             bystander.taken()
             started = time.perf_counter()

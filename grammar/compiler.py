@@ -7,7 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from threading import Lock, Thread
 from typing import TypeVar
 
@@ -21,10 +21,12 @@ from personae.grammar.closing.build import Compiling, build, draft, sketch_of
 from personae.grammar.closing.grammar import ClosingGrammar
 from personae.grammar.closing.table import TokenTable
 from personae.grammar.growth import growth
+from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.sandbox.small import is_small
+from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
+from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.disjoint import without_disjoint_one_of
@@ -43,7 +45,7 @@ from personae.grammar.schema.prepare import (
 )
 from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
-from personae.grammar.spec import GrammarSpec, ReasoningLimit
+from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import Rewritings, structure_sketch
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.vocabulary import Vocabulary
@@ -62,8 +64,9 @@ class _Elsewhere(Exception):
 class GrammarCompiler:
     """Compiled grammars of one tokenizer; the least recently used leave when the cache is over its bytes.
 
-    What is not small, or has to be rewritten first, is compiled in processes of its own; unless `sandboxed`
-    is False: then here, without limits.
+    What is not small, or has to be rewritten first, is compiled in processes of its own, and the masks of
+    grammars that clients write are made there (`sandbox/masks.py`); unless `sandboxed` is False: then here,
+    without limits.
     """
 
     def __init__(
@@ -82,8 +85,9 @@ class GrammarCompiler:
         self._bytewise: dict[str, GrammarBackend] = {}
         self._tags: dict[ReasoningLimit, Tags] = {}
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[GrammarSpec, BoundGrammar] = OrderedDict()
-        self._sizes: dict[GrammarSpec, int] = {}
+        self._cached: OrderedDict[GrammarKey, AnyGrammar] = OrderedDict()
+        self._sizes: dict[GrammarKey, int] = {}
+        self._processes = Processes()
         self._bytes = 0
         self._lock = Lock()
 
@@ -104,28 +108,44 @@ class GrammarCompiler:
             with suppress(GrammarError, _Elsewhere):
                 self._compile(spec, self._build)
 
-    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
-        """The compiled grammar of an equal spec, if it is in the cache."""
+    def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
+        """The compiled grammar of an equal spec of this tenant's, if it is in the cache."""
         with self._lock:
-            grammar = self._cached.get(spec)
+            grammar = self._cached.get((tenant, spec))
+            if isinstance(grammar, RemoteGrammar) and grammar.ended:
+                self._forget((tenant, spec))
+                return None
             if grammar is not None:
-                self._cached.move_to_end(spec)
+                self._cached.move_to_end((tenant, spec))
             return grammar
 
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
-        nbytes = grammar.nbytes + (0 if isinstance(grammar, Automaton) else growth(spec))
+        here = isinstance(grammar, Automaton | RemoteGrammar)
+        nbytes = grammar.nbytes + (0 if here else growth(spec))
+        key = (tenant, spec)
         with self._lock:
-            if spec in self._cached or nbytes > self._cache_bytes:
+            if key in self._cached or nbytes > self._cache_bytes:
                 return
-            self._cached[spec] = grammar
-            self._sizes[spec] = nbytes
+            self._cached[key] = grammar
+            self._sizes[key] = nbytes
             self._bytes += nbytes
             while self._bytes > self._cache_bytes:
-                evicted, _ = self._cached.popitem(last=False)
-                self._bytes -= self._sizes.pop(evicted)
+                self._forget(next(iter(self._cached)))
 
-    def compile(self, spec: GrammarSpec) -> BoundGrammar:
+    def _forget(self, key: GrammarKey) -> None:
+        """Whoever is bound by it still has it."""
+        del self._cached[key]
+        self._bytes -= self._sizes.pop(key)
+
+    def _let_go(self, tenant: str | None) -> None:
+        """Of the cache's processes that make masks: of a tenant, or of all."""
+        with self._lock:
+            for key, grammar in [*self._cached.items()]:
+                if isinstance(grammar, RemoteGrammar) and tenant in (None, key[0]):
+                    self._forget(key)
+
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar:
         """Compile, without looking for it in the cache, with the fastest backend that enforces all of it.
 
         A schema that is not `strict` and that no backend enforces wholly is bound as far as possible: check
@@ -133,8 +153,17 @@ class GrammarCompiler:
         if strict, cannot be enforced or not be compiled within the limits, Overloaded when that is not known
         in time.
         """
+        if self._sandbox is not None and is_foreign(spec):
+            self._automaton(spec)
+            if spec.kind == "ebnf" and matches_nothing(spec.source):
+                raise GrammarError("The grammar, read as GBNF, matches no text.", param=PARAMS[spec.kind])
+            return self._remote(self._sandbox, spec, tenant)
+        return self.compile_here(spec, tenant)
+
+    def compile_here(self, spec: GrammarSpec, tenant: str = "") -> BoundGrammar:
+        """As `compile`; its masks are made here, whoever wrote it."""
         if spec.reasoning is not None:
-            return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning)
+            return self._limited(msgspec.structs.replace(spec, reasoning=None), spec.reasoning, tenant)
         automaton = self._automaton(spec)
         if automaton is not None:
             return automaton
@@ -163,6 +192,15 @@ class GrammarCompiler:
         """End the helper processes."""
         if self._sandbox is not None:
             self._sandbox.close()
+
+    def _remote(self, sandbox: Sandbox, spec: GrammarSpec, tenant: str) -> RemoteGrammar:
+        """In a process of its own, one of so many."""
+        self._processes.enter(tenant, self._let_go)
+        try:
+            return sandbox.masks(spec, partial(self._processes.leave, tenant))
+        except BaseException:
+            self._processes.leave(tenant)
+            raise
 
     def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> ClosingGrammar:
         """Here it is compiled while there its answers are analysed: what has been compiled once, ends.
@@ -235,12 +273,12 @@ class GrammarCompiler:
             return None
         return grammar if isinstance(grammar, Automaton) else None
 
-    def _limited(self, spec: GrammarSpec, limit: ReasoningLimit) -> LimitedGrammar:
+    def _limited(self, spec: GrammarSpec, limit: ReasoningLimit, tenant: str) -> LimitedGrammar:
         """All limits of an equal spec share what it compiles to."""
-        inner = self.get(spec)
-        if inner is None:
-            inner = self.compile(spec)
-            self.put(spec, inner)
+        inner = self.get(spec, tenant)
+        if inner is None or isinstance(inner, RemoteGrammar):
+            inner = self.compile_here(spec, tenant)
+            self.put(spec, inner, tenant)
         format = msgspec.structs.replace(limit, tokens=0, opened=False)
         tags = self._tags.get(format)
         if tags is None:

@@ -33,7 +33,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     enforce all of it or refuse; otherwise bind what can be bound. `compact` is for schemas and objects: no
     blanks between two tokens of JSON. `reasoning` limits the reasoning that a
     `structure` begins with. `backend` is the only one that may enforce it, None for any.
-    Equal specs compile to the same grammar, so a spec is the key of the cache of compiled grammars.
+    Equal specs compile to the same grammar, so a spec and its tenant are the key of the cache of compiled
+    grammars.
     """
 
     kind: GrammarKind
@@ -42,3 +43,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     reasoning: ReasoningLimit | None = None
     backend: str | None = None
     compact: bool = False
+
+
+GrammarKey = tuple[str, GrammarSpec]
+"""Whose grammar it is, and what of. What one tenant has had compiled is compiled again for another, who would
+learn by the time that it takes that somebody has sent it before."""

@@ -23,7 +23,7 @@ from personae.actors.messages import Sampled
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.trouble import Trouble
-from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, SLOW
+from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, SLOW, THINKS
 from personae.engine.sequence import SequenceLog
 from personae.errors import AdapterError, GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
@@ -168,6 +168,13 @@ class Faults(Trouble):
     def may_fail(self, id: str) -> bool:
         """Whether this sequence was made to fail."""
         return any(failed == id for failed, _ in self._failed)
+
+    def thinks(self, log: SequenceLog, position: int) -> float:
+        """Masks that take long; the same one, if it is made again."""
+        if log.grammar is None or not log.grammar.source.startswith(THINKS):
+            return 0.0
+        lot = hash((log.params.seed, position)) % 64
+        return (0.0, 0.0, 0.0, 0.003, 0.02, 0.02, 0.2, 0.2)[lot % 8] if lot else 1.0
 
     def reads(self, digest: str) -> None:
         """Adapters that are broken."""

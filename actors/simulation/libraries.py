@@ -3,9 +3,10 @@
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.errors import Overloaded
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import Matcher
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.sandbox.server import Limits
-from personae.grammar.spec import GrammarSpec
+from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 
 
@@ -47,8 +48,8 @@ class Grammar:
     nbytes = 1
     shortest = 1
 
-    def __init__(self, spec: GrammarSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: GrammarSpec, tenant: str) -> None:
+        self.key = tenant, spec
 
     def matcher(self, budget: int | None = None) -> Matcher:
         """A simulation samples by itself."""
@@ -63,23 +64,23 @@ class Grammars:
         self._threads = threads
         self._trouble = trouble
         self._keep = keep
-        self._cache: dict[GrammarSpec, BoundGrammar] = {}
+        self._cache: dict[GrammarKey, AnyGrammar] = {}
 
-    def get(self, spec: GrammarSpec) -> BoundGrammar | None:
+    def get(self, spec: GrammarSpec, tenant: str) -> AnyGrammar | None:
         """From the cache."""
-        return self._cache.get(spec)
+        return self._cache.get((tenant, spec))
 
-    def compile(self, spec: GrammarSpec) -> BoundGrammar:
+    def compile(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
         """Takes its time, but no more than a sandbox has patience."""
         seconds = self._trouble.slowed(self._costs.compile)
         self._threads.sleep(min(seconds, Limits().patience))
         if seconds > Limits().patience:
             raise Overloaded("The grammar could not be compiled in time.")
         self._trouble.compiles(spec)
-        return Grammar(spec)
+        return Grammar(spec, tenant)
 
-    def put(self, spec: GrammarSpec, grammar: BoundGrammar) -> None:
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str) -> None:
         """Into the cache; the oldest leave."""
-        self._cache[spec] = grammar
+        self._cache[tenant, spec] = grammar
         while len(self._cache) > self._keep:
             del self._cache[next(iter(self._cache))]

@@ -16,14 +16,15 @@ from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.sequence import SequenceLog
-from personae.errors import Overloaded
-from personae.grammar.backend import BoundGrammar
-from personae.grammar.spec import GrammarSpec
+from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey
 from personae.lora.adapter import Adapter
 from personae.lora.stored import Pieces
 
 VOCABULARY = 64  # token 0 ends a sequence: an answer has 64 tokens on average, if nothing else ends it
 EOS = (0,)
+MASK_SECONDS = 0.4  # an answer whose next mask takes longer fails
 ADAPTER_PAGES = 3  # of the KV cache, whose memory one adapter takes
 
 
@@ -67,7 +68,7 @@ class Truth:
 class Slot:
     """A sequence on the device. `tokens` are its log's and what was sampled since."""
 
-    __slots__ = ("cell", "computed", "failed", "log", "pages", "tokens")
+    __slots__ = ("awaited", "cell", "computed", "due", "failed", "log", "pages", "slow", "tokens")
 
     def __init__(self, log: SequenceLog) -> None:
         self.log = log
@@ -76,6 +77,9 @@ class Slot:
         self.cell = owner_cell(log)
         self.computed = 0
         self.failed = False
+        self.awaited: int | None = None  # the position whose mask is being made, until it is used
+        self.due = 0.0  # when it is there
+        self.slow = False  # it never is: its time was over
 
 
 class Launched(NamedTuple):
@@ -110,10 +114,24 @@ class Device:
         self._free_at = 0.0
         self._copied = 0
         self._lent: list[int] = []
+        self._sitting: dict[int, int | None] = {}  # slots, by the step they sit out; None: it is finished
+
+    @property
+    def deferred(self) -> bool:
+        """Whether rows sit out."""
+        return bool(self._sitting)
+
+    def resumable(self) -> tuple[str, ...]:
+        """Those whose masks have been made."""
+        now = self._threads.time()
+        there = [n for n, step in self._sitting.items() if step is None and self.slots[n].due <= now]
+        for number in there:
+            del self._sitting[number]
+        return tuple(self.slots[number].log.id for number in there)
 
     # A step
 
-    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> StepPlan:
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> StepPlan:
         """Take in what the plan changes."""
         self._trouble.strikes("prepare")
         self._apply(plan, grammars)
@@ -126,6 +144,8 @@ class Device:
         tokens: list[int | None] = []
         failures: dict[int, str] = {}
         forced: dict[int, tuple[int, ...]] = {}
+        codes: dict[int, str] = {}
+        deferred: set[int] = set()
         computed = context = 0
         adapters = set()
         if len({row.slot for row in plan.rows}) != len(plan.rows):
@@ -139,7 +159,13 @@ class Device:
             adapters.add(slot.log.adapter)
             known = len(slot.tokens)
             tokens.append(self._compute(slot, row, index, failures))
-            if row.samples and len(slot.tokens) != known + 1 and not slot.failed:
+            if slot.awaited is not None:
+                deferred.add(index)
+                if row.start < slot.awaited:
+                    self._sitting[row.slot] = plan.step
+            elif slot.slow:
+                codes[index] = GRAMMAR_TOO_SLOW
+            elif row.samples and len(slot.tokens) != known + 1 and not slot.failed:
                 forced[index] = tuple(slot.tokens[known:])
         if computed > self.layout.max_batch_tokens:
             raise Wrong(f"{computed} tokens in one step of at most {self.layout.max_batch_tokens}")
@@ -159,7 +185,15 @@ class Device:
             beside()
             self._threads.sleep(seconds)
             self._free_at = self._threads.time()
-        return Launched(StepResult(plan.step, tuple(tokens), failures=failures, forced=forced), self._free_at)
+        result = StepResult(
+            plan.step,
+            tuple(tokens),
+            failures=failures,
+            forced=forced,
+            codes=codes,
+            deferred=frozenset(deferred),
+        )
+        return Launched(result, self._free_at)
 
     def fill(self, plan: StepPlan) -> None:
         """What is forced is known as it is computed."""
@@ -179,21 +213,26 @@ class Device:
         left = launched.done - self._threads.time()
         if left > 0:
             self._threads.sleep(left)
+        for number, step in self._sitting.items():
+            if step == launched.result.step:
+                self._sitting[number] = None
         return launched.result
 
-    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarSpec, BoundGrammar]) -> None:
+    def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
         for number in plan.releases:
             slot = self.slots.pop(number, None)
             if slot is None:
                 raise Wrong(f"slot {number} is released and is empty")
             for page in slot.pages:
                 self._readers[page] -= 1
+            self._sitting.pop(number, None)
         for admission in plan.admissions:
             log = admission.log
             if admission.slot in self.slots:
                 raise Wrong(f"slot {admission.slot} is given out and is taken")
-            bound = None if log.grammar is None else grammars[log.grammar]
-            if bound is not None and (not isinstance(bound, Grammar) or bound.spec != log.grammar):
+            key = None if log.grammar is None else (log.tenant, log.grammar)
+            bound = None if key is None else grammars[key]
+            if bound is not None and (not isinstance(bound, Grammar) or bound.key != key):
                 raise Wrong(f"sequence {log.id} is bound by somebody else's grammar")
             self._trouble.admits(log)
             self.slots[admission.slot] = Slot(log)
@@ -210,6 +249,11 @@ class Device:
                 raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
             self._readers[page] += 1
         slot.pages += row.pages
+        if slot.awaited is not None and row.start >= slot.awaited:  # planned before it was known
+            self._cells[slot.pages[row.start // self.layout.page_size]][
+                row.start % self.layout.page_size
+            ] = -1
+            return None
         if row.start and slot.computed == 0:
             self._check_cached(slot, row.start)
         elif row.start != slot.computed:
@@ -238,6 +282,14 @@ class Device:
         slot.cell, slot.computed = cell, end
         if not row.samples:
             return None
+        if len(slot.tokens) == end and self._sits_out(slot, end):
+            slot.computed = end - 1
+            slot.cell = self._cell_at(slot, end - 2)
+            return None
+        if slot.slow:
+            slot.failed = True
+            failures[index] = "its grammar is too slow"
+            return None
         why = self._trouble.fails(slot.log, end)
         if why is not None:
             slot.failed = True
@@ -248,6 +300,25 @@ class Device:
             slot.tokens.append(token)
             self._force(slot, cell)
         return token
+
+    def _sits_out(self, slot: Slot, end: int) -> bool:
+        """Whether the mask of the token at `end` is not there yet."""
+        now = self._threads.time()
+        if slot.awaited is None:
+            seconds = self._trouble.thinks(slot.log, end)
+            if not seconds:
+                return False
+            slot.awaited, slot.due = end, now + min(seconds, MASK_SECONDS)
+            slot.slow = seconds > MASK_SECONDS
+        if now < slot.due:
+            return True
+        slot.awaited = None
+        return False
+
+    def _cell_at(self, slot: Slot, position: int) -> int:
+        if position < 0:
+            return owner_cell(slot.log)
+        return self._cells[slot.pages[position // self.layout.page_size]][position % self.layout.page_size]
 
     def _force(self, slot: Slot, cell: int) -> None:
         """Append what follows the token behind `cell` by itself; the token that ends an answer never does."""

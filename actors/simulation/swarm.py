@@ -35,6 +35,7 @@ def draw(seed: int, requests: int = 120) -> Scenario:
         slow=choice((0.0, 0.2)),
         broken=choice((0.0, 0.2)),
         bad=choice((0.0, 0.3)),
+        thinks=(0.0, 0.5)[seed % 2],
         poison=choice((0.0, 0.0, 0.02)),
     )
     costs = Costs(

@@ -50,6 +50,11 @@ class Trouble:
         """Why no token can be sampled there, None when it can."""
         return None
 
+    def thinks(self, log: SequenceLog, position: int) -> float:
+        """For how many seconds the mask of the token at `position` is made beside the steps; 0 for one that
+        is there in time."""
+        return 0.0
+
     def reads(self, digest: str) -> None:
         """Reading an adapter: may raise AdapterError."""
 

@@ -14,6 +14,7 @@ from personae.grammar.spec import GrammarSpec
 
 BROKEN = "broken"  # an adapter whose digest begins so cannot be read
 BAD, PANICS, SLOW = "bad", "panics", "slow"  # grammars whose source begins so
+THINKS = "thinks"  # and one whose masks often take long
 POISON = VOCABULARY  # a prompt that begins with this token kills Back
 
 
@@ -26,8 +27,8 @@ class Workload:
     one in ten requests is for the base. Tenants likewise. Prompts begin with one of a few prefixes that all
     tenants share. Shares are probabilities for each request: `schemas` is bound by one of `grammars`
     grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
-    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `poison`
-    of the requests kill the engine.
+    `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
+    of the others have masks that take long, `poison` of the requests kill the engine.
     """
 
     requests: int = 1000
@@ -46,6 +47,7 @@ class Workload:
     slow: float = 0.02
     broken: float = 0.0
     bad: float = 0.0
+    thinks: float = 0.0
     poison: float = 0.0
 
 
@@ -76,6 +78,12 @@ def requests(load: Workload, seed: int) -> Iterator[Request]:
     specs = [
         GrammarSpec("regex", f"{dice.choice((BAD, PANICS, SLOW)) if dice.random() < load.bad else 'ok'}-{i}")
         for i in range(load.grammars)
+    ]
+    specs = [
+        replace(spec, source=f"{THINKS}-{i}")
+        if spec.source == f"ok-{i}" and i < load.thinks * len(specs)
+        else spec
+        for i, spec in enumerate(specs)
     ]
     at = 0.0
     left = 1

@@ -54,6 +54,7 @@ class LiveSequence:
         "log",
         "order",
         "pages",
+        "parked",
         "place",
         "planned",
         "prompt_logprobs_sent",
@@ -61,6 +62,7 @@ class LiveSequence:
         "root",
         "settled",
         "slot",
+        "stale",
         "stop_after",
         "stops",
         "tokens",
@@ -102,6 +104,8 @@ class LiveSequence:
         self.planned = 0
         self.computed = 0
         self.publish_at = 0
+        self.parked = False  # its grammar's mask is being made: no row is planned until it is there
+        self.stale = 0  # rows in flight that were planned before that was known
 
     @property
     def rank(self) -> tuple[bool, int]:

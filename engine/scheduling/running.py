@@ -14,11 +14,12 @@ _by_rank = attrgetter("rank")
 
 
 class RunningTable:
-    """The sequences that have a slot, in two lists, both by rank: background last, then by admission.
+    """The sequences that have a slot, in three lists, all by rank: background last, then by admission.
 
-    `prefilling` have a part of their log still to be planned; `decoding` have none. `releases` and `copies`
-    gather what the next plan must carry. `background` counts the sequences that give way. `lent` are pages
-    whose memory adapters have; `short` is how many were wanted in vain since it was set to 0.
+    `prefilling` have a part of their log still to be planned; `decoding` have none; `parked` wait for a mask
+    and are not planned meanwhile. `releases` and `copies` gather what the next plan must carry. `background`
+    counts the sequences that give way. `lent` are pages whose memory adapters have; `short` is how many were
+    wanted in vain since it was set to 0.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class RunningTable:
         "copies",
         "decoding",
         "lent",
+        "parked",
         "prefilling",
         "releases",
         "short",
@@ -53,6 +55,7 @@ class RunningTable:
         self.background = 0
         self.prefilling: list[LiveSequence] = []
         self.decoding: list[LiveSequence] = []
+        self.parked: list[LiveSequence] = []
         self.releases: list[int] = []
         self.copies: list[tuple[int, int]] = []
         self.lent: set[int] = set()
@@ -60,11 +63,12 @@ class RunningTable:
         self._called_in = 0  # pages that were asked back and are not here yet
 
     def __len__(self) -> int:
-        return len(self.decoding) + len(self.prefilling)
+        return len(self.decoding) + len(self.prefilling) + len(self.parked)
 
     def __iter__(self) -> Iterator[LiveSequence]:
         yield from self.decoding
         yield from self.prefilling
+        yield from self.parked
 
     @property
     def pages_used(self) -> int:
@@ -94,7 +98,8 @@ class RunningTable:
 
     def last(self) -> LiveSequence:
         """The first to go when memory is short."""
-        return max((table[-1] for table in (self.decoding, self.prefilling) if table), key=_by_rank)
+        tables = (self.decoding, self.prefilling, self.parked)
+        return max((table[-1] for table in tables if table), key=_by_rank)
 
     @property
     def has_slot(self) -> bool:
@@ -168,14 +173,15 @@ class RunningTable:
         """Take back what `seat`, `grow` and `publish` gave. Without `keep` its pages leave the cache, too."""
         assert sequence.slot is not None
         assert sequence.lease is not None
-        (self.prefilling if sequence.planned < sequence.known else self.decoding).remove(sequence)
+        self._list_of(sequence).remove(sequence)
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._cache.release(sequence.lease, sequence.pages, keep=keep)
         self.background -= sequence.background
         sequence.slot = sequence.lease = None
         sequence.pages = []
-        sequence.planned = sequence.computed = sequence.capacity = 0
+        sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
+        sequence.parked = False
 
     def can_grow(self) -> bool:
         """Whether there is a page to be had."""
@@ -194,6 +200,25 @@ class RunningTable:
         """All of its log has been planned."""
         self.prefilling.remove(sequence)
         insort(self.decoding, sequence, key=_by_rank)
+
+    def park(self, sequence: LiveSequence, stale: int) -> None:
+        """No token was chosen at its last position, since its mask is not there yet: that position is planned
+        again when `unpark` is called. `stale` rows of it are in flight."""
+        self._list_of(sequence).remove(sequence)
+        sequence.parked, sequence.stale = True, stale
+        sequence.planned = sequence.computed
+        insort(self.parked, sequence, key=_by_rank)
+
+    def unpark(self, sequence: LiveSequence) -> None:
+        """Its mask is there."""
+        self.parked.remove(sequence)
+        sequence.parked = False
+        insort(self._list_of(sequence), sequence, key=_by_rank)
+
+    def _list_of(self, sequence: LiveSequence) -> list[LiveSequence]:
+        if sequence.parked:
+            return self.parked
+        return self.prefilling if sequence.planned < sequence.known else self.decoding
 
     def publish(self, sequence: LiveSequence) -> None:
         """Let others find its full pages that are computed."""
@@ -215,7 +240,7 @@ class RunningTable:
 
     def check_integrity(self) -> None:
         """Raises AssertionError that names the slot, page or sequence where the books disagree."""
-        for table in (self.decoding, self.prefilling):
+        for table in (self.decoding, self.prefilling, self.parked):
             ranks = [sequence.rank for sequence in table]
             assert ranks == sorted(set(ranks)), f"not in order: {ranks}"
         assert self.background == sum(s.background for s in self), "background sequences are miscounted"
@@ -231,7 +256,8 @@ class RunningTable:
                 f"sequence {s.id}: {s.computed} computed, {s.planned} planned, "
                 f"ends before {s.last}, pages for {s.capacity}"
             )
-            assert (s.planned < s.known) == (s in self.prefilling), f"sequence {s.id} is in the wrong list"
+            assert s in self._list_of(s), f"sequence {s.id} is in the wrong list"
+            assert not s.parked or s.planned == s.computed, f"sequence {s.id} is parked and planned"
             assert len(set(s.pages)) == len(s.pages), f"sequence {s.id} has a page twice: {s.pages}"
             published = [token for node in s.lease.nodes for token in node.chunk]
             assert len(published) <= s.computed, f"sequence {s.id} has published what is not computed"

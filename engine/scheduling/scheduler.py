@@ -43,6 +43,10 @@ admitted again, so that the admission's log is complete and no row of an old adm
 of the new. Victims have no row in the plan at hand: decode rows are planned in order of rank and the last
 by rank goes first; those that give way to others who wait go before any row is planned.
 
+*A row that sits out* (its grammar's mask is not made yet) brings no token, and its sequence no further row
+until `resume`: it keeps its slot and pages, and the position is computed again. Rows of it that were planned
+by then have no input; they sit out too, and what they wrote lies at or above `computed`, as above.
+
 *It always goes on.* A tenant that gives seats keeps its share of them, and the oldest of its sequences. The
 sequence first by rank is never a victim of another that runs. It fails only when it is alone, needs a page,
 nothing can be evicted and its last token is known, so the outcome does not depend on the depth of lookahead.
@@ -108,7 +112,7 @@ class Scheduler:
         self._policy = policy
         self._roster = Roster(layout, policy, sharing=sharing)
         self._running = self._roster.running
-        self._settlement = Settlement(policy, self._roster)
+        self._settlement = Settlement(policy, self._roster, self._rows_in_flight)
         self._times = StepTime()
         self._allowance = Allowance(layout.max_batch_tokens, background, cost=self._times.decoding)
         self._flights: deque[_Flight] = deque()
@@ -131,6 +135,12 @@ class Scheduler:
             return False
         self._roster.end(sequence)
         return True
+
+    def resume(self, id: str) -> None:
+        """The mask that a sequence has sat out for is there: it is planned again. Nothing if it does not."""
+        sequence = self._roster.sequences.get(id)
+        if sequence is not None and sequence.parked:
+            self._running.unpark(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step, None when there is nothing to do before another commit.
@@ -222,7 +232,7 @@ class Scheduler:
         news, settle = self._roster.news, self._settlement
         deltas = list(news.values())
         news.clear()
-        if result.failures or result.logprobs or result.forced:
+        if result.failures or result.logprobs or result.forced or result.deferred:
             for index, sequence in enumerate(decoding):
                 settle.row(sequence, index, None, result, deltas)
         else:
@@ -232,6 +242,13 @@ class Scheduler:
         if self._roster.returning:
             self._roster.committed(result.step)
         return tuple(deltas)
+
+    def _rows_in_flight(self, sequence: LiveSequence) -> int:
+        """How many plans in flight have a row of it."""
+        return sum(
+            sequence in flight.decoding or any(one is sequence for one, _ in flight.chunks)
+            for flight in self._flights
+        )
 
     # Planning
 

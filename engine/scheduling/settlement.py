@@ -1,5 +1,7 @@
 """What a step's result means for the sequences that had rows in it: their logs, their pages, their deltas."""
 
+from collections.abc import Callable
+
 from personae.engine.plan import Row, StepResult
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence, Place
@@ -8,18 +10,24 @@ from personae.engine.sequence import Delta, TokenLogprobs
 
 
 class Settlement:
-    """Brings results home: the scheduler's half after a step. Deltas go to the end of the list given."""
+    """Brings results home: the scheduler's half after a step. Deltas go to the end of the list given.
 
-    def __init__(self, policy: FairnessPolicy, roster: Roster) -> None:
+    `in_flight` tells how many rows of a sequence are planned and not here yet.
+    """
+
+    def __init__(
+        self, policy: FairnessPolicy, roster: Roster, in_flight: Callable[[LiveSequence], int]
+    ) -> None:
         self._policy = policy
         self._roster = roster
+        self._in_flight = in_flight
         self.jumped = 0  # tokens that nobody chose
 
     def plain(
         self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
     ) -> None:
-        """What `row` does, for decode rows without failures, logprobs and forced tokens: the usual case, and
-        hot."""
+        """What `row` does, for decode rows without failures, logprobs, forced tokens and rows that sit out:
+        the usual case, and hot."""
         charge, running, ended = self._policy.charge, Place.RUNNING, Place.ENDED
         publish = self._roster.running.publish
         for sequence, token in zip(decoding, tokens, strict=False):
@@ -50,8 +58,13 @@ class Settlement:
         if failure is not None:
             cached = sequence.cached_once()
             self._roster.end(sequence, keep=False)
-            deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached))
+            code = result.codes.get(index)
+            deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached, code=code))
             return
+        deferred = index in result.deferred
+        if deferred and (sequence.stale or sequence.place is not Place.RUNNING):
+            sequence.stale = max(sequence.stale - 1, 0)
+            return  # planned before it was known that the row before sits out
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         if row is not None and index in result.prompt_logprobs:
             first = row.start + 1 if row.start else 0  # the prompt token that the entries begin with
@@ -59,11 +72,13 @@ class Settlement:
             prompt_logprobs = result.prompt_logprobs[index][max(sequence.prompt_logprobs_sent - first, 0) :]
             sequence.prompt_logprobs_sent += len(prompt_logprobs)
         if sequence.place is Place.RUNNING:
-            sequence.computed += 1 if row is None else row.count
+            sequence.computed += (1 if row is None else row.count) - deferred
             self._roster.running.publish(sequence)
+            if deferred:
+                self._roster.running.park(sequence, self._in_flight(sequence))
             if sequence.computed >= sequence.log.prompt_length:
                 self._roster.release_followers(sequence)
-        if row is None or row.samples:
+        if not deferred and (row is None or row.samples):
             token = result.tokens[index]
             if token is None:
                 raise ValueError(f"sequence {sequence.id!r} should have sampled a token")

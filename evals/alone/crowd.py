@@ -13,7 +13,7 @@ from personae.engine.scheduling.background import Tiers
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
-from personae.engine.step import Launched
+from personae.engine.step import Launched, by_tenant
 from personae.evals.alone.house import House, Stream
 from personae.evals.alone.traffic import Scene
 
@@ -86,7 +86,7 @@ class Crowd:
             if not self._held[task]:
                 self._engine.release(task)
             return True
-        packed = self._engine.prepare(task, self._house.grammars)
+        packed = self._engine.prepare(task, by_tenant(task, self._house.grammars))
         forward = self._engine.forward(packed, partial(self._beside, packed))
         self._unread = self._engine.sample(task, forward)
         return True

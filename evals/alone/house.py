@@ -16,12 +16,12 @@ from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
-from personae.engine.step import StepEngine
+from personae.engine.step import StepEngine, by_tenant
 from personae.engine.tokens import Tokenizer
 from personae.errors import GrammarError
 from personae.evals.tenants.making import AdapterMaker
-from personae.grammar.backend import BoundGrammar
 from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 from personae.kernels.sgmv import RANK_PAGE
@@ -70,7 +70,7 @@ class House:
                 found.append(self._read(Path(made)))
         self.adapters = {adapter.digest: adapter for adapter in found}
         self.ranks = sorted(-(-adapter.rank // RANK_PAGE) * RANK_PAGE for adapter in found)
-        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         text, tokenizer = (folder / "tokenizer.json").read_bytes(), Tokenizer.load(folder)
         vocabulary = Vocabulary.from_tokenizer_json(text, self.vocab_size, tokenizer.eos_ids)
         self._spelling = Spelling(tokenizer, vocabulary.tokens)
@@ -79,7 +79,7 @@ class House:
     def _read(self, folder: Path) -> Adapter:
         return stacked(read_adapter(folder, self._shapes), self.model.config.layers, self.model.dtype)
 
-    def bound(self, spec: GrammarSpec) -> BoundGrammar | None:
+    def bound(self, spec: GrammarSpec) -> AnyGrammar | None:
         """The grammar; None if it is refused."""
         if spec not in self.grammars:
             try:
@@ -105,7 +105,9 @@ class House:
         stream = Stream()
         scheduler.add(replace(log, after=None))
         while (plan := scheduler.plan()) is not None:
-            launched = engine.sample(plan, engine.forward(engine.prepare(plan, self.grammars)))
+            launched = engine.sample(
+                plan, engine.forward(engine.prepare(plan, by_tenant(plan, self.grammars)))
+            )
             for delta in scheduler.commit(engine.finish(launched)):
                 stream.take(delta)
         assert stream.end is not None

@@ -38,9 +38,9 @@ from personae.actors.script import Script
 from personae.api.bundled import DEMO
 from personae.engine.runner import PackedStep
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.step import Launched, StepEngine
+from personae.engine.step import Launched, StepEngine, by_tenant
 from personae.evals.bench.steps import WARM_UP, Parts, logs
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 
 FAR = 1900  # tokens, a budget whose end is not reached
@@ -71,7 +71,7 @@ CLOSING = form(16, [*SHORT, {"type": "string"}])
 
 def decode(
     script: Script,
-    grammars: dict[GrammarSpec, BoundGrammar],
+    grammars: dict[GrammarSpec, AnyGrammar],
     rows: int,
     parts: Parts,
     budget: int | None,
@@ -93,7 +93,7 @@ def decode(
         with parts.part("step" if decoding else "prompt"):
             if plan is not None:
                 with parts.part("prepare"):
-                    packed = engine.prepare(plan, grammars)
+                    packed = engine.prepare(plan, by_tenant(plan, grammars))
                 with parts.part("forward"):
                     beside = partial(_beside, engine, scheduler, unread, packed)
                     forward = engine.forward(packed, beside)
@@ -155,7 +155,7 @@ def main(
     schemas = [TEXTS, FORM] if budget is None else [CLOSING]
     sources = [json.dumps(one) for one in schemas] if schema is None else [schema.read_text()]
     specs = [GrammarSpec("json_schema", source) for source in sources]
-    bound = {spec: compiler.compile(spec) for spec in specs}
+    bound = {spec: compiler.compile(spec, "") for spec in specs}
     if budget is not None and (shortest := max(grammar.shortest for grammar in bound.values())) > budget:
         raise typer.BadParameter(f"the shortest answer has {shortest} tokens", param_hint="--budget")
     clock = time.process_time if busy else time.perf_counter

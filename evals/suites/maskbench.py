@@ -99,7 +99,7 @@ def run(
         report.schemas += 1
         started = time.perf_counter()
         try:
-            grammar = compiler.compile(GrammarSpec("json_schema", json.dumps(case.schema), strict))
+            grammar = compiler.compile_here(GrammarSpec("json_schema", json.dumps(case.schema), strict))
         except (GrammarError, Overloaded) as refusal:
             report.refusals[case.name] = _reason(refusal)
             continue

@@ -7,10 +7,11 @@ comes here only after the gate (grammar/schema/gate.py) has found that all of it
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import xgrammar
 
 from personae.errors import GrammarError
-from personae.grammar.bitmask import Bitmask, allow_only
+from personae.grammar.bitmask import Bitmask, allow_only, words_of
 from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, SAID
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -53,7 +54,14 @@ class XGrammarBackend:
             raise GrammarError(
                 f"The {SAID.get(spec.kind, spec.kind)} cannot be compiled: {reason}", param=PARAMS[spec.kind]
             ) from error
-        return XGrammarCompiled(grammar, self._vocabulary)
+        compiled = XGrammarCompiled(grammar, self._vocabulary)
+        mask = np.zeros((1, words_of(self._vocabulary.size)), np.int32)
+        compiled.matcher().fill(mask, 0)
+        if not mask.any():
+            raise GrammarError(
+                f"The {SAID.get(spec.kind, spec.kind)} matches no text.", param=PARAMS[spec.kind]
+            )
+        return compiled
 
 
 class XGrammarCompiled:

@@ -28,7 +28,9 @@ import msgspec
 
 from personae.errors import GrammarError, Overloaded
 from personae.grammar.closing.blueprint import Blueprint, Outline
-from personae.grammar.sandbox.server import Limits, Server, bound, received, resident, say, unbound
+from personae.grammar.sandbox.mask_server import Compiled, serve
+from personae.grammar.sandbox.masks import RemoteGrammar
+from personae.grammar.sandbox.server import Limits, Server, bound, frames, received, resident, say, unbound
 from personae.grammar.sandbox.tour import TOUR, tour
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
@@ -41,13 +43,16 @@ _COMMAND = "from personae.grammar.sandbox.forkserver import main; main()"
 _STANDING = 2  # children that wait for a spec, at least
 _KEPT = 4  # of those that have had one, at most
 _AGAIN = b"."
-_ORDINARY = 0.02  # seconds of processor time, of those that a spec takes outside of the kernel
+_LOADED = b"+"
 _TIMER = signal.SIGVTALRM
 _LONG = bytes(
     [_TIMER]
 )  # what a child's signal writes when that is over, in whatever library the child may be
 # What a child needs to be read first: nearly all the one backend, grammars in GBNF the other, which is large.
 _NEARLY_ALL, _GBNF = b"n", b"g"
+# The same in capitals: the child is to go on and make the masks.
+_MASKS = {_NEARLY_ALL: b"N", _GBNF: b"G"}
+_COMPILE_ORDINARY = 0.25  # seconds, of one that is not to give way for its masks before they take long
 _FIRST = {_NEARLY_ALL: TOUR, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
 
 
@@ -63,6 +68,9 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 _REPORTS: msgspec.msgpack.Decoder[Outline | Blueprint | Refusal] = msgspec.msgpack.Decoder(
     Outline | Blueprint | Refusal
 )
+
+
+_STARTS: msgspec.msgpack.Decoder[Compiled | Refusal] = msgspec.msgpack.Decoder(Compiled | Refusal)
 
 
 class Sandbox(Server):
@@ -98,12 +106,43 @@ class Sandbox(Server):
         except OSError:  # the time-out among them
             begun = False
         if not begun or time.monotonic() - asked >= self.limits.wall:
-            raise Overloaded("The grammar could not be compiled in time; try again later.")
-        raise GrammarError(
-            "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
-            param=PARAMS.get(spec.kind),
-            code=TOO_COMPLEX,
-        )
+            raise _overloaded()
+        raise _too_complex(spec)
+
+    def masks(self, spec: GrammarSpec, left: Callable[[], None] = lambda: None) -> RemoteGrammar:
+        """A process that has compiled `spec` and makes the masks of its answers; `left` is called when it is
+        let go. Raises as `draft` does."""
+        asked = time.monotonic()
+        try:
+            connection = self.connect(_MASKS[_GBNF if spec.kind == "ebnf" else _NEARLY_ALL])
+        except OSError:
+            raise _overloaded() from None
+        try:
+            say(connection, msgspec.msgpack.encode(spec))
+            report = next((_STARTS.decode(frame) for frame in frames(connection)), None)
+        except OSError:
+            connection.close()
+            raise _overloaded() from None
+        if isinstance(report, Compiled):
+            return RemoteGrammar(connection, report.shortest, left)
+        connection.close()
+        if report is not None:
+            raise GrammarError(report.message, param=report.param, code=report.code)
+        if time.monotonic() - asked >= self.limits.wall:
+            raise _overloaded()
+        raise _too_complex(spec)
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("The grammar could not be compiled in time; try again later.")
+
+
+def _too_complex(spec: GrammarSpec) -> GrammarError:
+    return GrammarError(
+        "The grammar cannot be compiled within the limits on time and memory; make it simpler.",
+        param=PARAMS.get(spec.kind),
+        code=TOO_COMPLEX,
+    )
 
 
 def main() -> None:
@@ -147,11 +186,16 @@ def main() -> None:
                 with suppress(ConnectionError):
                     child.line.send(_AGAIN)
                 continue
+            if said == _LOADED:
+                if (kind := learning.pop(descriptor, None)) is not None and kind not in known:
+                    known.add(kind)
+                    tour(compiler, _FIRST[kind])
+                continue
             if said not in (_AGAIN, b""):
                 standing.remove(descriptor)
-                if said not in known:
+                if said.lower() not in known:
                     # It loads a library, and we do when it has ended: one at a time.
-                    learning[descriptor] = said
+                    learning[descriptor] = said.lower()
                 continue
             poll.unregister(descriptor)
             children.pop(descriptor).line.close()
@@ -206,11 +250,16 @@ def _stand(
             if not kind:
                 break  # the other end is closed
             theirs.send(kind)
-            if kind not in known:
-                tour(compiler, _FIRST[kind])
+            if kind.lower() not in known:
+                tour(compiler, _FIRST[kind.lower()])
             bound(limits)
-            signal.setitimer(signal.ITIMER_VIRTUAL, _ORDINARY)
+            makes_masks = kind in _MASKS.values()
+            signal.setitimer(signal.ITIMER_VIRTUAL, _COMPILE_ORDINARY if makes_masks else limits.ordinary)
             with socket.socket(fileno=descriptors[0]) as connection:
+                if makes_masks:
+                    theirs.send(_LOADED)
+                    _make_masks(compiler, connection, limits)
+                    break
                 _answer(compiler, connection)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             unbound()
@@ -225,6 +274,19 @@ def _is_kept(line: socket.socket) -> bool:
     line.send(_AGAIN)
     select.select([line], [], [])
     return line.recv(1) == _AGAIN
+
+
+def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: Limits) -> None:
+    """What a child is for, for as long as its grammar is wanted."""
+    spec = msgspec.msgpack.decode(next(frames(connection)), type=GrammarSpec)
+    try:
+        grammar = compiler.compile_here(spec)
+    except GrammarError as error:
+        say(connection, msgspec.msgpack.encode(Refusal(error.message, error.param, error.code)))
+        return
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
+        signal.setitimer(timer, 0)
+    serve(connection, grammar, compiler.vocabulary.size, limits)
 
 
 def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:

@@ -13,18 +13,26 @@ from threading import Lock
 
 import msgspec
 
-_HEAD = 4  # bytes of the length before each frame
+HEAD = 4  # bytes of the length before each frame
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Of one request: seconds of processor time, and bytes beside what the server has. Who asks waits up to
     `patience` seconds: the server may have to begin, and the machine be busy. A process that has gained more
-    than `growth` bytes is not asked again."""
+    than `growth` bytes is not asked again.
+
+    Of an answer whose masks are made there: seconds of processor time that one mask may take, and all of
+    them, and how long it may take on a busy machine. What takes more than `ordinary` gives way to all others.
+    """
 
     processor: float = 5.0
     memory: int = 2**29
     patience: float = 75.0
     growth: int = 2**26
+    mask: float = 1.0
+    masks: float = 10.0
+    mask_wall: float = 20.0
+    ordinary: float = 0.02
 
     @property
     def wall(self) -> float:
@@ -62,20 +70,28 @@ class Server:
 
         It ends early when the child is ended. Raises OSError when nothing comes in time.
         """
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, self._lock:
-                socket.send_fds(self._running(), [kind], [theirs.fileno()])
-            ours.settimeout(self.limits.patience)
+        with self.connect(kind) as ours:
             ours.sendall(request)
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as line:
-                while len(head := line.read(_HEAD)) == _HEAD:
+                while len(head := line.read(HEAD)) == HEAD:
                     length = int.from_bytes(head, "big")
                     frame = line.read(length)
                     if len(frame) < length:
                         return  # it was ended
                     yield frame
+
+    def connect(self, kind: bytes) -> socket.socket:
+        """Our end of a line to a child. Raises OSError when there is none."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            try:
+                socket.send_fds(self._running(), [kind], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        ours.settimeout(self.limits.patience)
+        return ours
 
     def _running(self) -> socket.socket:
         """The way to the server, which is started if there is none."""
@@ -126,9 +142,16 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
+def frames(connection: socket.socket) -> Iterator[bytes]:
+    """In a child that answers more than one request: each of them, until the other end is closed."""
+    with connection.makefile("rb") as line:
+        while len(head := line.read(HEAD)) == HEAD:
+            yield line.read(int.from_bytes(head, "big"))
+
+
 def say(connection: socket.socket, frame: bytes) -> None:
     """In a child: send a frame of the answer."""
-    connection.sendall(len(frame).to_bytes(_HEAD, "big") + frame)
+    connection.sendall(len(frame).to_bytes(HEAD, "big") + frame)
 
 
 def bound(limits: Limits) -> None:

@@ -65,6 +65,13 @@ def is_small(spec: GrammarSpec) -> bool:
     return False
 
 
+def is_foreign(spec: GrammarSpec) -> bool:
+    """Whether it has a grammar that a client wrote: what its masks take is not seen of it beforehand."""
+    if spec.kind == "structure":
+        return bool(bound_parts(spec.source)[2])
+    return spec.kind in ("ebnf", "lark")
+
+
 def _small_structure(source: str) -> bool:
     schemas, patterns, grammars = bound_parts(source)
     if grammars or not all(map(is_plain, patterns)):

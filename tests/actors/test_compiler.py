@@ -39,13 +39,13 @@ class Grammars:
         self.go_on = threading.Event()
         self.lock = threading.Lock()
 
-    def get(self, spec: GrammarSpec) -> None:
+    def get(self, spec: GrammarSpec, tenant: str) -> None:
         return None
 
-    def put(self, spec: GrammarSpec, grammar: object) -> None:
+    def put(self, spec: GrammarSpec, grammar: object, tenant: str) -> None:
         pass
 
-    def compile(self, spec: GrammarSpec) -> object:
+    def compile(self, spec: GrammarSpec, tenant: str) -> object:
         if self.outcome is not None:
             raise self.outcome
         with self.lock:
@@ -101,7 +101,7 @@ async def test_only_so_many_compile_at_once() -> None:
 async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings_is_kept() -> None:
     grammars = Grammars()
     kept: list[GrammarSpec] = []
-    grammars.put = lambda spec, grammar: kept.append(spec)
+    grammars.put = lambda spec, grammar, tenant: kept.append(spec)
     async with compiling(grammars, seconds=1.0) as (compiler, scheduler):
         specs = [GrammarSpec("regex", f"a{{{number}}}") for number in range(AT_ONCE + 1)]
         for spec in specs:
@@ -136,7 +136,7 @@ async def test_a_grammar_asked_for_and_withdrawn_again_and_again_is_compiled_onc
             scheduler.tell(Submit((log,), 1))
             scheduler.tell(Cancel((log.id,), 1))
         scheduler.tell(Submit((SequenceLog("last", (1,), 1, log.params, grammar=SPEC),), 1))
-        scheduler.tell(Compiled(SPEC, error=RequestFailed("no")))
+        scheduler.tell(Compiled(SPEC, "default", error=RequestFailed("no")))
         await streamer.wait_for(2)
         [begun] = ingress
         assert isinstance(begun, BackStarted)
@@ -161,3 +161,26 @@ async def test_a_tenants_compiles_wait_for_its_own_alone_and_a_full_sandbox_is_n
         compiler.tell(Compile(GrammarSpec("regex", "b")))
         await scheduler.wait_for(2 * AT_ONCE + 2)
         assert isinstance(scheduler[-1].error, Overloaded)
+
+
+async def test_a_grammar_that_another_tenant_has_had_compiled_is_compiled_again() -> None:
+    """Or the time that an answer takes would tell what somebody else has sent."""
+    layout = MemoryLayout(num_pages=8, page_size=16, max_seqs=2, max_model_len=64, max_batch_tokens=16)
+    compiler, executor, streamer, ingress = Told(), Told(), Arrivals(), Told()
+    top = Supervisor("top", max_restarts=0)
+    scheduler: Ref[Message] = top.spawn(
+        "scheduler",
+        lambda: SchedulerActor(
+            Scheduler(layout, VirtualTokenCounters()), 1, compiler, executor, streamer, ingress
+        ),
+    )
+    async with top:
+        params = SamplingParams(max_tokens=2, seed=0)
+        for id, tenant in (("0", "a"), ("1", "b"), ("2", "a")):
+            log = SequenceLog(id, (1,), 1, params, grammar=SPEC, tenant=tenant)
+            scheduler.tell(Submit((log,), 1))
+        scheduler.tell(Compiled(SPEC, "a", error=RequestFailed("no")))
+        await streamer.wait_for(1)
+    assert compiler == [Compile(SPEC, "a"), Compile(SPEC, "b")]
+    refused = [message for message in streamer if isinstance(message, Refused)]
+    assert [message.ids for message in refused] == [("0", "2")]

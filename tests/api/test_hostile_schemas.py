@@ -9,7 +9,7 @@ from real_server import Running, running
 from tiny_models import make_model_folder
 
 from personae.api.options import ServeOptions
-from personae.evals.hostile import CONTROL, SCHEMAS, Bystander, measure, send
+from personae.evals.hostile import CONTROL, GRAMMARS, SCHEMAS, Bystander, bound_by, measure, outcome_of, send
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # of the client
 BOMBS = ("conditions that multiply",)
@@ -46,6 +46,48 @@ async def test_bombs_cost_their_senders_a_400_and_others_are_answered_meanwhile(
     assert set(answered) == {"200"}
     assert len(answered) > 3
     assert len(bystander.gaps) > 10
+
+
+async def test_an_ambiguous_grammar_ends_its_own_request_and_others_are_answered_meanwhile(
+    server: Running,
+) -> None:
+    outcomes: list[str] = []
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        bystander = Bystander(client, model)
+
+        async def ambiguous(number: int) -> None:
+            field, value = GRAMMARS["GBNF: ambiguous, of any text"]
+            body = bound_by(model, field, f"{value}\n# {number}", max_tokens=100)
+            outcomes.append(outcome_of(await client.post("/v1/chat/completions", json=body)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bystander.read)
+            async with anyio.create_task_group() as senders:
+                for number in range(2):
+                    senders.start_soon(ambiguous, number)
+            tasks.cancel_scope.cancel()
+    assert set(outcomes) <= {"400 grammar_too_slow", "400 grammar_too_complex", "200"}, outcomes
+    assert len(bystander.gaps) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("GBNF: itself", "400 invalid_schema"),
+        ("GBNF: never ends", "400 invalid_schema"),
+        ("a choice of 512 KB", "400 grammar_too_large"),
+    ],
+)
+async def test_what_no_text_matches_or_is_far_too_long_is_refused_before_it_is_compiled(
+    server: Running, name: str, outcome: str
+) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        response = await client.post("/v1/chat/completions", json=bound_by(model, *GRAMMARS[name]))
+    assert outcome_of(response) == outcome
+    assert response.json()["error"]["param"].startswith("structured_outputs.")
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -18,7 +18,7 @@ def test_an_outcome_is_named_once_and_another_beside_it() -> None:
 
 
 def test_no_round_finds_what_another_has_compiled() -> None:
-    first, second = (msgspec.json.decode(new_body("m", SCHEMAS["deep"], number)) for number in (0, 1))
+    first, second = (msgspec.json.decode(new_body("m", "deep", number)) for number in (0, 1))
     assert first != second
     for body in (first, second):
         schema = body["response_format"]["json_schema"]["schema"]

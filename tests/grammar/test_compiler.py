@@ -3,6 +3,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
+import msgspec
 import pytest
 from byte_bpe import byte_level_vocabulary
 from grammar_walks import accepts, walk
@@ -13,8 +14,8 @@ from personae.grammar.closing.automaton import Automaton
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer
-from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, structure_spec
+from personae.grammar.spec import GrammarSpec, ReasoningLimit
+from personae.grammar.structure.elements import Exactly, Json, structure_spec
 
 VOCABULARY = byte_level_vocabulary()
 
@@ -44,6 +45,21 @@ def test_the_least_recently_used_grammar_leaves_when_the_bytes_are_over():
     assert compiler.get(spec("a")) is not None
     assert compiler.get(spec("c")) is not None
     assert compiler.cached_bytes <= 2 * one
+
+
+def test_what_a_tenant_has_had_compiled_is_not_there_for_another():
+    compiler = GrammarCompiler(byte_level_vocabulary(), sandboxed=False)
+    spec = GrammarSpec("json_schema", '{"type": "integer"}')
+    limited = msgspec.structs.replace(
+        structure_spec(Exactly("yes")), reasoning=ReasoningLimit(4, "<think>", "</think>")
+    )
+    for one in (spec, limited):
+        compiler.put(one, compiler.compile(one, "a"), "a")
+        assert compiler.get(one, "a") is not None
+        assert compiler.get(one, "b") is None
+    inner = msgspec.structs.replace(limited, reasoning=None)
+    assert compiler.get(inner, "a") is not None, "a limit's inner grammar is kept, too"
+    assert compiler.get(inner, "b") is None
 
 
 def test_a_grammar_larger_than_the_whole_cache_evicts_nothing():

@@ -26,6 +26,7 @@ from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.prefix import PrefixCache, root_key
 from personae.engine.scheduling.roster import Roster
 from personae.engine.scheduling.running import RunningTable
+from personae.engine.scheduling.scheduler import Scheduler
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / ".pkg")
 CALM = Scenario(1, Workload(requests=60, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0), every=1)
@@ -57,6 +58,47 @@ def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
     assert report.outcomes.get("unlucky", 0) <= 3
     assert bool(report.restarts) == (kind not in {"stall", "slow"})
+
+
+THINKING = replace(
+    CALM,
+    workload=replace(CALM.workload, requests=120, schemas=0.6, thinks=1.0, siblings=0.2, tenants=3),
+    pages=60,
+)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("faults", [None, 3.0])
+def test_answers_whose_masks_take_long_sit_steps_out_and_nobody_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool, faults: float | None
+) -> None:
+    sat_out, sits_out = [0], Device._sits_out
+
+    def note(self: Device, slot, end):  # type: ignore[no-untyped-def]  # as the original
+        out = sits_out(self, slot, end)
+        sat_out[0] += out
+        return out
+
+    monkeypatch.setattr(Device, "_sits_out", note)
+    report = simulate(replace(THINKING, costs=Costs(runs_ahead=ahead), faults_every=faults))
+    assert sat_out[0] > 50
+    assert report.outcomes["error"] > 0, "some of them take too long"
+    if faults is None:
+        assert report.outcomes.keys() <= {"stop", "length", "error"}
+
+
+def test_others_do_not_wait_for_the_masks_of_some() -> None:
+    roomy = replace(THINKING, pages=4096, slots=256)
+    slow = simulate(roomy)
+    free = simulate(replace(roomy, workload=replace(roomy.workload, thinks=0.0)))
+    assert slow.outcomes["error"] > 0
+    assert median(slow.waits) < 1.5 * median(free.waits)
+
+
+def test_a_mask_that_has_come_and_of_which_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "resume", lambda scheduler, id: None)
+    with pytest.raises(Violation, match="never ended"):
+        simulate(replace(THINKING, longest_wait=30.0))
 
 
 LENDING = replace(

@@ -19,7 +19,8 @@ from troupe import Played, log_of
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.engine.sequence import SequenceLog
-from personae.grammar.backend import BoundGrammar
+from personae.engine.step import by_tenant
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.adapter import Adapter
 
@@ -38,7 +39,7 @@ class DryEngine:
         with self.doing("build"):
             self.engine = script.build_step_engine()
         self.scheduler = script.build_scheduler()
-        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.cards = {name: card for name, card in script.models.items() if card.adapter}
         self.reads = 0  # one for a step's tokens, one for the log-probabilities of its prompts
 
@@ -79,7 +80,7 @@ class DryEngine:
             plan, result = self.scheduler.plan(), None
             if plan is not None:
                 with self.doing("prepare"):
-                    packed = self.engine.prepare(plan, self.grammars)
+                    packed = self.engine.prepare(plan, by_tenant(plan, self.grammars))
                 with self.doing("forward"):
                     forward = self.engine.forward(packed)
             if unread is not None:

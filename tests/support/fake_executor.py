@@ -136,11 +136,14 @@ class _Slot:
     log: SequenceLog
     pages: list[int] = field(default_factory=list)
     sampled: dict[int, int] = field(default_factory=dict)
+    parked: int | None = None  # the position of the token that could not be chosen yet
 
 
 class FakeExecutor:
     """`submit` queues plans, `execute` runs the oldest: how many may queue is the caller's lookahead.
 
+    `defers(log, position)` says how often a row that samples the token at `position` sits out first; the ids
+    of those that may be resumed are in `deferred`.
     `fails(log, position)` gives the reason why sampling after `position` fails, None when it does not.
     Raises AssertionError when a plan breaks the contract: a slot used while taken or empty, a page beyond the
     table, a token that nobody knows, a cell never written, a write into a page that another slot can read.
@@ -150,9 +153,13 @@ class FakeExecutor:
         self,
         layout: MemoryLayout,
         fails: Callable[[SequenceLog, int], str | None] = lambda log, position: None,
+        defers: Callable[[SequenceLog, int], int] = lambda log, position: 0,
     ) -> None:
         self.layout = layout
         self._fails = fails
+        self._defers = defers
+        self._sat_out: dict[tuple[str, int], int] = {}
+        self.deferred: list[str] = []
         self._cells: list[list[int | None]] = [[None] * layout.page_size for _ in range(layout.num_pages)]
         self._slots: dict[int, _Slot] = {}
         self._plans: deque[StepPlan] = deque()
@@ -202,6 +209,7 @@ class FakeExecutor:
         assert sum(row.count for row in plan.rows) <= self.layout.max_batch_tokens, "over the token budget"
         self._check_writes(plan)
         tokens: list[int | None] = []
+        deferred: set[int] = set()
         result = StepResult(plan.step, (), {}, {}, {})
         for index, row in enumerate(plan.rows):
             slot = self._slots[row.slot]
@@ -221,6 +229,8 @@ class FakeExecutor:
             end = row.start + row.count
             if row.samples and end in slot.sampled:
                 tokens[-1], result.forced[index] = slot.sampled[end], ()
+            elif row.samples and self._sits_out(slot, end):
+                deferred.add(index)
             elif row.samples:
                 why = self._fails(log, end)
                 if why is not None:
@@ -231,7 +241,21 @@ class FakeExecutor:
                     result.logprobs[index] = _logprob(slot.sampled[end], cells)
                 elif log.params.jump_forward:
                     result.forced[index] = self._forced(slot, end, cells)
-        return msgspec.structs.replace(result, tokens=tuple(tokens))
+        return msgspec.structs.replace(result, tokens=tuple(tokens), deferred=frozenset(deferred))
+
+    def _sits_out(self, slot: _Slot, end: int) -> bool:
+        id = slot.log.id
+        if slot.parked is not None and end > slot.parked:
+            return True  # planned before it was known
+        assert slot.parked in (None, end), f"{id} goes on at {end} and sits out at {slot.parked}"
+        times = self._sat_out.get((id, end), 0)
+        if times < self._defers(slot.log, end):
+            self._sat_out[id, end] = times + 1
+            slot.parked = end
+            self.deferred.append(id)
+            return True
+        slot.parked = None
+        return False
 
     def _forced(self, slot: _Slot, position: int, cells: list[int]) -> tuple[int, ...]:
         """The token at `position`, and those that follow it by themselves: every second one does."""
@@ -254,7 +278,9 @@ class FakeExecutor:
         if position < len(slot.log.tokens):
             return slot.log.tokens[position]
         # After a failure nothing was sampled, yet rows planned ahead still come; their results are discarded.
-        return slot.sampled.get(position, 0) if self._fails(slot.log, position) else slot.sampled[position]
+        waits = slot.parked is not None and position >= slot.parked
+        unknown = waits or self._fails(slot.log, position)
+        return slot.sampled.get(position, 0) if unknown else slot.sampled[position]
 
     def _read(self, slot: _Slot, end: int) -> list[int]:
         cells = []
@@ -320,9 +346,17 @@ class Bench:
         while len(self.executor) < self.depth and self.plan() is not None:
             pass
         if not len(self.executor):
-            return False
+            return self.resume()
         self.commit()
         return True
+
+    def resume(self, most: int = 1000) -> bool:
+        """Up to so many of those that sat out may go on. False if there are none."""
+        ids = self.executor.deferred[:most]
+        del self.executor.deferred[:most]
+        for id in ids:
+            self.scheduler.resume(id)
+        return bool(ids)
 
     def run(self, limit: int = 10_000) -> dict[str, Brought]:
         """To the end of all sequences."""

@@ -5,6 +5,7 @@ brought. Up to `lookahead` plans are in flight, and a step is read beside the ne
 actors do it. With `capture` decode steps run as graphs.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
-from personae.engine.step import Launched, StepEngine
-from personae.grammar.backend import BoundGrammar
+from personae.engine.step import Launched, StepEngine, by_tenant
+from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
@@ -47,6 +48,7 @@ class Played:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: str | None = None
     error: str | None = None
+    code: str | None = None
     cached: int | None = None
 
 
@@ -124,9 +126,10 @@ class Troupe:
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
         self.scheduler = Scheduler(layout, VirtualTokenCounters())
-        self.grammars: dict[GrammarSpec, BoundGrammar] = {}
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.lookahead = lookahead
         self.steps = 0
+        self.resumed = 0  # rows that sat steps out
 
     def place(self, name: str, adapter: Adapter) -> None:
         """Have an adapter on the device under a name."""
@@ -151,14 +154,19 @@ class Troupe:
                 self.steps += 1
             if flying:
                 plan = flying.popleft()
-                packed = self.engine.prepare(plan, self.grammars)
+                packed = self.engine.prepare(plan, by_tenant(plan, self.grammars))
                 forward = self.engine.forward(packed, partial(self._beside, unread, packed, played))
                 unread = self.engine.sample(plan, forward)
             elif unread is not None:
                 self._read(unread, played)
                 unread = None
+            elif self.engine.deferred:
+                time.sleep(0.001)
             else:
                 break
+            for id in self.engine.resumable():
+                self.resumed += 1
+                self.scheduler.resume(id)
         self.scheduler.check_integrity()
         assert all(one.finish is not None for one in played.values())
         return played
@@ -179,7 +187,7 @@ class Troupe:
                 one.told.append(len(one.tokens))
             one.logprobs += delta.logprobs
             one.prompt_logprobs += delta.prompt_logprobs
-            one.finish, one.error = delta.finish, delta.error
+            one.finish, one.error, one.code = delta.finish, delta.error, delta.code
             one.cached = delta.cached if one.cached is None else one.cached
 
     def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:

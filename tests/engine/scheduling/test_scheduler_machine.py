@@ -58,18 +58,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
         scheduler = Scheduler(self.layout, policy(), beside, sharing=sharing)
-        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails), FAR)
+        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails, self.defers), FAR)
 
     @staticmethod
     def fails(log: SequenceLog, position: int) -> str | None:
         return "planned to fail" if log.tenant == "unlucky" and position >= log.prompt_length + 2 else None
+
+    @staticmethod
+    def defers(log: SequenceLog, position: int) -> int:
+        return hash((log.params.seed, position)) % 3 if log.tenant == "slow" else 0
 
     @rule(
         target=ids,
         head=st.sampled_from(HEADS),
         length=st.integers(1, 30),
         tail=st.lists(st.integers(90, 93), max_size=3),
-        tenant=st.sampled_from(["a", "a", "b", "unlucky"]),
+        tenant=st.sampled_from(["a", "a", "b", "unlucky", "slow"]),
         adapter=st.sampled_from([None, None, "x"]),
         max_tokens=st.integers(1, 12),
         logprobs=st.sampled_from([None, None, 1]),
@@ -143,6 +147,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.it.scheduler.take_back(tuple(self.lent[:count]))
         self.owed -= count
         del self.lent[:count]
+
+    @rule(most=st.integers(1, 3))
+    def masks_come(self, most):
+        self.it.resume(most)
 
     @rule(id=ids)
     def cancel(self, id):

@@ -1,0 +1,175 @@
+"""In a child of the fork server: the masks of one grammar, for as long as somebody is bound by it.
+
+A mask of an ambiguous grammar can take a library minutes, and no call into a library can be interrupted. So
+grammars that clients write are followed here: the kernel ends this process when one mask takes more than its
+processor time, and an answer whose masks took more than theirs in all is given up.
+
+Frames in MessagePack go both ways (`server.say`). To here come operations, from here what they brought.
+"""
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+
+from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.bitmask import words_of
+from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.reasoning.limit import LimitedMatcher
+from personae.grammar.sandbox.server import Limits, frames, say
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """A new answer of at most `budget` tokens, of which `tokens` have been said."""
+
+    id: int
+    budget: int
+    tokens: tuple[int, ...]
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """The answer's next token; its next mask is wanted."""
+
+    id: int
+    token: int
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Whether there is an objection to a token that its mask allows."""
+
+    id: int
+    token: int
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Nobody is bound by it any more."""
+
+    id: int
+
+
+class Compiled(msgspec.Struct, frozen=True, tag=True):
+    """The grammar is there; its shortest answer."""
+
+    shortest: int
+
+
+class Mask(msgspec.Struct, frozen=True, tag=True):
+    """The tokens allowed next, as a row of a bitmask. `asks`: the one that is chosen is to be asked about."""
+
+    id: int
+    words: bytes
+    asks: bool
+
+
+class Objection(msgspec.Struct, frozen=True, tag=True):
+    """What is to be left out instead of taking the token, as a row of a bitmask; None to let it be."""
+
+    id: int
+    token: int
+    words: bytes | None
+
+
+class TooSlow(msgspec.Struct, frozen=True, tag=True):
+    """The answer's masks have taken their time."""
+
+    id: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The grammar does not allow a token that its mask has allowed."""
+
+    id: int
+    token: int
+
+
+Operation = Begin | Take | Ask | End
+Report = Mask | Objection | TooSlow | Refused
+
+OPERATIONS: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
+REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_encode = msgspec.msgpack.encode
+
+
+class MaskServer:
+    """The answers that are bound by one grammar. What has to be written is yielded."""
+
+    def __init__(
+        self,
+        grammar: BoundGrammar,
+        vocab_size: int,
+        limits: Limits,
+        clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._grammar = grammar
+        self._words = words_of(vocab_size)
+        self._limits = limits
+        self._clock = clock
+        self._matchers: dict[int, Matcher] = {}
+        self._spent: dict[int, float] = {}
+
+    def left(self, id: int) -> float:
+        """Seconds of processor time that the answer's next mask may take."""
+        return min(self._limits.mask, self._limits.masks - self._spent.get(id, 0.0))
+
+    def do(self, operation: Operation) -> Iterator[Report]:
+        """Carry an operation out."""
+        if isinstance(operation, End):
+            self._matchers.pop(operation.id, None)
+            self._spent.pop(operation.id, None)
+            return
+        if not isinstance(operation, Begin) and operation.id not in self._matchers:
+            return  # given up
+        begun = self._clock()
+        report = self._report(operation)
+        spent = self._spent[operation.id] = self._spent.get(operation.id, 0.0) + self._clock() - begun
+        if spent >= self._limits.masks:
+            del self._matchers[operation.id]
+            report = TooSlow(operation.id)
+        yield report
+
+    def _report(self, operation: Begin | Take | Ask) -> Report:
+        match operation:
+            case Begin(id=id, budget=budget, tokens=tokens):
+                matcher = self._matchers[id] = self._grammar.matcher(budget)
+                for token in tokens:
+                    if not (matcher.terminated or matcher.accept(token)):
+                        return Refused(id, token)
+                return self._mask(id, matcher)
+            case Take(id=id, token=token):
+                matcher = self._matchers[id]
+                if not (matcher.terminated or matcher.accept(token)):
+                    return Refused(id, token)
+                return self._mask(id, matcher)
+            case Ask(id=id, token=token):
+                words = self._closing(self._matchers[id]).objection(token)
+                return Objection(id, token, None if words is None else words.tobytes())
+
+    def _mask(self, id: int, matcher: Matcher) -> Mask:
+        row = np.empty((1, self._words), np.int32)
+        matcher.fill(row, 0)
+        closes = isinstance(matcher, ClosingMatcher | LimitedMatcher)
+        return Mask(id, row.tobytes(), closes and self._closing(matcher).asks)
+
+    @staticmethod
+    def _closing(matcher: Matcher) -> ClosingMatcher | LimitedMatcher:
+        assert isinstance(matcher, ClosingMatcher | LimitedMatcher)
+        return matcher
+
+
+def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: Limits) -> None:
+    """Until the other end is closed. The kernel ends this process with whoever takes too long."""
+    say(connection, _encode(Compiled(grammar.shortest)))
+    server = MaskServer(grammar, vocab_size, limits)
+    for frame in frames(connection):
+        operation = OPERATIONS.decode(frame)
+        signal.setitimer(signal.ITIMER_VIRTUAL, limits.ordinary)
+        signal.setitimer(signal.ITIMER_PROF, max(server.left(operation.id), 0.01))
+        signal.setitimer(signal.ITIMER_REAL, limits.mask_wall)
+        reports = list(server.do(operation))
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
+            signal.setitimer(timer, 0)
+        for report in reports:
+            say(connection, _encode(report))

@@ -1,0 +1,284 @@
+"""Answers that are bound by a grammar of a client's, whose masks are made in a process of its own.
+
+Nothing here waits but for as long as it is told to: a mask is asked for when its answer's token is known, and
+is there later, or never. `mask_server.py` is the other side.
+"""
+
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import count
+from threading import Lock
+from typing import Final, Literal
+from weakref import WeakValueDictionary
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
+from personae.grammar.backend import BoundGrammar
+from personae.grammar.bitmask import Bitmask
+from personae.grammar.sandbox.mask_server import (
+    REPORTS,
+    Ask,
+    Begin,
+    End,
+    Mask,
+    Objection,
+    Operation,
+    Refused,
+    Report,
+    Take,
+    TooSlow,
+)
+from personae.grammar.sandbox.server import HEAD
+
+Words = NDArray[np.uint32]
+
+PROCESS_BYTES = 16 * 2**20  # that a process takes beside what it shares; measured at 100k tokens
+TENANT_PROCESSES = 8
+PROCESSES = 48
+_SPENT = "the masks of its grammar take too long: the grammar is ambiguous, make it simpler"
+_PATIENCE = 0.01  # seconds that steps wait for the masks of one answer, in all its life
+_PATIENCE_PER_MASK = 0.0005
+_REFUSED = "the grammar does not allow the sampled token {}"
+
+
+class _Pending(Enum):
+    """The type of UNDECIDED, for the checker."""
+
+    UNDECIDED = "undecided"
+
+
+UNDECIDED: Final = _Pending.UNDECIDED
+Undecided = Literal[_Pending.UNDECIDED]
+
+
+class Processes:
+    """Counts the processes that live, in all and by tenant."""
+
+    def __init__(self, most: int = PROCESSES, most_of_tenant: int = TENANT_PROCESSES) -> None:
+        self._most = most
+        self._most_of_tenant = most_of_tenant
+        self._live: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def enter(self, tenant: str, make_room: Callable[[str | None], None]) -> None:
+        """One more, of this tenant. `make_room` lets go of those that nobody is bound by, of a tenant or of
+        all. Raises Overloaded."""
+        for attempt in range(2):
+            with self._lock:
+                full = self._live.total() >= self._most
+                if not full and self._live[tenant] < self._most_of_tenant:
+                    self._live[tenant] += 1
+                    return
+            if not attempt:
+                make_room(None if full else tenant)
+        raise Overloaded("Too many grammars of your own are in use at once; try again later.")
+
+    def leave(self, tenant: str) -> None:
+        """One is gone."""
+        with self._lock:
+            self._live[tenant] -= 1
+            if not self._live[tenant]:
+                del self._live[tenant]
+
+    @property
+    def live(self) -> int:
+        """How many there are."""
+        return self._live.total()
+
+
+class RemoteGrammar:
+    """A compiled grammar, whose process ends when nobody holds it any more. Its answers belong to one
+    thread."""
+
+    nbytes = PROCESS_BYTES
+
+    def __init__(
+        self, connection: socket.socket, shortest: int, left: Callable[[], None] = lambda: None
+    ) -> None:
+        self.shortest = shortest
+        self._connection = connection
+        self._left = left
+        self._ids = count()
+        self._answers: WeakValueDictionary[int, RemoteMatcher] = WeakValueDictionary()
+        self._sending = bytearray()
+        self._received = bytearray()
+        self._ended = False
+        connection.setblocking(False)
+
+    def __del__(self) -> None:
+        self._connection.close()
+        self._left()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone; asked by any thread."""
+        if self._ended:
+            return True
+        try:
+            return self._connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def begin(self, budget: int, tokens: Sequence[int]) -> "RemoteMatcher":
+        """An answer of at most `budget` tokens, of which `tokens` have been said."""
+        id = next(self._ids)
+        answer = self._answers[id] = RemoteMatcher(self, id, budget - len(tokens))
+        self.send(Begin(id, min(budget, 2**31), tuple(tokens)))
+        return answer
+
+    def end(self, id: int) -> None:
+        """Nobody is bound by it any more."""
+        if self._answers.pop(id, None) is not None:
+            self.send(End(id))
+
+    def send(self, operation: Operation) -> None:
+        """Have it carried out."""
+        frame = msgspec.msgpack.encode(operation)
+        self._sending += len(frame).to_bytes(HEAD, "big") + frame
+        self.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Until something has come, or the time is over."""
+        if not self._ended and seconds > 0:
+            poll = select.poll()
+            poll.register(self._connection, select.POLLIN)
+            poll.poll(1000 * seconds)
+        self.poll()
+
+    def poll(self) -> None:
+        """Send and take in what can be."""
+        if self._ended:
+            return
+        try:
+            while self._sending:
+                del self._sending[: self._connection.send(self._sending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._sending.clear()
+        try:
+            while piece := self._connection.recv(2**18):
+                self._received += piece
+            self._ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._ended = True
+        self._take_in()
+        if self._ended:
+            for answer in [*self._answers.values()]:
+                answer.hear(TooSlow(answer.id))
+
+    def _take_in(self) -> None:
+        received, at = self._received, 0
+        while len(received) - at >= HEAD:
+            end = at + HEAD + int.from_bytes(received[at : at + HEAD], "big")
+            if end > len(received):
+                break
+            report = REPORTS.decode(memoryview(received)[at + HEAD : end])
+            if (answer := self._answers.get(report.id)) is not None:
+                answer.hear(report)
+            at = end
+        if at:
+            del received[:at]
+
+
+AnyGrammar = BoundGrammar | RemoteGrammar
+"""A compiled grammar that binds answers: in the step that uses its masks, or beside it."""
+
+
+class RemoteMatcher:
+    """A `Binding` (grammar/backend.py) whose mask may not be there yet."""
+
+    terminated = False  # after its end the masks are of stop tokens
+
+    def __init__(self, grammar: RemoteGrammar, id: int, left: int) -> None:
+        self.id = id
+        self.asks = False
+        self.failure: str | None = None
+        self.code: str | None = None
+        self._grammar = grammar
+        self._left = left
+        self._mask: NDArray[np.int32] | None = None
+        self._asked: int | None = None
+        self._heard: dict[int, bytes | None] = {}  # objections at this position, by token
+        self._patience = _PATIENCE
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is known what may come next, or that nothing may."""
+        if self._known:
+            return True
+        self._grammar.poll()
+        return self._known
+
+    @property
+    def _known(self) -> bool:
+        return self.failure is not None or (
+            self._mask is not None and (self._asked is None or self._asked in self._heard)
+        )
+
+    def wait(self, deadline: float) -> bool:
+        """As `ready`; waits a little, if this answer's masks do not mostly take longer."""
+        while not self.ready:
+            begun = time.monotonic()
+            seconds = min(deadline - begun, self._patience)
+            if seconds <= 0:
+                return False
+            self._grammar.wait(seconds)
+            self._patience -= time.monotonic() - begun
+        return True
+
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        """Write the tokens allowed next; all of them if they are not known yet, or it has failed."""
+        if self._mask is None:
+            self._grammar.poll()
+        bitmask[row] = -1 if self._mask is None or self.failure is not None else self._mask
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token. Whether it is allowed is known later; after the last nobody asks."""
+        self._mask, self._asked = None, None
+        self._heard.clear()
+        self._left -= 1
+        if self._left > 0 and self.failure is None:
+            self._patience = min(self._patience + _PATIENCE_PER_MASK, _PATIENCE)
+            self._grammar.send(Take(self.id, token))
+        return True
+
+    def objection(self, token: int, deadline: float = 0.0) -> Words | Undecided | None:
+        """What is to be left out instead of taking `token`; UNDECIDED if that is not known yet. What is known
+        is said again when the position is computed again."""
+        if self.failure is None and token not in self._heard:
+            if self._asked != token:
+                self._asked = token
+                self._grammar.send(Ask(self.id, token))
+            if not self.wait(deadline):
+                return UNDECIDED
+        words = self._heard.get(token)
+        return None if words is None else np.frombuffer(words, np.uint32)
+
+    def end(self) -> None:
+        """Nobody is bound by it any more."""
+        self._grammar.end(self.id)
+
+    def hear(self, report: Report) -> None:
+        """From its grammar."""
+        match report:
+            case Mask(words=words, asks=asks):
+                self._mask, self.asks = np.frombuffer(words, np.int32), asks
+            case Objection(token=token, words=left_out):
+                if token == self._asked:
+                    self._heard[token] = left_out
+            case TooSlow():
+                self.failure, self.code = _SPENT, GRAMMAR_TOO_SLOW
+            case Refused(token=token):
+                self.failure = _REFUSED.format(token)

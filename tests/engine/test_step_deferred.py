@@ -1,0 +1,126 @@
+"""Answers whose masks are made in another process: late or not, their tokens are those that they would be."""
+
+import time
+from typing import Any
+
+import pytest
+from tiny_models import model_folder
+from troupe import Played, Troupe
+from worst import text_vocabulary
+
+from personae.errors import GRAMMAR_TOO_SLOW
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox import masks
+from personae.grammar.sandbox.masks import RemoteGrammar, RemoteMatcher
+from personae.grammar.spec import GrammarSpec
+
+VOCABULARY = text_vocabulary()
+LIST = GrammarSpec("ebnf", 'root ::= "[" item ("," item)* "]"\nitem ::= [a-z]+ | "(" item ")"')
+LARK = GrammarSpec("lark", 'start: "<" word ("," word)* ">"\nword: /[a-z]+/ | "(" word ")"')
+SPECS = [LIST, LARK, None]
+BUDGETS = [3, 5, 9, 24]  # short ones are asked about each token
+
+
+def played(compiler: GrammarCompiler, runs_ahead: bool = False, lookahead: int = 2, **settings: Any) -> Any:
+    troupe = Troupe(
+        model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4, lookahead=lookahead, **settings
+    )
+    troupe.engine.runs_ahead = runs_ahead
+    troupe.grammars |= {spec: compiler.compile(spec) for spec in SPECS if spec is not None}
+    logs = []
+    for number in range(12):
+        changes: dict[str, Any] = {"max_tokens": BUDGETS[number % 4], "seed": number}
+        changes["temperature"] = number % 2 * 1.5
+        changes["logit_bias"] = {token: token * (number + 3) % 11 for token in range(VOCABULARY.size)}
+        if number >= 8:
+            changes["presence_penalty"] = 1.5
+        spec = SPECS[number % 3]
+        logs.append(
+            troupe.log(f"{number}", [5, 6, 7 + number], grammar=spec, eos=VOCABULARY.stop_ids, **changes)
+        )
+    return troupe.play(logs), troupe
+
+
+def tokens_of(found: dict[str, Played]) -> dict[str, tuple[list[int], str | None, str | None]]:
+    return {id: (one.tokens, one.finish, one.error) for id, one in found.items()}
+
+
+@pytest.fixture(scope="module")
+def remote():
+    compiler = GrammarCompiler(VOCABULARY)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return tokens_of(played(GrammarCompiler(VOCABULARY, sandboxed=False))[0])
+
+
+@pytest.mark.parametrize(("runs_ahead", "lookahead"), [(False, 1), (False, 2), (True, 1), (True, 2)])
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_a_row_that_sits_steps_out_has_the_tokens_that_it_would_have(
+    remote, expected, monkeypatch, runs_ahead: bool, lookahead: int, late: int
+) -> None:
+    asked: dict[tuple[int, int, object], int] = {}
+
+    def wait(self: RemoteMatcher, deadline: float) -> bool:
+        """Not there the first times that it is asked for; then at once."""
+        state = id(self), self._left, self._asked
+        asked[state] = asked.get(state, 0) + 1
+        if asked[state] <= late:
+            return False
+        while not self.ready:
+            time.sleep(0.0005)
+        return True
+
+    monkeypatch.setattr(RemoteMatcher, "wait", wait)
+    found, troupe = played(remote, runs_ahead, lookahead)
+    assert tokens_of(found) == expected
+    assert bool(troupe.resumed) == bool(late)
+
+
+def test_a_preempted_answer_is_bound_again_and_has_the_same_tokens(remote, expected) -> None:
+    found, troupe = played(remote, num_pages=8, page_size=4)
+    assert troupe.scheduler.preemptions
+    assert tokens_of(found) == expected
+
+
+def test_an_answer_whose_masks_take_too_long_ends_with_an_error_of_its_own_and_the_others_do_not(
+    remote, expected, monkeypatch
+) -> None:
+    slow = remote.compile(GrammarSpec("ebnf", "root ::= s\ns ::= s s | [a-z] | [a-z] s | s [a-z]"))
+    assert isinstance(slow, RemoteGrammar)
+    begin = RemoteGrammar.begin
+
+    def spend(self, budget, tokens):
+        answer = begin(self, budget, tokens)
+        if self is slow:
+            slow._connection.shutdown(2)  # as if the kernel had ended it
+        return answer
+
+    monkeypatch.setattr(RemoteGrammar, "begin", spend)
+    troupe = Troupe(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
+    spec = GrammarSpec("ebnf", "slow")
+    troupe.grammars |= {spec: slow, LIST: remote.compile(LIST)}
+    found = troupe.play(
+        [
+            troupe.log("slow", [5, 6, 7], grammar=spec, eos=VOCABULARY.stop_ids),
+            troupe.log("other", [5, 6, 7], grammar=LIST, eos=VOCABULARY.stop_ids),
+            troupe.log("free", [5, 6, 8]),
+        ]
+    )
+    assert (found["slow"].finish, found["slow"].code) == ("error", GRAMMAR_TOO_SLOW)
+    assert [found[id].error for id in ("other", "free")] == [None, None]
+
+
+def test_what_is_not_bound_so_is_never_asked(monkeypatch) -> None:
+    from personae.engine.deferral import Deferrals
+
+    def asked(*_: object) -> None:
+        raise AssertionError("a step without such grammars looked for their masks")
+
+    monkeypatch.setattr(Deferrals, "sits_out", asked)
+    troupe = Troupe(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
+    assert troupe.play([troupe.log("free", [5, 6, 8])])["free"].finish == "length"
+    assert masks.UNDECIDED is not None

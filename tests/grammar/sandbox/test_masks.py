@@ -1,0 +1,183 @@
+"""Masks of grammars that clients write: made in a process of their own, which ends with what it may take."""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from patience import PATIENCE, eventually
+
+from personae.errors import GRAMMAR_TOO_SLOW, GrammarError, Overloaded
+from personae.grammar.bitmask import allow_only, allows, words_of
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.forkserver import Sandbox
+from personae.grammar.sandbox.mask_server import Ask, Begin, End, Mask, MaskServer, Refused, Take, TooSlow
+from personae.grammar.sandbox.masks import Processes, RemoteGrammar, RemoteMatcher
+from personae.grammar.sandbox.server import Limits
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *[b"ab" * 20] * 64, b""), (320,), {})
+AMBIGUOUS = GrammarSpec("ebnf", "root ::= s\ns ::= s s | s s s | [a-z] | [a-z] s | s [a-z]")
+WORD = GrammarSpec("ebnf", "root ::= [a-z]+")
+PATIENT = Limits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    sandbox = Sandbox(VOCABULARY, PATIENT)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture
+def compiler(sandbox: Sandbox) -> GrammarCompiler:
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler._sandbox = sandbox
+    return compiler
+
+
+def mask_of(answer: RemoteMatcher) -> Any:
+    eventually(lambda: answer.ready, "the mask has come")
+    row = np.zeros((1, words_of(VOCABULARY.size)), np.int32)
+    answer.fill(row, 0)
+    return row[0]
+
+
+def test_a_mask_that_takes_too_long_ends_its_answers_and_nobody_elses(compiler: GrammarCompiler) -> None:
+    slow, quick = compiler.compile(AMBIGUOUS), compiler.compile(WORD)
+    assert isinstance(slow, RemoteGrammar)
+    assert isinstance(quick, RemoteGrammar)
+    one, other = slow.begin(1000, ()), quick.begin(1000, ())
+    for _ in range(60):
+        assert allows(mask_of(other), ord("x"))
+        other.accept(ord("x"))
+        mask_of(one)
+        if one.failure is not None:
+            break
+        one.accept(256)  # a long token: many readings
+    assert one.code == GRAMMAR_TOO_SLOW
+    assert other.failure is None
+    assert slow.ended
+    assert not quick.ended
+
+
+def test_a_grammar_whose_process_has_ended_is_compiled_again(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(WORD, "a")
+    assert isinstance(grammar, RemoteGrammar)
+    compiler.put(WORD, grammar, "a")
+    assert compiler.get(WORD, "a") is grammar
+    grammar._connection.shutdown(2)
+    eventually(lambda: grammar.ended, "its process has ended")
+    assert compiler.get(WORD, "a") is None
+    assert compiler.cached_bytes == 0
+
+
+def test_its_process_ends_when_nobody_holds_the_grammar(compiler: GrammarCompiler) -> None:
+    def children() -> int:
+        server = compiler._sandbox._process.pid  # type: ignore[union-attr]  # it runs
+        return len(Path(f"/proc/{server}/task/{server}/children").read_text().split())
+
+    grammar = compiler.compile(WORD)
+    assert compiler._processes.live == 1
+    assert isinstance(grammar, RemoteGrammar)
+    answer = grammar.begin(9, ())
+    mask_of(answer)
+    before = children()
+    del grammar, answer
+    eventually(lambda: children() < before, "it has ended")
+    assert compiler._processes.live == 0
+
+
+def test_a_tenant_has_so_many_processes_and_what_it_does_not_use_makes_room(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler._processes = Processes(most=3, most_of_tenant=2)
+    specs = [GrammarSpec("ebnf", f'root ::= "{n}"') for n in range(4)]
+    held = [compiler.compile(spec, "a") for spec in specs[:2]]
+    with pytest.raises(Overloaded):
+        compiler.compile(specs[2], "a")
+    compiler.put(specs[0], held.pop(0), "a")
+    third = compiler.compile(specs[2], "a")
+    others = [compiler.compile(specs[0], "b")]
+    with pytest.raises(Overloaded):
+        others.append(compiler.compile(specs[1], "b"))
+    assert compiler._processes.live == 3
+    assert third.shortest == others[0].shortest == 1
+
+
+def test_a_grammar_that_cannot_be_compiled_is_refused_and_its_place_is_free(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(GrammarError):
+        compiler.compile(GrammarSpec("ebnf", "root ::= ("))
+    with pytest.raises(GrammarError, match="matches no text"):
+        compiler.compile(GrammarSpec("ebnf", "root ::= root"))
+    assert compiler._processes.live == 0
+
+
+def test_masks_are_those_that_the_library_makes_here(compiler: GrammarCompiler) -> None:
+    here = GrammarCompiler(VOCABULARY, sandboxed=False).compile_here(WORD).matcher(6)
+    remote = compiler.compile(WORD)
+    assert isinstance(remote, RemoteGrammar)
+    there = remote.begin(6, ())
+    expected = np.zeros((1, words_of(VOCABULARY.size)), np.int32)
+    for token in (*b"abcd", 320, 320):
+        here.fill(expected, 0)
+        assert (mask_of(there) == expected[0]).all()
+        if allows(expected[0], token) and not here.terminated:
+            here.accept(token)
+            there.accept(token)
+
+
+class Slow:
+    """A grammar and its only answer, whose masks take their time."""
+
+    shortest, nbytes, terminated = 1, 0, False
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def matcher(self, budget: int | None = None) -> Any:
+        return self
+
+    def fill(self, bitmask: Any, row: int) -> None:
+        self.now += 0.4
+        allow_only(bitmask[row], [1])
+
+    def accept(self, token: int) -> bool:
+        return token == 1
+
+
+def test_all_masks_of_an_answer_together_have_their_time() -> None:
+    grammar = Slow()
+    server = MaskServer(grammar, 32, Limits(mask=0.5, masks=1.0), lambda: grammar.now)  # type: ignore[arg-type]
+    assert server.left(0) == 0.5
+    (first,) = server.do(Begin(0, 10, (1, 1)))
+    assert isinstance(first, Mask)
+    assert not first.asks
+    (second,) = server.do(Take(0, 1))
+    assert isinstance(second, Mask)
+    assert server.left(0) == pytest.approx(0.2)
+    assert [*server.do(Take(0, 1))] == [TooSlow(0)]
+    assert [*server.do(Take(0, 1))] == [*server.do(Ask(0, 1))] == []
+    (other,) = server.do(Begin(1, 10, ()))
+    assert isinstance(other, Mask), "another answer's time is its own"
+    assert [*server.do(Take(1, 2))] == [Refused(1, 2)]
+    assert [*server.do(End(1))] == []
+    assert server.left(1) == 0.5
+
+
+def test_a_wait_for_a_mask_is_short_and_is_not_repeated_for_ever() -> None:
+    ours, theirs = socket.socketpair()
+    answer = RemoteGrammar(ours, 1).begin(10, ())
+    for _ in range(50):
+        assert not answer.wait(time.monotonic() + 0.005)
+    waited: list[float] = []
+    answer._grammar.wait = waited.append  # type: ignore[method-assign]
+    assert not answer.wait(time.monotonic() + PATIENCE), "its patience is used up: it does not wait at all"
+    assert waited == []
+    theirs.close()
