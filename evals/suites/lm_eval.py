@@ -108,7 +108,9 @@ class LmEval(Suite):
                 bootstrap_iters=0,
             )
         except (KeyError, ValueError, NotImplementedError) as error:
-            said = error.args[0] if error.args else type(error).__name__  # a KeyError's str has quotes around it
+            said = (
+                error.args[0] if error.args else type(error).__name__
+            )  # a KeyError's str has quotes around it
             raise RequestFailed(f"lm-evaluation-harness: {said}") from error
         return [sample for samples in found["samples"].values() for sample in samples]
 

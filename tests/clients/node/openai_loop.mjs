@@ -28,6 +28,13 @@ async function chat(stream) {
   told(stream ? "chat, streamed" : "chat", calls, texts);
 }
 
+// `output_text` is not set on the response that a stream ends with.
+const textOf = (answer) =>
+  answer.output
+    .filter((item) => item.type === "message")
+    .flatMap((item) => item.content.map((part) => part.text))
+    .join("");
+
 async function responses(stream) {
   const input = [{ role: "user", content: QUESTION }];
   const tools = DECLARED.map((one) => ({ type: "function", ...one }));
@@ -46,7 +53,7 @@ async function responses(stream) {
   const texts = [];
   for (const more of [THANKS, ""]) {
     answer = await ask();
-    texts.push(answer.output_text);
+    texts.push(textOf(answer));
     input.push(...answer.output, { role: "user", content: more });
   }
   told(stream ? "responses, streamed" : "responses", calls, texts);

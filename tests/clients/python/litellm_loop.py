@@ -29,7 +29,9 @@ def chat(provider: str, *, stream: bool) -> None:
     calls = [(one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls]
     for one in message.tool_calls:
         result = result_of(one.function.name, one.function.arguments)
-        messages.append({"role": "tool", "tool_call_id": one.id, "name": one.function.name, "content": result})
+        messages.append(
+            {"role": "tool", "tool_call_id": one.id, "name": one.function.name, "content": result}
+        )
     texts = []
     for more in (THANKS, ""):
         message = ask()
@@ -61,7 +63,9 @@ def responses(provider: str) -> None:
     texts = []
     for more in (THANKS, ""):
         answer = ask()
-        texts.append("".join(part.text for item in answer.output if item.type == "message" for part in item.content))
+        texts.append(
+            "".join(part.text for item in answer.output if item.type == "message" for part in item.content)
+        )
         items += [*answer.output, {"role": "user", "content": more}]
     told(f"{provider}/ responses", calls, texts)
 

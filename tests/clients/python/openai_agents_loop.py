@@ -38,7 +38,9 @@ async def main() -> None:
         for stream in (False, True):
             chat = agents.OpenAIChatCompletionsModel(MODEL, openai_client=client)
             await converse(chat, "chat", stream=stream)
-            await converse(agents.OpenAIResponsesModel(MODEL, openai_client=client), "responses", stream=stream)
+            await converse(
+                agents.OpenAIResponsesModel(MODEL, openai_client=client), "responses", stream=stream
+            )
 
 
 asyncio.run(main())
