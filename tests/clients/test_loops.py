@@ -1,5 +1,6 @@
-"""Other people's clients have a conversation with tools, each in a process of its own, with the server in front
-of an engine that answers by script: two calls in one turn, their results, the answer, and one more question.
+"""Other people's clients have a conversation with tools, each in a process of its own, with the server in
+front of an engine that answers by script: two calls in one turn, their results, the answer, and one more
+question.
 
 What a client made of an answer goes back as it is, so whatever it adds to a message, the server has to take.
 `make clients` installs what does not fit beside the server's own packages; with PERSONAE_CLIENTS=required, as
@@ -18,8 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
-from live_server import serving
 from litellm_proxy import proxying
+from live_server import serving
 from tool_chat import TAGS, TEMPLATE, call
 
 from personae.api.app import create_app
