@@ -201,7 +201,7 @@ async def test_a_back_that_hangs_is_replaced_and_the_streams_go_on(options, tmp_
                 os.kill(pid, signal.SIGSTOP)
         with anyio.fail_after(PATIENCE):
             disturbed = await play_all(company.client, logs)
-        assert company.client.stats().restarts == 1
+        assert company.client.stats().restarts >= 1, "more if a busy machine held up a sound one for so long"
         assert same(disturbed, await play_all(company.client, logs))
 
 
