@@ -30,7 +30,6 @@ from patience import PATIENCE
 T = TypeVar("T")
 
 
-
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # which class it is depends on the platform
     """Never waits for a timeout: takes what is ready, else moves the clock to where the timeout would end."""
 

@@ -127,9 +127,7 @@ def heard(address: str, *pieces: bytes, until: bytes) -> bytes:
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(hasty: str) -> None:
-    status, error = refusal(
-        heard(hasty, b"GET /health HTTP/1.1\r\nhost: localhost", until=b"HTTP/1.1 408")
-    )
+    status, error = refusal(heard(hasty, b"GET /health HTTP/1.1\r\nhost: localhost", until=b"HTTP/1.1 408"))
     assert (status, error["code"]) == (408, "request_timeout")
 
 
