@@ -17,8 +17,8 @@ from personae.engine.step import StepEngine
 
 
 class NotingEngine(StepEngine):
-    """A piece takes longer than it may beside a step, as on a large model, and until the loop has planned what
-    there is to plan."""
+    """A piece takes longer than it may beside a step, as on a large model, and until the loop has planned
+    what there is to plan."""
 
     notes: list[str]
     executor: Executor

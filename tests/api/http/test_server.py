@@ -107,8 +107,9 @@ def test_many_headers_are_refused_by_name(address: str) -> None:
 
 
 def heard(address: str, *pieces: bytes, until: bytes) -> bytes:
-    """What a hasty server answers to these pieces, a piece each time that it has said something. It gives up a
-    client that is held up between two of them, so that it is asked again until it has answered with `until`."""
+    """What a hasty server answers to these pieces, a piece each time that it has said something. It gives up
+    a client that is held up between two of them, so it is asked again until its answer begins with `until`.
+    """
     found = b""
 
     def asked() -> bool:
