@@ -18,6 +18,7 @@ SUITES = {
     "determinism": "personae.evals.suites.determinism:Determinism",
     "acceptance": "personae.evals.suites.acceptance:Acceptance",
     "adversarial": "personae.evals.suites.adversarial:Adversarial",
+    "entrypoints": "personae.evals.suites.entrypoints.suite:Entrypoints",
     "lm_eval": "personae.evals.suites.lm_eval:LmEval",
 }
 DEFAULT = ("demo", "schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
