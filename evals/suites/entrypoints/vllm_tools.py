@@ -94,7 +94,8 @@ def gathered(events: list[Body]) -> list[tuple[str, str]]:
 async def calls_without_arguments(server: Server) -> None:
     """A call that goes back with `{}` or with nothing for its arguments, and its result."""
     clock = [tool("get_current_time", {"type": "object", "properties": {}, "required": []})]
-    message = only(await server.answer(CHAT, messages=TALK, tools=clock, tool_choice="required"))["message"]
+    asked: Body = {"messages": TALK, "tools": clock, "tool_choice": "required", "max_tokens": 100}
+    message = only(await server.answer(CHAT, **asked))["message"]
     for arguments in ("{}", ""):
         call: dict[str, Any] = message["tool_calls"][0]
         said = {**call, "function": {**call["function"], "arguments": arguments}}

@@ -51,7 +51,7 @@ async def judge(one: Restated, url: str) -> str:
     return "" if found.passed else found.expected
 
 
-@pytest.mark.parametrize("one", map(marked, UNIQUE))
+@pytest.mark.parametrize("one", [marked(one) for one in UNIQUE])
 def test_the_server_does_what_the_other_projects_test_checks(one: Restated, server: Running) -> None:
     assert anyio.run(judge, one, server.url) == ""
 
