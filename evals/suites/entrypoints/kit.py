@@ -68,14 +68,14 @@ class Server:
         """The only choice of a completion."""
         return only(await self.answer(TEXT, **{"prompt": "Once upon a time", **fields}))
 
-    async def refused(self, path: str, status: int = 400, **fields: Any) -> Refusal:
-        """The refusal of a request, which has to have this status and an error of OpenAI's shape."""
+    async def refused(self, path: str, **fields: Any) -> Refusal:
+        """The refusal of a request, which has to be a 400 with an error of OpenAI's shape."""
         response = await self.send(path, **self._complete(path, fields))
         if response.status_code == 200 and fields.get("stream"):
             error = next((event["error"] for event in events_of(response.text) if "error" in event), None)
             expect(error, "an error, in the stream at the latest")
             return Refusal(200, error or {})
-        expect(response.status_code == status, f"a {status}, not {response.status_code}")
+        expect(response.status_code == 400, f"a 400, not {response.status_code}")
         error = response.json().get("error")
         expect(isinstance(error, dict) and error.get("message"), "an error with a message")
         return Refusal(response.status_code, error)

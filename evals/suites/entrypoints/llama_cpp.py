@@ -318,7 +318,8 @@ async def required_calls(server: Server) -> None:
 @check("llama.cpp", CALLS, "test_completion_without_tool_call_fast")
 async def no_calls(server: Server) -> None:
     """No call without tools, with an empty list of them, and with `none`."""
-    for fields in ({}, {"tools": []}, {"tools": [PYTHON], "tool_choice": "none"}):
+    ways: list[Body] = [{}, {"tools": []}, {"tools": [PYTHON], "tool_choice": "none"}]
+    for fields in ways:
         asked: Body = {"messages": user("say hello world with python"), "max_tokens": 128, **fields}
         expect(not only(await server.answer(CHAT, **asked))["message"].get("tool_calls"), "no call")
         expect(not gathered(await server.stream(CHAT, **asked)), "nor in the stream")

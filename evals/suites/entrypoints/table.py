@@ -5,8 +5,8 @@ python -m personae.evals.suites.entrypoints.table
 
 from collections.abc import Iterator
 
-from personae.evals.suites.entrypoints.kit import Restated
-from personae.evals.suites.entrypoints.suite import CHECKS
+import personae.evals.suites.entrypoints.suite  # noqa: F401  # registers them
+from personae.evals.suites.entrypoints.kit import CHECKS, Restated
 
 HEAD = ("| test file | cases | as there | otherwise, on purpose |", "|---|---|---|---|")
 

@@ -114,8 +114,8 @@ async def stream_options(server: Server) -> None:
     events = await server.stream(CHAT, **asked, stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events]
     expect(counts == sorted(counts) and counts[-1] == 10, "counts that grow to the end's")
-    for options in ({"include_usage": None}, {"include_usage": True}):
-        await server.refused(CHAT, **asked, stream=False, stream_options=options)
+    for wrong in ({"include_usage": None}, {"include_usage": True}):
+        await server.refused(CHAT, **asked, stream=False, stream_options=wrong)
     refusal = await server.refused(CHAT, **asked, min_characters=10)
     expect(refusal.error.get("param") == "min_characters", "the field's name")
 
@@ -188,7 +188,7 @@ async def extra_fields(server: Server) -> None:
 @check("vLLM", FILE, "test_complex_message_content")
 async def parts(server: Server) -> None:
     """Content in parts is the content."""
-    asked = {"max_completion_tokens": 20}
+    asked: Body = {"max_completion_tokens": 20}
     whole = await server.chat("What is 1+1?", **asked)
     content = [{"type": "text", "text": "What is 1+1?"}]
     found = await server.chat(messages=[{"role": "user", "content": content}], **asked)

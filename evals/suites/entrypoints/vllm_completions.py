@@ -124,8 +124,8 @@ async def stream_options(server: Server) -> None:
             expect(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], "a sum")
         if not continuous:
             expect(all(event.get("usage") is None for event in events), "usage at the end alone")
-    for options in ({"include_usage": None}, {"include_usage": True}, {"continuous_usage_stats": True}):
-        await server.refused(TEXT, **asked, stream=False, stream_options=options)
+    for wrong in ({"include_usage": None}, {"include_usage": True}, {"continuous_usage_stats": True}):
+        await server.refused(TEXT, **asked, stream=False, stream_options=wrong)
 
 
 @check(
