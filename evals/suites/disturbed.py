@@ -17,6 +17,7 @@ WORDS = ["lamp", "tea", "mask", "red", "seven", "river", "parcel", "stage", "act
 SAMPLING: dict[str, Body] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 1.0, "top_p": 0.9}}
 REQUESTS = 12
 TOKENS = 96  # of an answer, so that there is time to be disturbed
+ROUNDS = 10  # of questions at most, until they were disturbed while they were answered
 
 Answers = tuple[list[str], list[str], int]
 """Undisturbed, disturbed, and how often it was."""
@@ -80,15 +81,20 @@ async def _all_at_once(
             choice = answer.choices[0]
             answers[place] = f"{choice.message.content} [{choice.finish_reason}]"
 
-        async with anyio.create_task_group() as around:
-            if disturb is not None:
-                around.start_soon(disturb, engine)
-            async with anyio.create_task_group() as tasks:
-                for place in range(REQUESTS):
-                    tasks.start_soon(ask, place)
-            around.cancel_scope.cancel()
-        stats = engine.stats()
-    return answers, stats.restarts if disturb else stats.preemptions
+        happened = 0
+        for _ in range(ROUNDS):
+            async with anyio.create_task_group() as around:
+                if disturb is not None:
+                    around.start_soon(disturb, engine)
+                async with anyio.create_task_group() as tasks:
+                    for place in range(REQUESTS):
+                        tasks.start_soon(ask, place)
+                around.cancel_scope.cancel()
+            stats = engine.stats()
+            happened = stats.restarts if disturb else stats.preemptions
+            if happened or not options:
+                break
+    return answers, happened
 
 
 async def _kill_twice(engine: Any) -> None:

@@ -22,9 +22,9 @@ OWN_TASKS = ("completions:personae_which_tool", "completions:personae_repeat", "
 
 
 class LmEvalSettings(SuiteSettings, frozen=True):
-    """tasks: what to run. include: a folder of task files; without it, and with the tasks unchanged, three of
-    ours. count: samples a task, 0 for all. tokenizer: a folder or name as transformers takes it; without it
-    that of our own engine's model. tokenized: whether prompts are sent as token ids. length: the context.
+    """tasks: what to run; without it three of ours. include: a folder of task files, beside ours and the
+    harness's. count: samples a task, 0 for all. tokenizer: a folder or name as transformers takes it; without
+    it that of our own engine's model. tokenized: whether prompts are sent as token ids. length: the context.
     requests: how many at a time."""
 
     tasks: tuple[str, ...] = OWN_TASKS
@@ -79,14 +79,9 @@ class LmEval(Suite):
     def _evaluate(self, kind: str, task: str, subject: Subject, tokenizer: str) -> list[dict[str, Any]]:
         os.environ.setdefault("TQDM_DISABLE", "1")  # the progress display is ours
         from lm_eval import simple_evaluate
-        from lm_eval.tasks import TaskManager
 
         for name in ("lm_eval", "datasets", "httpx"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        ours = not self._settings.include and self._settings.tasks == OWN_TASKS
-        manager = TaskManager(
-            include_path=str(OWN) if ours else self._settings.include or None, include_defaults=not ours
-        )
         path = "completions" if kind == "completions" else "chat/completions"
         arguments: dict[str, Any] = {
             "model": subject.model,
@@ -106,15 +101,29 @@ class LmEval(Suite):
                 model="local-completions" if kind == "completions" else "local-chat-completions",
                 model_args=arguments,
                 tasks=[task],
-                task_manager=manager,
+                task_manager=_task_manager(task, self._settings.include),
                 limit=self._settings.count or None,
                 apply_chat_template=kind == "chat",
                 gen_kwargs={"temperature": subject.sampling["temperature"]},
                 bootstrap_iters=0,
             )
         except (KeyError, ValueError, NotImplementedError) as error:
-            raise RequestFailed(f"lm-evaluation-harness: {error}") from error
+            said = (
+                error.args[0] if error.args else type(error).__name__
+            )  # a KeyError's str has quotes around it
+            raise RequestFailed(f"lm-evaluation-harness: {said}") from error
         return [sample for samples in found["samples"].values() for sample in samples]
+
+
+def _task_manager(task: str, include: str) -> Any:
+    """Who knows this task. The harness takes most of a minute to read its own thousands of task files, so it
+    reads them only for a task that neither we nor the `include` folder define; a group may need any of them.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folders = [str(OWN), *([include] if include else [])]
+    small = TaskManager(include_path=folders, include_defaults=False)
+    return small if task in small.all_subtasks else TaskManager(include_path=folders)
 
 
 def _outcome(sample: dict[str, Any]) -> Outcome:

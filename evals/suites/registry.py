@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import get_origin
 
 import msgspec
 
@@ -17,6 +18,7 @@ SUITES = {
     "determinism": "personae.evals.suites.determinism:Determinism",
     "acceptance": "personae.evals.suites.acceptance:Acceptance",
     "adversarial": "personae.evals.suites.adversarial:Adversarial",
+    "entrypoints": "personae.evals.suites.entrypoints.suite:Entrypoints",
     "lm_eval": "personae.evals.suites.lm_eval:LmEval",
 }
 DEFAULT = ("demo", "schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
@@ -44,10 +46,16 @@ def open_suite(name: str, settings: Mapping[str, str]) -> Suite:
                 f"`{name}.{key}`: suite {name!r} has no such setting; it has {', '.join(known) or 'none'}.",
                 param=f"{name}.{key}",
             )
-    values = {
-        key: value.split(",") if "list" in str(known[key]) else value for key, value in settings.items()
-    }
+    values = {key: _entries(value) if _is_list(known[key]) else value for key, value in settings.items()}
     try:
         return suite(msgspec.convert(values, suite.settings, strict=False))  # type: ignore[call-arg]  # see Suite
     except msgspec.ValidationError as error:
         raise RequestError(f"Settings of suite {name!r}: {error}.", param=name) from None
+
+
+def _is_list(kind: object) -> bool:
+    return get_origin(kind) in (list, tuple)
+
+
+def _entries(text: str) -> list[str]:
+    return [entry for entry in text.split(",") if entry]

@@ -4,6 +4,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 from patience import PATIENCE, soon
 from told import Told
@@ -98,14 +99,24 @@ async def test_only_so_many_compile_at_once() -> None:
     assert grammars.most == AT_ONCE
 
 
-async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings_is_kept() -> None:
+async def test_a_compile_that_takes_too_long_is_a_typed_error_and_what_it_brings_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    up = anyio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await up.wait()
+
+    monkeypatch.setattr("personae.actors.compiler.sleep", sleep)
     grammars = Grammars()
     kept: list[GrammarSpec] = []
     grammars.put = lambda spec, grammar, tenant: kept.append(spec)
-    async with compiling(grammars, seconds=1.0) as (compiler, scheduler):
+    async with compiling(grammars) as (compiler, scheduler):
         specs = [GrammarSpec("regex", f"a{{{number}}}") for number in range(AT_ONCE + 1)]
         for spec in specs:
             compiler.tell(Compile(spec))
+        await soon(lambda: grammars.going == AT_ONCE, "as many as may compile")
+        up.set()
         await scheduler.wait_for(AT_ONCE + 1)
         kinds = {answer.spec: type(answer.error) for answer in scheduler}
         waiting = [spec for spec in specs if kinds[spec] is Overloaded]

@@ -15,6 +15,7 @@ from virtual_clock import virtual_clock
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 
+INLINE = [*virtual_clock, pytest.mark.usefixtures("no_threads")]
 ASK = {"model": "base", "prompt": "hi"}
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -40,7 +41,7 @@ async def visit(app: Starlette, body: dict[str, Any], header: str | None = None)
     [(5, None, None, 5), (None, "7.5", None, 7.5), (9, "4", 6, 4), (9, "8", 6, 6), (3, "8", 6, 3)],
 )
 class TestWhoeverIsFirst:
-    pytestmark = virtual_clock
+    pytestmark = INLINE
 
     async def test_ends_the_request_with_a_504_and_frees_it(
         self,
@@ -84,7 +85,7 @@ class TestWhoeverIsFirst:
 
 
 class TestTimes:
-    pytestmark = virtual_clock
+    pytestmark = INLINE
 
     async def test_that_are_none_are_refused_by_name(self, engine: FakeEngine) -> None:
         app = create_app(engine)

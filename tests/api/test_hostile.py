@@ -19,6 +19,7 @@ from uploads import open_house
 from personae.api import stream
 from personae.api.app import create_app
 from personae.api.chat_template import ChatTemplate
+from personae.api.door import _BRIEF_SECONDS
 from personae.api.settings import ApiSettings
 from personae.api.wire.conversation import UserMessage
 from personae.api.wire.schema import ChatRequest
@@ -216,48 +217,40 @@ async def test_a_short_message_on_which_a_template_loops_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The client chooses how often this one loops."""
-    monkeypatch.setattr("personae.api.family.ChatTemplate", partial(ChatTemplate, seconds=1.0))
+    renders = noted_renders(monkeypatch, seconds=1.0)
     engine = FakeEngine(tokenizer=byte_tokenizer("{% for a in range(n) %}" + SILENT + "{% endfor %}hello"))
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await anyio.sleep(0.001)
-            turns += 1
-
-    async with asgi.client(create_app(engine)) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(others)
+    async with asgi.client(create_app(engine)) as client:
         asked = {"model": "base", "messages": [USER]}
         answers = [
             await client.post(CHAT, json=asked | {"chat_template_kwargs": {"n": n}}) for n in (0, 99999)
         ]
-        tasks.cancel_scope.cancel()
     assert answers[0].json()["usage"]["prompt_tokens"] == len("hello")
     assert (answers[1].status_code, answers[1].json()["error"]["param"]) == (400, "messages")
-    assert turns > 3
+    assert renders[-2:] == [(True, _BRIEF_SECONDS), (False, None)], "beside the loop, after a moment on it"
 
 
 async def test_a_long_conversation_is_rendered_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on while a template works; `slow` makes it work for a while."""
-    monkeypatch.setattr("personae.api.family.ChatTemplate", partial(ChatTemplate, seconds=PATIENCE))
-    slow = "{% for a in range(99999) %}{% for b in range(9) %}{% endfor %}{% endfor %}hello"
-    engine = FakeEngine(tokenizer=byte_tokenizer(slow))
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await anyio.sleep(0.001)
-            turns += 1
-
-    async with asgi.client(create_app(engine)) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(others)
+    renders = noted_renders(monkeypatch, seconds=PATIENCE)
+    engine = FakeEngine(tokenizer=byte_tokenizer("hello"))
+    async with asgi.client(create_app(engine)) as client:
         long = [{"role": "user", "content": "x" * 20_000}]
         response = await client.post(CHAT, json={"model": "base", "messages": long})
-        tasks.cancel_scope.cancel()
     assert response.json()["usage"]["prompt_tokens"] == len("hello")
-    assert turns > 3
+    assert renders == [(False, None)]
+
+
+def noted_renders(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[tuple[bool, float | None]]:
+    """For each call of a chat template whether it held up the loop, and for how long it might; a template has
+    `seconds` at most."""
+    renders: list[tuple[bool, float | None]] = []
+
+    class Noted(ChatTemplate):
+        def render(self, *arguments: Any, **options: Any) -> str:
+            renders.append((threading.current_thread() is threading.main_thread(), options.get("seconds")))
+            return super().render(*arguments, **options)
+
+    monkeypatch.setattr("personae.api.family.ChatTemplate", partial(Noted, seconds=seconds))
+    return renders
 
 
 async def test_a_key_that_is_not_known_takes_the_path_of_one_that_is_wrong(

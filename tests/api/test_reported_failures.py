@@ -16,6 +16,8 @@ from tiny_models import make_model_folder, write_json
 from tool_chat import TEMPLATE, tool, write_tags
 
 from personae.api.options import ServeOptions
+from personae.api.params import sibling
+from personae.engine.params import SamplingParams
 from personae.grammar.schema.document import MAX_WHITESPACE
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -180,15 +182,26 @@ def test_answers_that_are_preempted_are_those_that_they_would_have_been(server: 
         metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
         return float(re.findall(r"^vllm:num_preemptions_total\S* (\S+)", metrics, re.MULTILINE)[0])
 
-    wide = {"structured_outputs": {"regex": "[a-f]{150}"}}
-    alone = [text_of(choices(server, **wide, seed=seed)[0]) for seed in range(6)]
+    def pages() -> tuple[int, int]:
+        """Tokens of a page, and how many pages there are."""
+        metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+        [info] = re.findall(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
+        found = dict(re.findall(r'(\w+)="(\d+)"', info))
+        return int(found["block_size"]), int(found["num_gpu_blocks"])
+
+    wide = {"structured_outputs": {"regex": "[a-f]{200}"}, "logit_bias": liking(server, *"abcdef")}
+    first = SamplingParams(max_tokens=200, seed=1)
+    seeds = [sibling(first, place).seed for place in range(6)]
+    alone = [text_of(choices(server, **wide, seed=seed)[0]) for seed in seeds]
     before = preemptions()
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(choices, server, **wide, seed=seed) for seed in range(6)]
-        together = [text_of(answer.result()[0]) for answer in asked]
-    assert together == alone
-    assert all(re.fullmatch("[a-f]{150}", text) for text in together)
-    assert preemptions() > before, "the cache was not small enough to show anything"
+    answers = choices(server, **wide, seed=1, n=6, return_token_ids=True)
+    assert [text_of(answer) for answer in answers] == alone
+    assert all(re.fullmatch("[a-f]{200}", text) for text in alone)
+    assert len(set(alone)) > 1
+    size, count = pages()
+    wanted = sum(len(answer["token_ids"]) // size for answer in answers)
+    assert wanted > count, "they cannot all be there at the end, however they go on"
+    assert preemptions() > before
 
 
 def test_a_stop_string_ends_a_bound_answer_and_says_so(server: Running) -> None:

@@ -85,8 +85,9 @@ class Balancer:
 
     def complete(self, client: httpx.Client, stream: bool) -> str:
         """The text of an answer, of whichever replica takes the request."""
-        for _ in range(20):
-            replica = self.replicas[next(self._turn) % len(self.replicas)]
+        first = next(self._turn)
+        for turn in range(first, first + 20):
+            replica = self.replicas[turn % len(self.replicas)]
             try:
                 with client.stream(
                     "POST", f"{replica.url}/v1/completions", json=ASK | {"stream": stream}
@@ -134,7 +135,9 @@ def test_two_replicas_are_replaced_one_after_the_other_and_no_request_fails() ->
             served = len(texts)
             eventually(lambda: len(texts) > served + 6, "the load runs")  # noqa: B023  asked at once
             eventually(lambda: bool(leaving.engine.live), "it has something to finish")  # noqa: B023  likewise
+            passed_on = balancer.passed_on
             leaving.terminate()
+            eventually(lambda: balancer.passed_on > passed_on, "it refuses, or is gone")  # noqa: B023  likewise
             balancer.replicas[place] = Replica()
             engines.append(balancer.replicas[place].engine)
     finally:
@@ -147,4 +150,3 @@ def test_two_replicas_are_replaced_one_after_the_other_and_no_request_fails() ->
     assert set(texts) == {ANSWER}
     assert len(texts) == sum(len(engine.submitted) for engine in engines), "whoever was taken was answered"
     assert len(texts) > 12
-    assert balancer.passed_on

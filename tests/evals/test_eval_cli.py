@@ -18,7 +18,7 @@ from personae.api.cli import app
 from personae.api.options import ServeOptions
 from personae.evals.harness.progress import Board
 from personae.evals.harness.records import RESULTS, read_run
-from personae.evals.suites.registry import DEFAULT, SUITES
+from personae.evals.suites.registry import DEFAULT, SUITES, open_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "evals.md").read_text(encoding="utf-8")
@@ -107,6 +107,33 @@ def test_lm_evaluation_harness_asks_the_server(server: Running, tmp_path: Path) 
     }
     assert all("acc" in record.scores for record in by_task["personae_which_tool"])
     assert sum(record.passed for record in records) >= 3
+
+
+def test_one_of_our_lm_evaluation_tasks_runs_alone(server: Running, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    done = apart(
+        *("eval", "run", "lm_eval", "--url", server.url, "--out", "results", "--models", "base"),
+        *("--count", "2", "--set", "lm_eval.tasks=chat:personae_extract"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = read_run(tmp_path / "results").records
+    assert [record.task for record in records] == ["personae_extract"] * 2
+    assert all(record.judged for record in records)
+
+
+def test_a_setting_that_is_a_list_takes_entries_with_commas() -> None:
+    suite = open_suite("lm_eval", {"tasks": "completions:one,chat:two", "count": "3"})
+    assert [case.task for case in suite.cases()] == ["one", "two"]
+
+
+def test_the_terminal_shows_the_first_error_of_a_suite(server: Running, tmp_path: Path) -> None:
+    line = ("eval", "run", "demo", "--url", server.url, "--count", "2", "--task", "chat", "--out", "a")
+    done = personae(*line, "--set", "demo.limit=1000000", cwd=tmp_path)
+    assert done.exit_code == 1
+    [shown] = [line for line in done.output.splitlines() if line.startswith("demo: ")]
+    first = next(record for record in read_run(tmp_path / "a").records if record.error)
+    assert shown == f"demo: {first.case} with {first.model}: {first.error}"
 
 
 def test_a_run_goes_on_and_is_compared(server: Running, tmp_path: Path) -> None:

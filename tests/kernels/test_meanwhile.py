@@ -4,12 +4,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 import torch
 from paged import PagedSequences
+from patience import PATIENCE
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
@@ -34,7 +35,7 @@ def test_others_compute_meanwhile_and_the_result_is_the_same(decoder: Decoder) -
     begun = []
 
     def meanwhile() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while not begun and time.monotonic() < until:
             begun.extend([True] * (not sequences.kv.data.isnan().all()))
 
@@ -62,6 +63,15 @@ def test_it_is_done_once_and_what_it_raises_is_raised(decoder: Decoder, layer_by
     assert done == [True, True]
 
 
+def cores_of_threads() -> list[set[int]]:
+    """Of all threads of this process that have not ended meanwhile."""
+    found = []
+    for path in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            found.append(os.sched_getaffinity(int(path.name)))
+    return found
+
+
 @pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have cores of their own on Linux")
 def test_others_leave_the_core_free_on_which_the_asking_thread_runs(decoder: Decoder) -> None:
@@ -73,7 +83,6 @@ def test_others_leave_the_core_free_on_which_the_asking_thread_runs(decoder: Dec
         for core in sorted(cores)[:2]:
             os.sched_setaffinity(0, {core})
             PagedSequences(decoder).forward({"a": PROMPT})
-            threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
-            assert cores - {core} in map(os.sched_getaffinity, threads)
+            assert cores - {core} in cores_of_threads()
     finally:
         os.sched_setaffinity(0, cores)

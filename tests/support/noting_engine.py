@@ -1,10 +1,14 @@
 """A step engine that notes its steps, and the pieces of other work between them."""
 
-import time
+import math
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import pytest
 
 from personae.actors.executor import Executor
@@ -13,11 +17,12 @@ from personae.engine.step import StepEngine
 
 
 class NotingEngine(StepEngine):
-    """A piece takes a while, as on a large model, and until the next step is planned, however busy the
-    machine is."""
+    """A piece takes longer than it may beside a step, as on a large model, and until the loop has planned
+    what there is to plan."""
 
     notes: list[str]
     executor: Executor
+    loop: anyio.lowlevel.EventLoopToken
 
     def forward(self, packed, beside):  # type: ignore[no-untyped-def]  # as in StepEngine
         self.notes.append("step")
@@ -35,10 +40,9 @@ class NotingEngine(StepEngine):
     def _noting(self, note: str, pieces: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
         for piece in pieces:
             self.notes.append(note)
-            patience = time.monotonic() + 0.3
-            time.sleep(0.01)
-            while not self.executor.pending and time.monotonic() < patience:
-                time.sleep(0.001)
+            with suppress(anyio.RunFinishedError):
+                anyio.from_thread.run(anyio.wait_all_tasks_blocked, token=self.loop)
+            self.executor._chored = math.inf
             yield piece
 
 
@@ -52,13 +56,14 @@ class KnownExecutor(Executor):
 
 
 def noting(script: Script, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Script:
-    """The same script, whose engine notes."""
+    """The same script, whose engine notes; to be played on the loop of who asks."""
     monkeypatch.setattr("personae.actors.back.Executor", KnownExecutor)
+    loop = anyio.lowlevel.current_token()
 
     def build() -> StepEngine:
         engine = script.build_step_engine()
         engine.__class__ = NotingEngine
-        engine.notes = notes
+        engine.notes, engine.loop = notes, loop
         return engine
 
     return replace(script, build_step_engine=build)

@@ -25,10 +25,9 @@ from typing import TypeVar
 import anyio
 import pytest
 import trio.testing
+from patience import PATIENCE
 
 T = TypeVar("T")
-
-LONGEST_WAIT_FOR_A_THREAD = 10.0  # real seconds; nothing else can wake a loop that has no timer
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # which class it is depends on the platform
@@ -38,8 +37,8 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            ready: list[tuple[selectors.SelectorKey, int]] = super().select(LONGEST_WAIT_FOR_A_THREAD)
-            if not ready:
+            ready: list[tuple[selectors.SelectorKey, int]] = super().select(PATIENCE)
+            if not ready:  # no thread either has woken it
                 raise RuntimeError("deadlock: every task waits and no timer is set")
             return ready
         ready = super().select(0)

@@ -2,12 +2,10 @@
 
 import logging
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from batch_house import CHAT, START, open_batches, request
 from fake_engine import FakeEngine, byte_tokenizer
@@ -20,19 +18,8 @@ from personae.api.settings import ApiSettings
 from personae.api.tenants.store import Identity, Limits
 from personae.errors import Overloaded, QuotaExceeded
 
-pytestmark = virtual_clock
+pytestmark = [*virtual_clock, pytest.mark.usefixtures("no_threads")]
 TOKENIZER = byte_tokenizer()
-
-
-@pytest.fixture(autouse=True)
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A jumping clock would take the time that a thread works for nothing to do."""
-
-    async def inline(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-        await anyio.lowlevel.checkpoint()
-        return work(*arguments)
-
-    monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
 
 
 def echo(log: Any) -> str:

@@ -13,7 +13,7 @@ from virtual_clock import virtual_clock
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 
-pytestmark = virtual_clock
+pytestmark = [*virtual_clock, pytest.mark.usefixtures("no_threads")]
 
 ASK = {"model": "base", "prompt": "hi"}
 

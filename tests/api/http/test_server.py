@@ -2,9 +2,10 @@
 
 import json
 import logging
+import re
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -106,22 +107,40 @@ def test_many_headers_are_refused_by_name(address: str) -> None:
     assert works(address)
 
 
+def heard(address: str, *pieces: bytes, statuses: Sequence[int]) -> bytes:
+    """What a hasty server answers to these pieces, a piece each time that it has said something. It gives up
+    a client that is held up between two of them, or before it has read everything, so it is asked again until
+    answers with these statuses have come, whole.
+    """
+    found = b""
+
+    def asked() -> bool:
+        nonlocal found
+        with suppress(OSError), connection(address) as connected:
+            connected.sendall(pieces[0])
+            found = b""
+            for piece in pieces[1:]:
+                found += connected.recv(65536)
+                connected.sendall(piece)
+            found += read_all(connected)
+        begun = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", found)]
+        return begun == [*statuses] and found.endswith(b"}")
+
+    eventually(asked, f"it answers with {statuses}")
+    return found
+
+
 def test_a_head_that_does_not_come_is_not_waited_for(hasty: str) -> None:
-    with connection(hasty) as connected:
-        connected.sendall(b"GET /health HTTP/1.1\r\nhost: localhost")
-        status, error = refusal(read_all(connected))
+    status, error = refusal(heard(hasty, b"GET /health HTTP/1.1\r\nhost: localhost", statuses=[408]))
     assert (status, error["code"]) == (408, "request_timeout")
 
 
 def test_a_head_that_does_not_come_after_an_answer_is_not_waited_for() -> None:
     longer = completion(timeout=1.0)  # than a head may take
     app = create_app(FakeEngine(hold_after=1), HASTY)
-    with serving(app, HASTY) as address, connection(address) as connected:
-        connected.sendall(longer + b"GET /health HTTP/1.1\r\nhost:")
-        begun = connected.recv(65536)
-        connected.sendall(b"l")
-        answer, line, refused = (begun + read_all(connected)).partition(b"HTTP/1.1 408")
-    assert answer.startswith(b"HTTP/1.1 504")
+    with serving(app, HASTY) as address:
+        said = heard(address, longer + b"GET /health HTTP/1.1\r\nhost:", b"l", statuses=[504, 408])
+    _, line, refused = said.partition(b"HTTP/1.1 408")
     assert refusal(line + refused)[1]["param"] == "headers"
 
 
@@ -139,8 +158,9 @@ def test_a_connection_that_says_nothing_is_closed(hasty: str) -> None:
         assert read_all(connected) == b""
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(hasty: str) -> None:
-    with connection(hasty) as connected:
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    settings = ApiSettings(body_seconds=0.5)
+    with serving(create_app(FakeEngine(), settings), settings) as address, connection(address) as connected:
         connected.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: 100\r\n\r\n{"
@@ -193,7 +213,8 @@ def test_a_client_that_hangs_up_while_waiting_cancels_too() -> None:
 def test_a_client_that_does_not_read_is_dropped_and_its_sequence_freed() -> None:
     engine = FakeEngine(max_model_len=1_000_000, burst=20)
     endless = completion(stream=True, max_tokens=900_000, ignore_eos=True, logprobs=20)
-    with serving(create_app(engine, HASTY), HASTY) as address, connection(address) as connected:
+    settings = ApiSettings(stall_seconds=0.5)
+    with serving(create_app(engine, settings), settings) as address, connection(address) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connected.sendall(endless)
         assert engine.left.wait(PATIENCE), "the sequence still runs"

@@ -1,0 +1,1 @@
+"""What other servers' entry-point tests check, restated and put to any server."""
