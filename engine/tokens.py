@@ -109,19 +109,23 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        most: int | None = None,
+        first: bool = False,
     ) -> list[list[int]]:
         """`encode` for many texts. Other threads run meanwhile, and it takes one core.
 
-        Of a text that has more than `most` tokens the last ones are kept, between the tokens that the model
-        wants around a prompt, as transformers truncates on the left.
+        Of a text that has more than `most` tokens the last ones are kept, or the `first`, between the tokens
+        that the model wants around a prompt, as transformers truncates on the left or on the right.
         """
         lists = self._encode(texts, add_special_tokens)
         if most is not None:
             for place, ids in enumerate(lists):
                 if len(ids) > most:
                     (plain,) = self._encode([texts[place]], False)
-                    lists[place] = _last(ids, plain, most)
+                    lists[place] = _kept(ids, plain, most, first)
         return lists
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
@@ -195,13 +199,15 @@ class Tokenizer:
         return token is not None and id not in self._added_ids and token.isascii() and token.isalpha()
 
 
-def _last(ids: list[int], plain: list[int], most: int) -> list[int]:
-    """The last of `ids`, which are `plain` and what was put around it; that is kept if there is room."""
+def _kept(ids: list[int], plain: list[int], most: int, first: bool) -> list[int]:
+    """The last of `ids`, or the `first`, which are `plain` and what was put around it; that is kept if there
+    is room."""
     around = len(ids) - len(plain)
     start = next((n for n in range(around + 1) if ids[n : n + len(plain)] == plain), None)
     if start is None or around >= most:
-        return ids[-most:]
-    return [*ids[:start], *plain[around - most :], *ids[start + len(plain) :]]
+        return ids[:most] if first else ids[-most:]
+    inner = plain[: most - around] if first else plain[around - most :]
+    return [*ids[:start], *inner, *ids[start + len(plain) :]]
 
 
 def _decoders(decoder: dict[str, Any] | None) -> set[str]:
