@@ -270,11 +270,16 @@ def _adapter(folder: Path, shapes: LoraShapes) -> Adapter:
 
 def _cards(options: EngineOptions, adapters: Mapping[str, Adapter]) -> dict[str, ModelCard]:
     """What each name in `model` stands for, the base's first."""
-    base = options.served_model_name or options.model.resolve().name
-    if base in adapters:
-        raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
+    base, *_ = names = options.base_names()
+    if "" in names:
+        raise LoadError("--served-model-name is empty.")
+    for name in names:
+        if name in adapters:
+            raise LoadError(
+                f"The base model and an adapter are both called {name!r}; use --served-model-name."
+            )
     created = int(os.stat(options.model / "config.json").st_mtime)
-    cards = {base: ModelCard(base, None, created, quantization=options.quantize)}
+    cards = {name: ModelCard(name, None, created, quantization=options.quantize) for name in names}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(
             name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation
