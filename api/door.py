@@ -22,7 +22,7 @@ from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
 from personae.api.tenants.limits import Meter
 from personae.api.wire.conversation import Message, check_results
 from personae.api.wire.schema import Sampling
-from personae.errors import NotFound, RequestError, TemplateTooSlow
+from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import AdapterRecord, Registry
@@ -41,7 +41,7 @@ class Door:
     `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
     there is no place for them. `background` requests give way to all others. `arrived` is when the request
     came, None for now; `patience` when its client has no more use for the answer. Both are on
-    `anyio.current_time`'s clock.
+    `anyio.current_time`'s clock. `fingerprint` changes when the server could answer otherwise than before.
     """
 
     client: EngineClient
@@ -56,11 +56,18 @@ class Door:
     arrived: float | None = None
     patience: float = math.inf
     background: bool = False
+    fingerprint: str = ""
 
     @property
     def base(self) -> str:
         """The base model's name."""
         return next(iter(self.client.models(self.caller.tenant)))
+
+    @property
+    def bases(self) -> set[str]:
+        """All names of the base model."""
+        cards = self.client.models(self.caller.tenant)
+        return {name for name, card in cards.items() if card.adapter is None}
 
     def models(self) -> list[ModelCard]:
         """All that the caller may name in `model`: the base, what came with the server, what came since."""
@@ -71,12 +78,16 @@ class Door:
 
     def chosen(self, body: Sampling) -> ModelCard:
         """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
-        card = self.model(body.model)
+        card = self.model(self.named(body.model))
         if not body.adapters:
             return card
         entries = enumerate(body.adapters)
         parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
         return combined(card, parts, self.settings.max_rank)
+
+    def named(self, name: str | None) -> str:
+        """The name of the model that a request asks for, which may not say so."""
+        return name if name is not None else self.settings.default_model or self.base
 
     def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
@@ -113,13 +124,18 @@ class Door:
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
     async def encode(
-        self, texts: Sequence[str], *, add_special_tokens: bool, most: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        most: int | None = None,
+        first: bool = False,
     ) -> list[list[int]]:
-        """Token ids of each text; of one that has more than `most` the last ones."""
+        """Token ids of each text; of one that has more than `most` the last ones, or the `first`."""
         encode = self.client.tokenizer.encode_batch
         if sum(map(len, texts)) <= _LONG_TEXT:
-            return encode(texts, add_special_tokens, most)
-        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens, most)
+            return encode(texts, add_special_tokens, most, first)
+        return await anyio.to_thread.run_sync(encode, texts, add_special_tokens, most, first)
 
     async def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """The text of each list of ids."""
@@ -144,16 +160,25 @@ class Door:
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
         **options: Any,
     ) -> str:
         """The prompt's text; `options` are those of `Family.render`. Raises RequestError."""
+        family = self.family
+        if chat_template is not None:
+            if not self.settings.trust_chat_template:
+                raise UnsupportedParameter(
+                    "`chat_template` is not served here: the server needs --trust-request-chat-template.",
+                    param="chat_template",
+                )
+            family = await anyio.to_thread.run_sync(family.with_template, chat_template)
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         check_results(messages)
-        render = partial(self.family.render, messages, tools=tools, kwargs=kwargs, **options)
-        if len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
+        render = partial(family.render, messages, tools=tools, kwargs=kwargs, **options)
+        if chat_template is None and len(msgspec.json.encode((messages, tools, kwargs))) <= _LONG_TEXT:
             with suppress(TemplateTooSlow):  # then again, where it holds up nobody
                 return render(seconds=_BRIEF_SECONDS)
         return await anyio.to_thread.run_sync(render)

@@ -85,7 +85,8 @@ class Engine:
     def _body(self, fields: dict[str, Any], type: type[Any]) -> Any:
         # Through JSON, so that a field means here exactly what it means on the wire.
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
-        return decode(body, type, self._door.settings.max_json_depth)
+        settings = self._door.settings
+        return decode(body, type, settings.max_json_depth, unknown=settings.unknown_fields)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Logprobs in the forms that clients know: chat's, completions' older one, and vLLM's for prompts."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from personae.api.wire.answers import (
     ChatLogprobs,
@@ -18,13 +19,12 @@ _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> ChatLogprobs:
-    """`choices[].logprobs` of chat completions."""
+def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer, *, as_ids: bool = False) -> ChatLogprobs:
+    """`choices[].logprobs` of chat completions; with `as_ids` tokens are written as their ids."""
 
     def top(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(
-            tokenizer.token_text(token), max(logprob, _LEAST), list(tokenizer.token_bytes(token))
-        )
+        text = _as_id(token) if as_ids else tokenizer.token_text(token)
+        return TopLogprob(text, max(logprob, _LEAST), list(tokenizer.token_bytes(token)))
 
     content = []
     for token, logprobs, _ in entries:
@@ -35,15 +35,16 @@ def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> ChatLogprob
     return ChatLogprobs(content)
 
 
-def text_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> TextLogprobs:
-    """`choices[].logprobs` of completions.
+def text_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer, *, as_ids: bool = False) -> TextLogprobs:
+    """`choices[].logprobs` of completions; with `as_ids` tokens are written as their ids.
 
     The chosen token is among `top_logprobs` even if it is not one of the likeliest. Where two tokens have the
     same text, the likelier one stays.
     """
     answer = TextLogprobs([], [], [], [])
+    spelled = _as_id if as_ids else partial(_spelled, tokenizer)
     for token, logprobs, offset in entries:
-        text = _spelled(tokenizer, token)
+        text = spelled(token)
         answer.text_offset.append(offset)
         answer.tokens.append(text)
         if logprobs is None:
@@ -53,11 +54,16 @@ def text_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer) -> TextLogprob
         logprob = max(logprobs.logprob, _LEAST)
         top: dict[str, float] = {}
         for candidate, value in logprobs.top:
-            top.setdefault(_spelled(tokenizer, candidate), max(value, _LEAST))
+            top.setdefault(spelled(candidate), max(value, _LEAST))
         top.setdefault(text, logprob)
         answer.token_logprobs.append(logprob)
         answer.top_logprobs.append(top)
     return answer
+
+
+def _as_id(token: int) -> str:
+    """A token as vLLM writes it where tokens are asked for as ids."""
+    return f"token_id:{token}"
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> str:

@@ -57,8 +57,9 @@ class Call:
         try:
             if self._caller is None:
                 raise Unauthorized("The tenant of this batch has been revoked.")
-            type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
-            body = decode(bytes(self._line.body), type, depth)
+            type, settings = ENDPOINTS[self._line.url], self._door.settings
+            unknown = settings.unknown_fields
+            body = decode(bytes(self._line.body), type, settings.max_json_depth, unknown=unknown)
             match body:
                 case ChatRequest():
                     self._job, self._form = await chat.admit(self._door, body)

@@ -40,4 +40,4 @@ async def admit(door: Door, body: ResponsesRequest) -> tuple[Job, Form]:
     with names.applied():
         job, _ = await chat.admit(door, asked, prefix="resp_")
     job.rename = names.rename
-    return job, Form(job, body)
+    return job, Form(job, body, names.namespaces)

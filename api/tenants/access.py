@@ -21,7 +21,7 @@ from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, Identity, TenantStore
 from personae.errors import Forbidden, Unauthorized
 
-OPEN = {"/health", "/ready"}  # they say yes or no; probes cannot send keys
+OPEN = {"/health", "/ready", "/ping"}  # they say yes or no; probes cannot send keys
 NOBODY_ASKED = Identity(DEFAULT_TENANT, "admin")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
