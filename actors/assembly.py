@@ -285,11 +285,16 @@ def _cards(
     options: EngineOptions, checkpoint: Checkpoint, adapters: Mapping[str, Adapter], quantization: str | None
 ) -> dict[str, ModelCard]:
     """What each name in `model` stands for, the base's first."""
-    base = options.served_model_name or checkpoint.name
-    if base in adapters:
-        raise LoadError(f"The base model and an adapter are both called {base!r}; use --served-model-name.")
+    base, *_ = names = options.base_names(checkpoint.name)
+    if "" in names:
+        raise LoadError("--served-model-name is empty.")
+    for name in names:
+        if name in adapters:
+            raise LoadError(
+                f"The base model and an adapter are both called {name!r}; use --served-model-name."
+            )
     created = checkpoint.created()
-    cards = {base: ModelCard(base, None, created, quantization=quantization)}
+    cards = {name: ModelCard(name, None, created, quantization=quantization) for name in names}
     for name, adapter in adapters.items():
         cards[name] = ModelCard(
             name, adapter.digest, created, base, adapter.rank, adapter.traits(), adapter.invocation

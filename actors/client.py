@@ -52,7 +52,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
 
     `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
-    the time of steps went; `tokens` were computed in all, prompts included; `jumped` were forced;
+    the time of steps went; `tokens` were computed in all, prompts included, and `step_tokens` counts steps by
+    theirs, in the buckets of `messages.STEP_TOKENS`; `jumped` were forced;
     `backlog_seconds` is how long it takes to compute what waits; `pages_lent` is how many KV pages' memory
     adapters have.
     """
@@ -74,6 +75,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     adapters: AdapterStats = AdapterStats()
     page_size: int = 0
     tokens: int = 0
+    step_tokens: tuple[int, ...] = ()
     jumped: int = 0
     backlog_seconds: float = 0.0
     spent: dict[str, float] = {}

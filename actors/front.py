@@ -206,6 +206,7 @@ class LocalClient:
             fairness_gap=load.fairness_gap,
             adapters=AdapterStats(**asdict(latest.holdings), running=running, waiting=waiting),
             tokens=load.tokens,
+            step_tokens=load.step_tokens,
             jumped=load.jumped,
             backlog_seconds=latest.backlog.seconds,
             spent=asdict(load.spent),

@@ -39,10 +39,15 @@ class Spent(msgspec.Struct, frozen=True):
     place: float = 0.0
 
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the buckets in which steps are counted by their tokens; one more has all larger steps."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """How busy Back is; travels with every step. Counters only grow; times are seconds. `in_flight` steps are
-    in the executor's hands. `jumped` tokens were forced. `fairness_gap` is in weighted tokens, between the
-    most and the least served of those that wait."""
+    in the executor's hands; `step_tokens` counts steps by their tokens, in the buckets of STEP_TOKENS.
+    `jumped` tokens were forced. `fairness_gap` is in weighted tokens, between the most and the least served
+    of those that wait."""
 
     running: int = 0
     waiting: int = 0
@@ -61,6 +66,7 @@ class Load(msgspec.Struct, frozen=True):
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
     spent: Spent = Spent()
+    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
 
 
 # --- Front: ingress -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from anyio import current_time, sleep_until
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
+    STEP_TOKENS,
     BackStarted,
     Borrow,
     Cancel,
@@ -76,6 +78,7 @@ class SchedulerActor(Actor[Message]):
         self._gap = 0.0
         self._steps = 0
         self._tokens = 0
+        self._step_tokens = [0] * (len(STEP_TOKENS) + 1)
         self._gap_served = 0.0
         self._spent = Spent()
         self._planning = 0.0
@@ -221,7 +224,9 @@ class SchedulerActor(Actor[Message]):
             self._in_flight += 1
             if self._in_flight == 1:
                 self._begins()
-            self._tokens += sum(row.count for row in plan.rows)
+            tokens = sum(row.count for row in plan.rows)
+            self._tokens += tokens
+            self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
 
@@ -247,6 +252,7 @@ class SchedulerActor(Actor[Message]):
             steps=self._steps,
             in_flight=self._in_flight,
             tokens=self._tokens,
+            step_tokens=tuple(self._step_tokens),
             jumped=scheduler.jumped,
             step_seconds=self._seconds,
             gap_seconds=self._gap,

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from operator import add
 
 from anyio import current_time
 from msgspec.structs import astuple, replace
@@ -267,6 +268,7 @@ class Latest:
         self.load = replace(
             load,
             spent=_sum(load.spent, before.spent),
+            step_tokens=tuple(map(add, load.step_tokens, before.step_tokens)),
             **{name: getattr(load, name) + getattr(before, name) for name in _COUNTERS},
         )
         self.backlog.measured(self.load.tokens - past.tokens, self.load.step_seconds - past.step_seconds)

@@ -1,5 +1,6 @@
 """The HTTP application: its routes, and what stands before them."""
 
+import hashlib
 import time
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+import personae
 from personae.actors.client import EngineClient
 from personae.api import routes
 from personae.api.adapters import routes as adapters
@@ -20,10 +22,10 @@ from personae.api.batches import routes as batch_routes
 from personae.api.batches.desk import Batches
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
-from personae.api.door import Door
+from personae.api.door import Door, door_of
 from personae.api.family import Family
 from personae.api.files import routes as files
-from personae.api.http.middleware import Gate
+from personae.api.http.middleware import Gate, Prefix
 from personae.api.http.openapi import document
 from personae.api.http.operation import Content, operation
 from personae.api.responses import routes as responses
@@ -40,7 +42,7 @@ from personae.errors import PersonaeError
 @operation("GET", "/openapi.json", answers={200: Content("application/json", dict[str, Any])})
 async def openapi(request: Request) -> Response:
     """Describe this API."""
-    return Response(_description(), media_type="application/json")
+    return Response(_description(door_of(request).settings.root_path), media_type="application/json")
 
 
 OPERATIONS = (
@@ -68,6 +70,9 @@ OPERATIONS = (
     routes.detokenize,
     routes.health,
     routes.ready,
+    routes.ping,
+    routes.post_ping,
+    routes.load,
     routes.version,
     routes.metrics,
     openapi,
@@ -76,8 +81,8 @@ OPERATIONS = (
 
 
 @cache
-def _description() -> bytes:
-    return msgspec.json.encode(document(OPERATIONS))
+def _description(root_path: str) -> bytes:
+    return msgspec.json.encode(document(OPERATIONS, root_path))
 
 
 def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
@@ -90,7 +95,7 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after"),
+            expose_headers=("x-request-id", "retry-after", "x-personae-ignored"),
         )
     ]
 
@@ -110,8 +115,23 @@ def make_door(
     metrics = Metrics(client, base, settings.max_adapters, registry)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
     return Door(
-        client, settings, metrics, family, Meter(time.monotonic), tracing, registry=registry, batches=batches
+        client,
+        settings,
+        metrics,
+        family,
+        Meter(time.monotonic),
+        tracing,
+        registry=registry,
+        batches=batches,
+        fingerprint=_fingerprint(client, settings),
     )
+
+
+def _fingerprint(client: EngineClient, settings: ApiSettings) -> str:
+    """What the same request with the same seed depends on: the model, how it is run, and this program."""
+    bases = [card for card in client.models(DEFAULT_TENANT).values() if card.adapter is None]
+    facts = (personae.__version__, bases, settings.about, client.max_model_len, client.vocab_size)
+    return f"fp_{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:12]}"
 
 
 def create_app(
@@ -134,6 +154,7 @@ def create_app(
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[
+            *([Middleware(Prefix, prefix=settings.root_path)] if settings.root_path else []),
             *_cross_origin(settings.allowed_origins),
             Middleware(Gate, settings=settings, metrics=door.metrics),
             Middleware(

@@ -1,5 +1,6 @@
 """A request's JSON body, from the connection to a checked struct."""
 
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -25,10 +26,15 @@ async def read_json(request: Request, type: type[T], door: Door) -> T:
     _check_headers(request)
     body = await _receive(request, door)
     door.caller.body_size = len(body)
+    request.state.ignored = ignored = list[str]()
+    settings = door.settings
+    read = partial(
+        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=ignored
+    )
     if len(body) <= LONG:
-        return decode(body, type, door.settings.max_json_depth)
+        return read()
     await unless_disconnected(request.receive, door.take_turn)
-    return await door.off_loop(lambda: decode(body, type, door.settings.max_json_depth))
+    return await door.off_loop(read)
 
 
 def _check_headers(request: Request) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from personae.api.settings import ApiSettings
 from personae.api.wire.schema import (
     JsonObjectFormat,
+    JsonSchema,
     JsonSchemaFormat,
     SamplingFields,
     StructuralTagFormat,
@@ -138,18 +139,20 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
 
 
 def _formatted(body: SamplingFields) -> Bound | None:
-    format = body.response_format
+    format, param = body.response_format, "response_format.json_schema.schema"
     if isinstance(format, JsonObjectFormat):
-        return Bound(GrammarSpec("json_object"), "response_format")
+        if format.schema is None:
+            return Bound(GrammarSpec("json_object"), "response_format")
+        format, param = JsonSchemaFormat(JsonSchema(format.schema)), "response_format.schema"
     if isinstance(format, StructuralTagFormat):
         return _one("structural_tag", _tag_of(format), "response_format")
     if not isinstance(format, JsonSchemaFormat):
         return None
     asked = format.json_schema
-    if not 0 < len(asked.name) <= _NAME_LENGTH:
+    if asked.name is not None and not 0 < len(asked.name) <= _NAME_LENGTH:
         name = "response_format.json_schema.name"
         raise RequestError(f"`{name}` must have 1 to {_NAME_LENGTH} characters.", param=name)
-    return _schema(asked.schema, "response_format.json_schema.schema", strict=asked.strict is not False)
+    return _schema(asked.schema, param, strict=asked.strict is not False)
 
 
 def _structured(asked: StructuredOutputs) -> Bound:

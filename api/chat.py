@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -22,8 +23,10 @@ from personae.api.packing import Pack, as_list
 from personae.api.params import (
     BYTES_OF_LOGPROB,
     answer_length,
+    asked_tokens,
     check_prompt_logprobs,
     choices_of,
+    keeps_first,
     kept_of_prompt,
     logprob_count,
     sampling_params,
@@ -154,18 +157,31 @@ def _prepare(door: Door, body: ChatRequest, kept: int | None, brief: bool) -> _P
             brief=brief,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            kwargs={**door.family.effort(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+            kwargs=_template_kwargs(door, body),
             tools=shown_tools(body.tools),
+            chat_template=body.chat_template,
             characters=longest_text(door.client.tokenizer, limit) if kept is None else None,
         )
         (prompt,) = door.encode(
-            [text], add_special_tokens=bool(body.add_special_tokens), brief=brief, most=kept, limit=limit
+            [text],
+            add_special_tokens=bool(body.add_special_tokens),
+            brief=brief,
+            most=kept,
+            first=keeps_first(body),
+            limit=limit,
         )
     except (TooManyTokens, PromptTooLong):
         raise too_many_tokens(limit, "messages") from None
     bound = bound_of(body)
     shape = answer_shape(body, door.family, text, bound)
     return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, door.settings))
+
+
+def _template_kwargs(door: Door, body: ChatRequest) -> dict[str, Any]:
+    """The variables that the request sets for the template, each by whatever name it has for it."""
+    family = door.family
+    thinking, effort = family.thinking(body.enable_thinking), family.effort(body.reasoning_effort)
+    return {**thinking, **effort, **(body.chat_template_kwargs or {})}
 
 
 def _logprobs(body: ChatRequest, door: Door) -> int | None:
@@ -179,14 +195,15 @@ def _logprobs(body: ChatRequest, door: Door) -> int | None:
 
 def _max_tokens(body: ChatRequest) -> tuple[int | None, str]:
     """How many tokens were asked for, and by which of the field's two names."""
-    if body.max_completion_tokens is None:
-        return body.max_tokens, "max_tokens"
-    if body.max_tokens not in (None, body.max_completion_tokens):
+    older, newer = asked_tokens(body.max_tokens), asked_tokens(body.max_completion_tokens)
+    if newer is None:
+        return older, "max_tokens"
+    if older not in (None, newer):
         raise RequestError(
             "`max_tokens` is the older name of `max_completion_tokens`; they must not differ.",
             param="max_tokens",
         )
-    return body.max_completion_tokens, "max_completion_tokens"
+    return newer, "max_completion_tokens"
 
 
 def _echo(body: ChatRequest) -> str:
@@ -213,12 +230,18 @@ class Form(AnswerForm):
         self._usage = wants_usage(body)
         self._running_usage = wants_running_usage(body)
         self._reasoning = body.include_reasoning is not False
+        self._as_ids = bool(body.return_tokens_as_token_ids)
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> ChatCompletion:
         """The answer that is not streamed."""
         job, body = self._job, self._body
         answer = ChatCompletion(
-            job.id, job.created, job.model.name, [self._choice(part, pack) for part in parts], job.usage()
+            job.id,
+            job.created,
+            job.model.name,
+            [self._choice(part, pack) for part in parts],
+            job.usage(),
+            job.door.fingerprint,
         )
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(parts[0].prompt_logprobs, self._tokenizer, pack)
@@ -230,7 +253,8 @@ class Form(AnswerForm):
         """The events for a part."""
         ids = self._body.return_token_ids
         if part.index not in self._begun:
-            chunk = self._chunk([ChatChunkChoice(part.index, ChatDelta("assistant", ""))])
+            nothing = self._job.usage(before=True) if self._running_usage else None
+            chunk = self._chunk([ChatChunkChoice(part.index, ChatDelta("assistant", ""))], nothing)
             if ids and not self._begun:
                 chunk.prompt_token_ids = self._prompt
             self._begun.add(part.index)
@@ -271,13 +295,22 @@ class Form(AnswerForm):
         return choice
 
     def _logprobs(self, part: Part, pack: Pack = as_list) -> ChatLogprobs | None:
-        return chat_logprobs(part.entries, self._tokenizer, pack) if self._body.logprobs else None
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(part.entries, self._tokenizer, pack, as_ids=self._as_ids)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
         job = self._job
         if usage is None and self._running_usage:
             usage = job.usage()
-        return ChatChunk(job.id, job.created, job.model.name, choices, usage=usage if self._usage else UNSET)
+        return ChatChunk(
+            job.id,
+            job.created,
+            job.model.name,
+            choices,
+            job.door.fingerprint,
+            usage=usage if self._usage else UNSET,
+        )
 
 
 def _message(words: Words, *, reasoning: bool) -> ChatMessage:

@@ -2,10 +2,11 @@
 
 The templates are Jinja programs that come with a model, written for Hugging Face's `apply_chat_template`;
 what they may rely on is described at https://huggingface.co/docs/transformers/chat_templating_writing. They
-run in Jinja's immutable sandbox and see plain JSON data only. A template is never taken from a client.
+run in Jinja's immutable sandbox and see plain JSON data only. A client's own template is run only where the
+server was told to trust it.
 
 A template may loop for ever, and what a client sends decides how often it does, so every turn of a loop and
-every piece of output looks at the clock.
+every piece of output looks at the clock. Products and powers are bounded as well.
 """
 
 import json
@@ -18,12 +19,14 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_items
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from personae.api.wire.conversation import (
     AssistantMessage,
     Content,
+    FunctionMessage,
     Message,
     PastToolCall,
     RefusalPart,
@@ -38,6 +41,8 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _ENDS: ContextVar[float] = ContextVar("ends")  # when the template that runs here must have ended
 SECONDS = 10.0
 CHARACTERS = 2**24
+_LARGEST = 2**64  # number in a product
+_LARGEST_POWER = 64
 _MARK = "PERSONAE_CONTINUES_HERE "
 """Ends the message to be continued while the template runs; its blank shows whether the template trims."""
 
@@ -68,6 +73,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
+        environment.filters["items"] = _items
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
@@ -113,24 +119,44 @@ class ChatTemplate:
         final = self._mark_final(chat) if continue_final_message else None
         token = _ENDS.set(time.perf_counter() + (self._seconds if seconds is None else seconds))
         try:
-            prompt = self._write(
+            prompt = self._shown(
                 characters,
-                messages=chat,
+                chat,
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
                 **extra,
             )
-        except (TemplateTooSlow, PromptTooLong):
-            raise
-        except Exception as error:  # a template is a program: on odd messages it can fail in any way
-            raise RequestError(
-                f"The chat template refuses these messages: {error}", param="messages"
-            ) from error
         finally:
             _ENDS.reset(token)
         return prompt if final is None else _cut(prompt, final)
+
+    def _shown(self, characters: int | None, chat: list[dict[str, Any]], **variables: Any) -> str:
+        """The prompt. A template that cannot do with messages without content, or with malformed arguments,
+        gets them as it knows them."""
+        calls = [call["function"] for message in chat for call in message.get("tool_calls", ())]
+        malformed = [call for call in calls if isinstance(call["arguments"], MalformedArguments)]
+        silent = [message for message in chat if "content" not in message]
+        try:
+            prompt = self._write(characters, messages=chat, **variables)
+        except (TemplateTooSlow, PromptTooLong):
+            raise
+        except Exception as error:  # a template is a program: on odd messages it can fail in any way
+            if not malformed and not silent:
+                raise RequestError(
+                    f"The chat template refuses these messages: {error}", param="messages"
+                ) from error
+        else:
+            if all(call["arguments"] in prompt for call in malformed):
+                return prompt
+        if silent:
+            for message in silent:
+                message["content"] = ""
+        else:
+            for call in malformed:
+                call["arguments"] = dict(call["arguments"].items())
+        return self._shown(characters, chat, **variables)
 
     def _write(self, characters: int | None, **variables: Any) -> str:
         """What the template writes. Raises TemplateError when it is too much, PromptTooLong and
@@ -169,24 +195,31 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.__struct_config__.tag}
     if message.content is not None:
         plain["content"] = _text(message.content, f"{where}.content")
+    if isinstance(message, FunctionMessage):  # templates know its newer form
+        return {"role": "tool", "content": plain.get("content", ""), "name": message.name}
     if message.name is not None:
         plain["name"] = message.name
     if not isinstance(message, AssistantMessage):
         tool_call_id = getattr(message, "tool_call_id", None)
         return plain if tool_call_id is None else plain | {"tool_call_id": tool_call_id}
-    for unserved in ("audio", "function_call"):
-        if getattr(message, unserved) is not None:
-            raise UnsupportedParameter(f"`{where}.{unserved}` is not served.", param=f"{where}.{unserved}")
+    if message.audio is not None:
+        raise UnsupportedParameter(f"`{where}.audio` is not served.", param=f"{where}.audio")
     if message.refusal is not None:
         plain.setdefault("content", message.refusal)
     reasoning = [text for name in _REASONING if (text := getattr(message, name)) is not None]
     if reasoning:
         plain["reasoning_content"] = reasoning[0]
         plain["thinking"] = message.thinking if message.thinking is not None else reasoning[0]
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
-        ]
+    calls = [
+        _tool_call(call, f"{where}.tool_calls[{index}]")
+        for index, call in enumerate(message.tool_calls or ())
+    ]
+    if message.function_call is not None:
+        calls.append(_tool_call(PastToolCall(message.function_call), where))
+    if calls:
+        plain["tool_calls"] = calls
+    elif reasoning:
+        plain.setdefault("content", "")
     elif "content" not in plain:
         raise RequestError(
             f"`{where}.content` is required where there are no `tool_calls`.",
@@ -213,6 +246,24 @@ def _text(content: Content, where: str) -> str:
     return "\n".join(texts)
 
 
+class MalformedArguments(str):
+    """What a model wrote in place of arguments, as a template finds it: text that is shown as it is.
+
+    A template that shows arguments one by one finds one, the text.
+    """
+
+    __slots__ = ()
+
+    def items(self) -> list[tuple[str, str]]:
+        """The text, under a name."""
+        return [("arguments", str(self))]
+
+
+def _items(value: Any) -> Any:
+    """Jinja's filter of that name."""
+    return value.items() if isinstance(value, MalformedArguments) else do_items(value)
+
+
 def _tool_call(call: PastToolCall, where: str) -> dict[str, Any]:
     """A call as templates know it: always of a function. A custom tool's takes its input."""
     arguments: Any = None
@@ -223,8 +274,7 @@ def _tool_call(call: PastToolCall, where: str) -> dict[str, Any]:
         with suppress(ValueError, RecursionError):
             arguments = json.loads(call.function.arguments or "{}")
         if not isinstance(arguments, dict):
-            param = f"{where}.function.arguments"
-            raise RequestError(f"`{param}` must be a JSON object as text.", param=param)
+            arguments = MalformedArguments(call.function.arguments)
     else:
         param = f"{where}.{call.type}"
         raise RequestError(f"`{param}` is required.", param=param, code="missing_required_parameter")
@@ -251,6 +301,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as text; Jinja's own filter escapes for HTML."""
+    if isinstance(value, MalformedArguments):
+        return str(value)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -273,6 +325,20 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, whose loops look at the clock in every turn."""
 
     turn = staticmethod(_look_at_the_clock)
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """A product or a power; one that is too large is refused before it is computed."""
+        if operator == "**" and not (abs(left) <= _LARGEST and abs(right) <= _LARGEST_POWER):
+            raise TemplateError("a power is too large")
+        if operator == "*":
+            for one, times in ((left, right), (right, left)):
+                if isinstance(one, str | list | tuple) and isinstance(times, int):
+                    if len(one) * times > CHARACTERS:
+                        raise TemplateError("a product is too large")
+                elif isinstance(one, int) and abs(one) > _LARGEST:
+                    raise TemplateError("a product is too large")
+        return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)

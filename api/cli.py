@@ -24,6 +24,7 @@ from personae.api.options import (
     DtypeChoice,
     KvDtypeChoice,
     ServeOptions,
+    UnknownFields,
     quantization,
 )
 from personae.api.telemetry.logs import LogFormat
@@ -51,6 +52,7 @@ for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9._~/-]*)?")
 
 
 def main() -> None:
@@ -90,6 +92,13 @@ def _site(origins: list[str] | None) -> list[str] | None:
         if origin != "*" and _ORIGIN.fullmatch(origin) is None:
             raise typer.BadParameter(f"'{origin}' is no site; write it as https://app.example, with no path.")
     return origins
+
+
+def _prefix(path: str) -> str:
+    """A path prefix without the slash at its end, checked."""
+    if _PREFIX.fullmatch(path) is None or "//" in path:
+        raise typer.BadParameter(f"'{path}' is not a path prefix; write it as /llm.")
+    return path.rstrip("/")
 
 
 def _model(path: Path | None) -> Path | None:
@@ -165,7 +174,14 @@ def serve(
             help="Memory for adapters on the device; else what those of --adapters need, and some to spare.",
         ),
     ] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="The base's name in requests.")] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The base's name in requests. Can be repeated for further names."),
+    ] = None,
+    default_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Answers requests without a `model`; else the base does."),
+    ] = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running answers have to finish when the server stops.")
     ] = 30.0,
@@ -271,6 +287,25 @@ def serve(
             help="Write bound JSON without blanks between its tokens; a request may say otherwise.",
         ),
     ] = False,
+    unknown_fields: Annotated[
+        UnknownFields,
+        typer.Option(help="What to do about fields of a request that are not known."),
+    ] = "refuse",
+    root_path: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="The prefix under which a proxy serves the API, such as /llm.",
+            callback=_prefix,
+        ),
+    ] = "",
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Run chat templates that requests bring; only where every client is trusted.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model and its adapters over HTTP (OpenAI's API)."""
     options = ServeOptions(
@@ -284,7 +319,8 @@ def serve(
         max_seqs=max_seqs,
         kv_memory=kv_memory,
         adapter_memory=adapter_memory,
-        served_model_name=served_model_name,
+        served_model_name=tuple(served_model_name or ()) or None,
+        default_model=default_model,
         seed=seed,
         one_process=one_process,
         max_restarts=max_restarts,
@@ -301,6 +337,9 @@ def serve(
         quantize=quantize,
         jump_forward=jump_forward,
         disable_any_whitespace=disable_any_whitespace,
+        unknown_fields=unknown_fields,
+        root_path=root_path,
+        trust_request_chat_template=trust_request_chat_template,
     )
     access = AccessOptions(
         data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())

@@ -21,8 +21,10 @@ from personae.api.packing import Pack, as_list
 from personae.api.params import (
     BYTES_OF_LOGPROB,
     answer_length,
+    asked_tokens,
     check_prompt_logprobs,
     choices_of,
+    keeps_first,
     kept_of_prompt,
     logprob_count,
     sampling_params,
@@ -77,7 +79,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
         raise RequestError("`prompt_logprobs` cannot be streamed.", param="prompt_logprobs")
     if body.echo and logprobs is not None:
         of_prompt = max(logprobs, of_prompt or 0)
-    asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    asked = _asked(body)
     answers = not (asked == 0 and body.echo)
     most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
     count, prompts = await door.prepared(lambda brief: _prepare(door, body, most, brief))
@@ -121,9 +123,14 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     return job, Form(job, body, prompts, count)
 
 
-def _length(body: CompletionRequest, asked: int, prompt: int, limit: int, name: str) -> int:
+def _asked(body: CompletionRequest) -> int | None:
+    """The most tokens of an answer; None for what is left of the context."""
+    return _DEFAULT_MAX_TOKENS if body.max_tokens is None else asked_tokens(body.max_tokens)
+
+
+def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int, name: str) -> int:
     """As params.answer_length; the default of 16 shrinks to what fits, since nobody asked for it."""
-    if body.max_tokens is None and prompt < limit:
+    if body.max_tokens is None and asked is not None and prompt < limit:
         asked = min(asked, limit - prompt)
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)
 
@@ -175,11 +182,15 @@ def _encode(
         if most is None and len(tokens) >= limit:
             answer_length(None, prompt=len(tokens), limit=limit, param="", prompt_param=name)
         door.check_ids(tokens, name)
-    ids = [tokens[-most:] for tokens in ids] if most is not None else ids
+    first = keeps_first(body)
+    if most is not None:
+        ids = [tokens[:most] if first else tokens[-most:] for tokens in ids]
     special = body.add_special_tokens is not False
     if texts:
         try:
-            ids = door.encode(texts, add_special_tokens=special, brief=brief, most=most, limit=limit)
+            ids = door.encode(
+                texts, add_special_tokens=special, brief=brief, most=most, first=first, limit=limit
+            )
         except TooManyTokens as found:
             raise too_many_tokens(limit, names[found.index]) from None
     if body.echo and (most is not None or not texts):
@@ -203,14 +214,18 @@ class Form(AnswerForm):
         self._usage = wants_usage(body)
         self._running_usage = wants_running_usage(body)
         self._begun: set[int] = set()
+        self._as_ids = bool(body.return_tokens_as_token_ids)
 
     def whole(self, parts: list[Part], pack: Pack = as_list) -> Completion:
         """The answer that is not streamed."""
         choices = [self._choice(part, pack) for part in parts]
-        if self._body.prompt_logprobs is not None:
-            for choice, part in zip(choices, parts, strict=True):
+        for choice, part in zip(choices, parts, strict=True):
+            choice.prompt_logprobs = None
+            if self._body.prompt_logprobs is not None:
                 choice.prompt_logprobs = prompt_logprobs(part.prompt_logprobs, self._tokenizer, pack)
                 part.prompt_logprobs.clear()
+            if choice.prompt_token_ids is UNSET:
+                choice.prompt_token_ids = None
         return self._answer(choices, self._job.usage())
 
     def of(self, part: Part) -> Iterable[Completion]:
@@ -226,14 +241,16 @@ class Form(AnswerForm):
 
     def _answer(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> Completion:
         job = self._job
-        return Completion(job.id, job.created, job.model.name, choices, usage=usage)
+        return Completion(job.id, job.created, job.model.name, choices, job.door.fingerprint, usage=usage)
 
     def _choice(self, part: Part, pack: Pack = as_list) -> TextChoice:
         asked = self._body.logprobs is not None
         choice = TextChoice(
             index=part.index,
             text=part.words.text,
-            logprobs=text_logprobs(part.entries, self._tokenizer, pack) if asked else None,
+            logprobs=(
+                text_logprobs(part.entries, self._tokenizer, pack, as_ids=self._as_ids) if asked else None
+            ),
             finish_reason=part.finish,
             stop_reason=part.stop_reason,
             personae=extension(part),

@@ -24,7 +24,7 @@ from personae.api.tenants.workers import Workers
 from personae.api.wire.conversation import Message, check_results
 from personae.api.wire.decode import LONG
 from personae.api.wire.schema import Sampling
-from personae.errors import NotFound, RequestError, TemplateTooSlow
+from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
 
 if TYPE_CHECKING:
     from personae.api.adapters.registry import AdapterRecord, Registry
@@ -43,7 +43,7 @@ class Door:
     `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
     there is no place for them. `background` requests give way to all others. `arrived` is when the request
     came, None for now; `patience` when its client has no more use for the answer. Both are on
-    `anyio.current_time`'s clock.
+    `anyio.current_time`'s clock. `fingerprint` changes when the server could answer otherwise than before.
     """
 
     client: EngineClient
@@ -60,11 +60,18 @@ class Door:
     arrived: float | None = None
     patience: float = math.inf
     background: bool = False
+    fingerprint: str = ""
 
     @property
     def base(self) -> str:
         """The base model's name."""
         return next(iter(self.client.models(self.caller.tenant)))
+
+    @property
+    def bases(self) -> set[str]:
+        """All names of the base model."""
+        cards = self.client.models(self.caller.tenant)
+        return {name for name, card in cards.items() if card.adapter is None}
 
     def models(self) -> list[ModelCard]:
         """All that the caller may name in `model`: the base, what came with the server, what came since."""
@@ -75,12 +82,16 @@ class Door:
 
     def chosen(self, body: Sampling) -> ModelCard:
         """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
-        card = self.model(body.model)
+        card = self.model(self.named(body.model))
         if not body.adapters:
             return card
         entries = enumerate(body.adapters)
         parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
         return combined(card, parts, self.settings.max_rank)
+
+    def named(self, name: str | None) -> str:
+        """The name of the model that a request asks for, which may not say so."""
+        return name if name is not None else self.settings.default_model or self.base
 
     def model(self, name: str, param: str = "model") -> ModelCard:
         """The base or the adapter of that name, held until the request is over. Raises NotFound."""
@@ -151,15 +162,16 @@ class Door:
         add_special_tokens: bool,
         brief: bool,
         most: int | None = None,
+        first: bool = False,
         limit: int | None = None,
     ) -> list[list[int]]:
-        """Token ids of each text; of one that has more than `most` the last ones.
+        """Token ids of each text; of one that has more than `most` the last ones, or the `first`.
 
         Raises TooManyTokens for one that has far more than `limit`, and NotBrief.
         """
         if brief and sum(map(len, texts)) > LONG:
             raise NotBrief
-        return self.client.tokenizer.encode_batch(texts, add_special_tokens, most, limit)
+        return self.client.tokenizer.encode_batch(texts, add_special_tokens, most, first, limit)
 
     def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool, brief: bool) -> list[str]:
         """The text of each list of ids. Raises NotBrief."""
@@ -184,16 +196,27 @@ class Door:
         brief: bool,
         tools: Sequence[dict[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
         **options: Any,
     ) -> str:
         """The prompt's text; `options` are those of `Family.render`. Raises RequestError, and TemplateTooSlow
-        where a template that has to be `brief` is not."""
+        or NotBrief where a template that has to be `brief` is not; one of the request's own never is."""
+        family = self.family
+        if chat_template is not None:
+            if not self.settings.trust_chat_template:
+                raise UnsupportedParameter(
+                    "`chat_template` is not served here: the server needs --trust-request-chat-template.",
+                    param="chat_template",
+                )
+            if brief:
+                raise NotBrief
+            family = family.with_template(chat_template)
         if not messages:
             raise RequestError("`messages` is empty.", param="messages")
         if len(messages) > self.settings.max_messages:
             raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
         check_results(messages)
-        return self.family.render(
+        return family.render(
             messages, tools=tools, kwargs=kwargs, seconds=_BRIEF_SECONDS if brief else None, **options
         )
 

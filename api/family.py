@@ -1,13 +1,14 @@
 """How one model chats: its templates, and the formats in which it writes tool calls and reasoning."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from personae.api.chat_template import ChatTemplate
 from personae.api.wire.conversation import Message
 from personae.engine.tokens import Tokenizer
-from personae.errors import RequestError
+from personae.errors import ModelLoadError, RequestError
 from personae.grammar.reasoning.format import ReasoningFormat
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
 from personae.grammar.response_template import imported_reasoning, imported_tools
@@ -15,13 +16,15 @@ from personae.grammar.tools.format import ToolFormat
 from personae.grammar.tools.registry import find_tool_format, tool_format
 
 _NONE = "none"
+_LONGEST_TEMPLATE = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """`template` is None if the model has none; `tool_template` is one that it has for tools besides.
 
-    `special` maps the names of special tokens to ids.
+    `special` maps the names of special tokens to ids, `special_tokens` the names that templates have for them
+    to their texts.
     """
 
     template: ChatTemplate | None = None
@@ -29,6 +32,7 @@ class Family:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
     special: Mapping[str, int] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
@@ -51,6 +55,7 @@ class Family:
             _chosen(tools, tool_format, find_tool_format(text) or imported_tools(answers)),
             _chosen(reasoning, reasoning_format, find_reasoning_format(text) or imported_reasoning(answers)),
             {tokenizer.token_bytes(id).decode(): id for id in tokenizer.special_ids},
+            tokenizer.special_tokens,
         )
 
     def render(
@@ -86,6 +91,37 @@ class Family:
             characters=characters,
         )
 
+    def with_template(self, source: str) -> "Family":
+        """The same with another chat template, which a request has brought. Raises RequestError."""
+        if len(source) > _LONGEST_TEMPLATE:
+            raise RequestError(
+                f"`chat_template` may have at most {_LONGEST_TEMPLATE} characters.", param="chat_template"
+            )
+        try:
+            template = _compiled(source, tuple(self.special_tokens.items()))
+        except ModelLoadError as error:
+            message = error.message.replace("The model's chat template", "`chat_template`")
+            raise RequestError(message, param="chat_template") from None
+        except (RecursionError, SyntaxError, MemoryError) as error:
+            message = "`chat_template` is nested too deeply."
+            raise RequestError(message, param="chat_template") from error
+        return replace(self, template=template, tool_template=None)
+
+    def thinking(self, asked: bool | None) -> dict[str, Any]:
+        """The template's variables for `enable_thinking`. Raises RequestError if it cannot be obeyed."""
+        if asked is None:
+            return {}
+        if self.template is not None and "enable_thinking" in self.template.source:
+            return {"enable_thinking": asked}
+        if asked == (self.reasoning is not None):
+            return {}  # it is so, whatever is asked
+        raise RequestError(
+            "`enable_thinking`: this model's chat template has no way to "
+            + ("turn reasoning on." if asked else "turn reasoning off."),
+            param="enable_thinking",
+            code="unsupported_parameter",
+        )
+
     def effort(self, asked: str | None) -> dict[str, Any]:
         """The template's variables for a `reasoning_effort`. Raises RequestError if it has none."""
         if asked is None:
@@ -99,6 +135,12 @@ class Family:
             param="reasoning_effort",
             code="unsupported_parameter",
         )
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """A template that requests bring, probably again and again."""
+    return ChatTemplate(source, dict(special_tokens))
 
 
 def check_formats(tools: str | None, reasoning: str | None) -> None:

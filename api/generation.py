@@ -52,7 +52,8 @@ class Job:
     """A request on its way through the engine: its logs, and a `Choice` for each, by sequence id.
 
     `bound_by` is the field that bound its answers, for the errors of its grammar; `rename` has an error name
-    the fields that the client knows, where these are not chat completions'.
+    the fields that the client knows, where these are not chat completions'. `asked` has, for each prompt, how
+    many answers it has and how many tokens each may have.
     """
 
     id: str
@@ -69,6 +70,7 @@ class Job:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    asked: list[tuple[int, int]] = field(default_factory=list)
     budget_param: str = "max_tokens"
     cache_salt: str | None = None
     rename: Callable[[RequestError], None] = lambda error: None
@@ -125,6 +127,7 @@ class Job:
             found = activation_start(tokens, self.model.invocation)
             adapter, start = (None, 0) if found is None else (adapter, found)
         self.prompt_tokens += len(tokens)
+        self.asked.append((len(choices), params.max_tokens))
         first: str | None = None
         for index, choice in enumerate(choices):
             log = SequenceLog(
@@ -178,11 +181,16 @@ class Job:
         """
         metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
         meter.prompt(who, self.prompt_tokens, spare=self.door.background)
-        label = metrics.label(self.model.name)
+        label = self._label()
         clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
         logs.note(model=self.model.name, answer=self.id)
-        with self.door.tracing.generation(self, clocks):
+        with self.door.tracing.generation(self, clocks), metrics.answering(label, self.asked):
             await self._timed(clocks, sink)
+
+    def _label(self) -> str:
+        """The model in metrics; the base has one name there."""
+        name = self.model.name if self.model.adapter is not None else self.door.base
+        return self.door.metrics.label(name)
 
     async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
         """Follow until the end or the deadline; the clocks are told how it ended."""
@@ -217,8 +225,7 @@ class Job:
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
         async with self.door.client.stream(self.logs) as stream:
-            metrics = self.door.metrics
-            metrics.prompt_tokens.labels(metrics.label(self.model.name)).inc(self.prompt_tokens)
+            self.door.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
             async for delta in stream:
                 choice = self.choices[delta.id]
                 if choice.ended:
@@ -265,14 +272,15 @@ class Job:
         await unless_disconnected(receive, work)
         return [whole[index] for index in sorted(whole)]
 
-    def usage(self) -> Usage:
-        """Token counts so far."""
+    def usage(self, *, before: bool = False) -> Usage:
+        """Token counts so far, or `before` anything was said."""
+        said = 0 if before else self.completion_tokens
         return Usage(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            total_tokens=self.prompt_tokens + self.completion_tokens,
+            completion_tokens=said,
+            total_tokens=self.prompt_tokens + said,
             prompt_tokens_details=CachedTokens(self.cached_tokens),
-            completion_tokens_details=ReasoningTokens(self.reasoning_tokens),
+            completion_tokens_details=ReasoningTokens(0 if before else self.reasoning_tokens),
         )
 
 

@@ -87,7 +87,8 @@ class Engine:
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
         caller = Caller(NOBODY_ASKED)
         caller.body_size = len(body)
-        asked = decode(body, type, self._door.settings.max_json_depth)
+        settings = self._door.settings
+        asked = decode(body, type, settings.max_json_depth, unknown=settings.unknown_fields)
         with caller.until_done:
             yield replace(self._door, caller=caller), asked
 

@@ -1,6 +1,7 @@
 """Logprobs in the forms that clients know: chat's, completions' older one, and vLLM's for prompts."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from personae.api.packing import Pack, as_list
 from personae.api.wire.answers import (
@@ -19,13 +20,14 @@ _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer, pack: Pack = as_list) -> ChatLogprobs:
-    """`choices[].logprobs` of chat completions."""
+def chat_logprobs(
+    entries: Iterable[Entry], tokenizer: Tokenizer, pack: Pack = as_list, *, as_ids: bool = False
+) -> ChatLogprobs:
+    """`choices[].logprobs` of chat completions; with `as_ids` tokens are written as their ids."""
 
     def top(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(
-            tokenizer.token_text(token), max(logprob, _LEAST), list(tokenizer.token_bytes(token))
-        )
+        text = _as_id(token) if as_ids else tokenizer.token_text(token)
+        return TopLogprob(text, max(logprob, _LEAST), list(tokenizer.token_bytes(token)))
 
     def content(entry: Entry) -> ContentLogprob:
         token, logprobs, _ = entry
@@ -37,20 +39,23 @@ def chat_logprobs(entries: Iterable[Entry], tokenizer: Tokenizer, pack: Pack = a
     return ChatLogprobs(pack(map(content, entries)))
 
 
-def text_logprobs(entries: Sequence[Entry], tokenizer: Tokenizer, pack: Pack = as_list) -> TextLogprobs:
-    """`choices[].logprobs` of completions.
+def text_logprobs(
+    entries: Sequence[Entry], tokenizer: Tokenizer, pack: Pack = as_list, *, as_ids: bool = False
+) -> TextLogprobs:
+    """`choices[].logprobs` of completions; with `as_ids` tokens are written as their ids.
 
     The chosen token is among `top_logprobs` even if it is not one of the likeliest. Where two tokens have the
     same text, the likelier one stays.
     """
+    spelled = _as_id if as_ids else partial(_spelled, tokenizer)
 
     def top(entry: Entry) -> dict[str, float] | None:
         if entry.logprobs is None:
             return None
         found: dict[str, float] = {}
         for candidate, value in entry.logprobs.top:
-            found.setdefault(_spelled(tokenizer, candidate), max(value, _LEAST))
-        found.setdefault(_spelled(tokenizer, entry.token), max(entry.logprobs.logprob, _LEAST))
+            found.setdefault(spelled(candidate), max(value, _LEAST))
+        found.setdefault(spelled(entry.token), max(entry.logprobs.logprob, _LEAST))
         return found
 
     return TextLogprobs(
@@ -58,9 +63,14 @@ def text_logprobs(entries: Sequence[Entry], tokenizer: Tokenizer, pack: Pack = a
         token_logprobs=[
             None if entry.logprobs is None else max(entry.logprobs.logprob, _LEAST) for entry in entries
         ],
-        tokens=[_spelled(tokenizer, entry.token) for entry in entries],
+        tokens=[spelled(entry.token) for entry in entries],
         top_logprobs=pack(map(top, entries)),
     )
+
+
+def _as_id(token: int) -> str:
+    """A token as vLLM writes it where tokens are asked for as ids."""
+    return f"token_id:{token}"
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 KvDtypeChoice = Literal["auto", "fp8"]
+UnknownFields = Literal["refuse", "ignore"]
 
 QUANTIZE_METAVAR = f"[{'|'.join(QUANTIZATIONS)}]"
 
@@ -45,6 +46,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `quantize` is how the base's weights are kept, None for as `dtype` says. `jump_forward`: text that a
     grammar forces is appended without asking the model, unless a request says otherwise.
     `disable_any_whitespace`: bound JSON has no blanks between its tokens, unless a request says otherwise.
+    `served_model_name` is the base's name, or all of its names. `default_model` answers requests that name
+    none. `unknown_fields` of a request are refused or ignored. `root_path` is the prefix that a proxy puts
+    before every route. With `trust_request_chat_template` requests may bring a chat template.
     """
 
     model: Path | None = None
@@ -57,7 +61,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_seqs: int | None = None
     kv_memory: int | None = None
     adapter_memory: int | None = None
-    served_model_name: str | None = None
+    served_model_name: str | tuple[str, ...] | None = None
+    default_model: str | None = None
     seed: int | None = None
     one_process: bool = False
     max_restarts: int = 5
@@ -74,6 +79,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
     quantize: str | None = None
     jump_forward: bool | None = None
     disable_any_whitespace: bool = False
+    unknown_fields: UnknownFields = "refuse"
+    root_path: str = ""
+    trust_request_chat_template: bool = False
 
 
 async def _never() -> None:

@@ -21,6 +21,7 @@ BYTES_OF_LOGPROB = 64
 _MAX_STOP_LENGTH = 1024
 _MAX_LIST = 1024
 _LEAST_PENALTY = 0.01  # logits are divided by it, in 16 bits perhaps
+_MAX_LOGPROB_TOKENS = 128
 _MASK64 = 2**64 - 1
 
 
@@ -76,6 +77,7 @@ def sampling_params(
         allowed_tokens=left_out.allowed,
         bad_words_token_ids=left_out.bad_words,
         logprobs=logprobs,
+        logprob_tokens=logprob_tokens(request, vocab, logprobs=logprobs is not None),
         prompt_logprobs=prompt_logprobs,
         jump_forward=settings.jump_forward if request.jump_forward is None else request.jump_forward,
     )
@@ -182,8 +184,36 @@ def _stop_strings(stop: str | list[str] | None, settings: ApiSettings) -> tuple[
 
 
 def logprob_count(name: str, asked: int | None, settings: ApiSettings) -> int | None:
-    """A number of alternatives, checked. Raises RequestError."""
+    """A number of alternatives, checked; -1 is as many as there may be. Raises RequestError."""
+    if asked == -1:
+        return settings.max_logprobs
     return None if asked is None else int(_between(name, asked, 0, settings.max_logprobs))
+
+
+def logprob_tokens(request: SamplingFields, vocab: int, *, logprobs: bool) -> tuple[int, ...]:
+    """`logprob_token_ids`, checked: the tokens to look up in place of the likeliest. Raises RequestError."""
+    name, ids = "logprob_token_ids", request.logprob_token_ids or ()
+    if not ids:
+        return ()
+    if not logprobs:
+        raise RequestError(f"`{name}` needs `logprobs`.", param=name)
+    if len(ids) > _MAX_LOGPROB_TOKENS:
+        raise RequestError(f"`{name}` may have at most {_MAX_LOGPROB_TOKENS} ids.", param=name)
+    for index, token in enumerate(ids):
+        _between(f"{name}[{index}]", token, 0, vocab - 1)
+    return tuple(dict.fromkeys(ids))
+
+
+def asked_tokens(asked: int | None) -> int | None:
+    """A `max_tokens`, where -1 is no limit, as in llama.cpp."""
+    return None if asked == -1 else asked
+
+
+def keeps_first(request: SamplingFields) -> bool:
+    """Whether a prompt that is too long keeps its beginning. Raises RequestError."""
+    if request.truncation_side is not None and request.truncate_prompt_tokens is None:
+        raise RequestError("`truncation_side` needs `truncate_prompt_tokens`.", param="truncation_side")
+    return request.truncation_side == "right"
 
 
 def _pick(asked: T | None, default: T | None, otherwise: T) -> T:

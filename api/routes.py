@@ -12,13 +12,21 @@ from personae.api.door import Door, door_of
 from personae.api.http.operation import Content, operation
 from personae.api.respond import encode_json, json_response
 from personae.api.tools import functions_of, shown_tools
-from personae.api.wire.answers import Model, ModelList, Status, Text, Tokens, Version
+from personae.api.wire.answers import Load, Model, ModelList, Status, Text, Tokens, Version
 from personae.api.wire.schema import DetokenizeRequest, TokenizeRequest
 from personae.engine.prompt_length import TooManyTokens, longest_text
 from personae.errors import Overloaded, RequestError
 
 _CONTEXTS = 8
 _LEAST_TOKENS = 2**16
+_OF_MESSAGES = (
+    "add_generation_prompt",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "tools",
+)
+"""Fields of `/tokenize` that say how a conversation becomes a prompt."""
 
 
 def _model(card: ModelCard, door: Door) -> Model:
@@ -27,7 +35,7 @@ def _model(card: ModelCard, door: Door) -> Model:
         card.created,
         door.client.max_model_len,
         card.parent,
-        root=card.parent or card.name,
+        root=card.parent or (card.name if card.adapter else door.base),
         quantization=card.quantization,
     )
 
@@ -55,10 +63,31 @@ async def health(request: Request) -> Response:
 @operation("GET", "/ready", answers={200: Status})
 async def ready(request: Request) -> Response:
     """Say whether requests would be served now; 503 until then."""
-    door = door_of(request)
-    if not door.client.stats().ready:
+    return _readiness(request)
+
+
+def _readiness(request: Request) -> Response:
+    if not door_of(request).client.stats().ready:
         raise Overloaded("The engine is not ready.", code="not_ready")
     return json_response(Status("ready"))
+
+
+@operation("GET", "/ping", answers={200: Status})
+async def ping(request: Request) -> Response:
+    """The same as /ready, where vLLM and SageMaker have it."""
+    return _readiness(request)
+
+
+@operation("POST", "/ping", answers={200: Status})
+async def post_ping(request: Request) -> Response:
+    """The same as /ready, where vLLM and SageMaker have it."""
+    return _readiness(request)
+
+
+@operation("GET", "/load", answers={200: Load})
+async def load(request: Request) -> Response:
+    """Count the requests that are being answered, of all tenants."""
+    return json_response(Load(door_of(request).metrics.in_flight))
 
 
 @operation("GET", "/version", answers={200: Version})
@@ -84,7 +113,7 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
+        for name in _OF_MESSAGES:
             if getattr(body, name) is not None:
                 raise RequestError(f"`{name}` belongs to `messages`, not to `prompt`.", param=name)
     answer = await door.prepared(lambda brief: _tokenized(door, body, brief))
@@ -104,6 +133,7 @@ def _tokenized(door: Door, body: TokenizeRequest, brief: bool) -> bytes:
                 continue_final_message=body.continue_final_message,
                 kwargs=body.chat_template_kwargs,
                 tools=shown_tools(body.tools),
+                chat_template=body.chat_template,
                 characters=longest_text(door.client.tokenizer, most),
             )
             special = bool(body.add_special_tokens)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from personae.api.options import AccessOptions, Opened, ServeOptions
+from personae.api.options import AccessOptions, Opened, ServeOptions, UnknownFields
 from personae.engine.config import GenerationDefaults
 
 
@@ -30,6 +30,9 @@ class ApiSettings(msgspec.Struct, frozen=True):
     the model writes calls and reasoning, "none" for not at all; None finds it from the chat template.
     `jump_forward` is for requests that do not say, None leaves it to the engine. So is
     `disable_any_whitespace`: JSON without blanks between its tokens.
+    `unknown_fields` says what happens to fields that no request has. `default_model` answers requests that
+    name none; None is the base. `root_path` is a proxy's prefix before every route. `trust_chat_template`
+    lets requests bring a chat template of their own. `about` describes the engine.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -66,6 +69,11 @@ class ApiSettings(msgspec.Struct, frozen=True):
     reasoning_format: str | None = None
     jump_forward: bool | None = None
     disable_any_whitespace: bool = False
+    unknown_fields: UnknownFields = "refuse"
+    default_model: str | None = None
+    root_path: str = ""
+    trust_chat_template: bool = False
+    about: str = ""
 
 
 def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
@@ -85,4 +93,9 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
         allowed_origins=access.allowed_origins,
         tool_format=options.tool_format,
         reasoning_format=options.reasoning_format,
+        unknown_fields=options.unknown_fields,
+        default_model=options.default_model,
+        root_path=options.root_path,
+        trust_chat_template=options.trust_request_chat_template,
+        about=opened.about,
     )

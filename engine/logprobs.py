@@ -1,14 +1,17 @@
 """Log-probabilities of the model itself: from raw logits, before temperature, penalties and masks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from personae.engine.arrival import to_host
 from personae.engine.sequence import TokenLogprobs
 from personae.kernels.choice import top as largest
+from personae.kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,11 @@ class LogprobRows:
     ranks: Tensor  # [R] int64, from 1: one more than the tokens that are strictly likelier
     top_values: Tensor  # [R, n] float32, largest first
     top_ids: Tensor  # [R, n] int64; of equal values the lower id first
+    named: tuple[tuple[int, ...], ...] = ()  # tokens asked for, by row; none: the likeliest are
+    named_values: Tensor | None = None  # [R, most of them] float32
 
     def read(self, counts: Iterable[int]) -> list[TokenLogprobs]:
-        """Python values; row i lists its `counts[i]` (at most n) likeliest tokens."""
+        """Python values; row i lists its `counts[i]` (at most n) likeliest tokens, or those asked for."""
         rows = zip(
             self.tokens.tolist(),
             self.chosen.tolist(),
@@ -33,10 +38,35 @@ class LogprobRows:
             counts,
             strict=True,
         )
-        return [
+        found = [
             TokenLogprobs(token, value, rank, tuple(zip(ids[:count], values[:count], strict=True)))
             for token, value, rank, values, ids, count in rows
         ]
+        if self.named_values is not None:
+            for row, (ids, values) in enumerate(zip(self.named, self.named_values.tolist(), strict=True)):
+                if ids:
+                    top = tuple(zip(ids, values[: len(ids)], strict=True))
+                    found[row] = replace(found[row], top=top)
+        return found
+
+    def naming(self, logprobs: Tensor, named: Sequence[tuple[int, ...]]) -> "LogprobRows":
+        """These with the `named` tokens of each row looked up in `logprobs` [R, V]."""
+        most = max(map(len, named))
+        if not most:
+            return self
+        ids = np.zeros((len(named), most), np.int64)
+        for row, tokens in enumerate(named):
+            ids[row, : len(tokens)] = tokens
+        values = logprobs.gather(1, upload(ids, logprobs.device))
+        return LogprobRows(
+            self.tokens,
+            self.chosen,
+            self.ranks,
+            self.top_values,
+            self.top_ids,
+            tuple(named),
+            values,
+        )
 
     def to_host(self) -> "LogprobRows":
         """Their copies on the host, to be read when they have arrived."""
@@ -46,6 +76,8 @@ class LogprobRows:
             to_host(self.ranks),
             to_host(self.top_values),
             to_host(self.top_ids),
+            self.named,
+            None if self.named_values is None else to_host(self.named_values),
         )
 
 

@@ -12,6 +12,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `seed` is always set: when the caller gave none, the door drew one, so that the log alone decides
     every token. `temperature` 0 means greedy. `top_k` 0, `top_p` 1, `min_p` 0 mean off.
     `logprobs` is None (off) or the number of alternatives besides the chosen token's own (0 to 20);
+    with `logprob_tokens` the alternatives are these tokens, not the likeliest.
     `prompt_logprobs` is the same for the prompt's tokens. `max_tokens` counts emitted tokens, at least 1.
     `stop_token_ids` end the sequence like EOS does, EOS ids not included; `ignore_eos` drops EOS alone.
     `allowed_tokens` is a row of a bitmask (grammar/bitmask.py), empty for all of them; no sequence of
@@ -36,5 +37,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logprob_tokens: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     jump_forward: bool | None = False

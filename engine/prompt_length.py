@@ -94,6 +94,16 @@ def parts(text: str) -> Iterator[str]:
         start = end
 
 
+def heads(text: str, tokens: int) -> Iterator[str]:
+    """Beginnings of the text, each twice as long as the one before and the last all of it."""
+    length = USUAL_CHARACTERS * tokens + PART
+    while length < len(text):
+        blank = text.rfind(" ", length - PART // 2, length)
+        yield text[: length if blank < 0 else blank]
+        length *= 2
+    yield text
+
+
 def tails(text: str, tokens: int) -> Iterator[str]:
     """Ends of the text, each twice as long as the one before and the last all of it."""
     length = USUAL_CHARACTERS * tokens + PART

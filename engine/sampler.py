@@ -163,6 +163,7 @@ class Sampler:
         self._stops_from = np.zeros(max_slots, np.int64)  # the first position that may hold a stop token
         self._wants_logprobs = np.zeros(max_slots, np.bool_)
         self._top = np.zeros(max_slots, np.int64)
+        self._named: dict[int, tuple[int, ...]] = {}  # tokens whose log-probabilities are asked for, by slot
 
     def admit(self, slot: int, log: SequenceLog) -> None:
         """Take a sequence aboard; its state afterwards depends on the log alone, however it came to be that
@@ -195,13 +196,16 @@ class Sampler:
             allow_only(stops, [token for token in ends if 0 <= token < self._vocab_size])
             self._stops[slot] = stops.view(np.uint32)
         self._wants_logprobs[slot] = params.logprobs is not None
-        self._top[slot] = params.logprobs or 0
+        self._top[slot] = 0 if params.logprob_tokens else params.logprobs or 0
+        if params.logprob_tokens:
+            self._named[slot] = params.logprob_tokens
 
     def release(self, slot: int) -> None:
         """The slot's sequence has left; the slot may be admitted again."""
         assert self._admitted[slot], f"slot {slot} is free"
         self._admitted[slot] = False
         self._stops.pop(slot, None)
+        self._named.pop(slot, None)
 
     def sample(
         self,
@@ -239,6 +243,9 @@ class Sampler:
             stops = self._leave_out_stops(bitmask, early, slot)
         tokens, best = choose(logits, rows, bitmask, self._scratch)
         tops = self._top[slot[wanting]]
+        named = None
+        if self._named:
+            named = [self._named.get(each, ()) for each in slot[wanting].tolist()]
 
         def conclude(undecided: frozenset[int]) -> LogprobRows | None:
             if undecided:
@@ -252,7 +259,8 @@ class Sampler:
                 self._penalties.record(slot[counted], _take(tokens, counted, self._device))
             if raw is None:
                 return None
-            return logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
+            found = logprob_rows(raw, _take(tokens, wanting, self._device), int(tops.max()))
+            return found if named is None else found.naming(raw, named)
 
         def ask(chosen: list[int]) -> frozenset[int]:
             assert bitmask is not None

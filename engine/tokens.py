@@ -32,6 +32,7 @@ from personae.engine.prompt_length import (
     PART,
     TooManyTokens,
     bytes_of_token,
+    heads,
     is_long_for,
     parts,
     tails,
@@ -129,17 +130,18 @@ class Tokenizer:
         texts: Sequence[str],
         add_special_tokens: bool = True,
         most: int | None = None,
+        first: bool = False,
         limit: int | None = None,
     ) -> list[list[int]]:
         """`encode` for many texts. Other threads run meanwhile, and it takes one core.
 
-        Of a text that has more than `most` tokens the last ones are kept, between the tokens that the model
-        wants around a prompt, as transformers truncates on the left. Without `most`, a text that has far more
-        than `limit` tokens raises TooManyTokens before all of it is encoded; one that has a few more is
-        encoded.
+        Of a text that has more than `most` tokens the last ones are kept, or the `first`, between the tokens
+        that the model wants around a prompt, as transformers truncates on the left or on the right. Without
+        `most`, a text that has far more than `limit` tokens raises TooManyTokens before all of it is encoded;
+        one that has a few more is encoded.
         """
         if most is not None:
-            return [self._encode_last(text, add_special_tokens, most) for text in texts]
+            return [self._encode_end(text, add_special_tokens, most, first) for text in texts]
         if limit is not None:
             for index, text in enumerate(texts):
                 if self._too_long(text, limit):
@@ -149,15 +151,15 @@ class Tokenizer:
             lists += self._encode(batch, add_special_tokens)
         return lists
 
-    def _encode_last(self, text: str, add_special_tokens: bool, most: int) -> list[int]:
-        for tail in tails(text, most):
-            (ids,) = self._encode([tail], add_special_tokens)
-            if len(tail) == len(text) and len(ids) <= most:
+    def _encode_end(self, text: str, add_special_tokens: bool, most: int, first: bool) -> list[int]:
+        for end in heads(text, most) if first else tails(text, most):
+            (ids,) = self._encode([end], add_special_tokens)
+            if len(end) == len(text) and len(ids) <= most:
                 return ids
-            (plain,) = self._encode([tail], False)
-            if len(tail) == len(text) or len(plain) > most + _CUT:
-                return _last(ids, plain, most)
-        raise AssertionError("the last tail is the whole text")
+            (plain,) = self._encode([end], False)
+            if len(end) == len(text) or len(plain) > most + _CUT:
+                return _kept(ids, plain, most, first)
+        raise AssertionError("the last head or tail is the whole text")
 
     def _too_long(self, text: str, limit: int) -> bool:
         """Whether a text is certain to have more tokens than that."""
@@ -257,13 +259,15 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _last(ids: list[int], plain: list[int], most: int) -> list[int]:
-    """The last of `ids`, which are `plain` and what was put around it; that is kept if there is room."""
+def _kept(ids: list[int], plain: list[int], most: int, first: bool) -> list[int]:
+    """The last of `ids`, or the `first`, which are `plain` and what was put around it; that is kept if there
+    is room."""
     around = len(ids) - len(plain)
     start = next((n for n in range(around + 1) if ids[n : n + len(plain)] == plain), None)
     if start is None or around >= most:
-        return ids[-most:]
-    return [*ids[:start], *plain[around - most :], *ids[start + len(plain) :]]
+        return ids[:most] if first else ids[-most:]
+    inner = plain[: most - around] if first else plain[around - most :]
+    return [*ids[:start], *inner, *ids[start + len(plain) :]]
 
 
 def _decoders(decoder: dict[str, Any] | None) -> set[str]:

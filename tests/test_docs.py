@@ -40,7 +40,7 @@ PAGES = (
 CLIENTS = "docs/clients.md"
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 COMMANDS = ("curl ", "personae bench ")
-VARY = {"id", "created", "call_id"}
+VARY = {"id", "created", "call_id", "system_fingerprint"}
 
 
 class Example(NamedTuple):

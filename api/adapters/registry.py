@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Row
 from typing import NamedTuple
@@ -139,6 +139,10 @@ class Registry:
     def stage(self, tenant: str) -> AbstractContextManager[Path]:
         """A folder for an upload; see `Staging.folder`."""
         return self._staging.folder(tenant)
+
+    def stage_in_turn(self, tenant: str) -> AbstractAsyncContextManager[Path]:
+        """A folder for an adapter that lies on the server already; see `Staging.folder_in_turn`."""
+        return self._staging.folder_in_turn(tenant)
 
     def check_room(self, who: Identity, size: int) -> None:
         """Raises QuotaExceeded if the tenant may not have `size` more bytes of adapters."""

@@ -89,7 +89,7 @@ async def create_adapter(request: Request) -> Response:
         name, replace, shared = _checked(form.name), form.flag("replace"), form.flag("shared")
         if shared and who.role != "admin":
             raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
-        if form.base_model not in (None, door.base):
+        if form.base_model is not None and form.base_model not in door.bases:
             raise RequestError(f"The base model here is `{door.base}`.", param="base_model")
         registry.check_name(who, name, replace)
         record = await registry.add(who, name, folder, replace=replace, shared=shared)
@@ -144,7 +144,7 @@ async def load_lora_adapter(request: Request) -> Response:
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
     source = await to_thread.run_sync(_below, body.lora_path, door.settings.adapter_roots)
-    with registry.stage(who.tenant) as folder:
+    async with registry.stage_in_turn(who.tenant) as folder:
         try:
             await to_thread.run_sync(copy_folder, source, folder, door.settings.max_upload_bytes)
         except OSError as error:

@@ -3,6 +3,7 @@
 import math
 import uuid
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import msgspec
@@ -77,12 +78,13 @@ class Call:
     async def _decoded(self, caller: Caller) -> ChatRequest | CompletionRequest | ResponsesRequest:
         """The body, off the event loop if it is long."""
         text = bytes(self._line.body)
-        type, depth = ENDPOINTS[self._line.url], self._door.settings.max_json_depth
+        type, settings = ENDPOINTS[self._line.url], self._door.settings
         caller.body_size = len(text)
+        read = partial(decode, text, type, settings.max_json_depth, unknown=settings.unknown_fields)
         if len(text) <= LONG:
-            return decode(text, type, depth)
+            return read()
         await self._door.take_turn()
-        return await self._door.off_loop(lambda: decode(text, type, depth))
+        return await self._door.off_loop(read)
 
     async def run(self) -> None:
         """Answer it; sets `result`."""

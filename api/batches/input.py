@@ -59,7 +59,7 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
                     raise RequestError(
                         f"The line has more than {settings.max_body_bytes} bytes.", code="line_too_long"
                     )
-                for model in _check_line(text, number, endpoint, seen, settings.max_json_depth):
+                for model in _check_line(text, number, endpoint, seen, settings):
                     found.models.setdefault(model, number)
             except RequestError as error:
                 found.errors.append(BatchError(error.code, error.message, error.param, number))
@@ -109,7 +109,9 @@ def _lines(readline: Callable[[int], bytes], longest: int) -> Iterator[tuple[int
             yield number, text.strip()
 
 
-def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], depth: int) -> list[str]:
+def _check_line(
+    text: bytes, number: int, endpoint: str, seen: dict[str, int], settings: ApiSettings
+) -> list[str]:
     """The models that the line asks for. Raises RequestError with what is wrong."""
     try:
         line = _decode(text)
@@ -135,7 +137,8 @@ def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], d
             f"`url` must be the batch's endpoint, {endpoint}.", param="url", code="invalid_url"
         )
     try:
-        body = decode(bytes(line.body), ENDPOINTS[endpoint], depth)
+        type, unknown = ENDPOINTS[endpoint], settings.unknown_fields
+        body = decode(bytes(line.body), type, settings.max_json_depth, unknown=unknown)
         if body.stream:
             raise UnsupportedParameter("A batch's answers are not streamed.", param="stream")
         if body.timeout is not None:
@@ -145,4 +148,5 @@ def _check_line(text: bytes, number: int, endpoint: str, seen: dict[str, int], d
     except RequestError as error:
         error.param = f"body.{error.param}" if error.param else "body"
         raise
-    return [body.model, *(entry.name for entry in body.adapters or ())]
+    named = () if body.model is None else (body.model,)
+    return [*named, *(entry.name for entry in body.adapters or ())]

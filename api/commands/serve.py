@@ -108,11 +108,12 @@ async def _serve(
             client = opened.client
             models = client.models(DEFAULT_TENANT)
             base = next(iter(models))
+            adapters = sum(card.adapter is not None for card in models.values())
 
             def on_ready() -> None:
                 spare_what_is_here()
                 take_short_turns()
-                print(f"personae ready {url(listener)} model={base} adapters={len(models) - 1}", flush=True)  # noqa: T201  the answer to the command
+                print(f"personae ready {url(listener)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened, access)
             lasting = access.data_dir is not None
@@ -129,6 +130,11 @@ async def _serve(
                     tracing=tracing,
                 )
                 _tell(opened, app.state.door.family, access)
+                named = options.default_model
+                if named is not None and named not in models:
+                    known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
+                    if not known:
+                        logger.warning("there is no model %r yet, which is to be the default", named)
                 server = Server(
                     traced(app),
                     settings,

@@ -15,8 +15,9 @@ class Drain:
     """ASGI middleware around the whole app: counts the requests in hand and, once it drains, refuses others
     (503, `/ready` too), so that load balancers and clients turn to another replica."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, prefix: str = "") -> None:
         self._app = app
+        self._prefix = prefix  # which a proxy may have left before the path
         self.active = 0
         self._idle = anyio.Event()
         self.draining = False
@@ -25,7 +26,7 @@ class Drain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        if scope["type"] == "http" and self.draining and scope["path"] not in _STILL_SERVED:
+        if scope["type"] == "http" and self.draining and not self._still_serves(scope["path"]):
             response = error_response(Overloaded("The server is stopping.", code="shutting_down"))
             response.headers["connection"] = "close"
             response.headers["x-request-id"] = uuid.uuid4().hex
@@ -46,6 +47,9 @@ class Drain:
             self.active -= 1
             if not self.active:
                 self._idle.set()
+
+    def _still_serves(self, path: str) -> bool:
+        return path.removeprefix(self._prefix) in _STILL_SERVED
 
     def _until_the_end(self, receive: Receive) -> Receive:
         """`receive`, but nobody waits for more of a request once the time is over."""

@@ -13,6 +13,9 @@ import msgspec
 import personae
 from personae.api.http.operation import Content, Operation
 from personae.api.wire.errors import ErrorAnswer
+from personae.api.wire.foreign import ANY, FOREIGN
+from personae.api.wire.schema import Body, Sampling
+from personae.api.wire.tolerant import Tolerant
 
 _JSON = "application/json"
 _REFS = "#/components/schemas/{name}"
@@ -34,10 +37,12 @@ _MEANINGS = {
 }
 
 
-def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The OpenAPI document of these operations."""
+def document(operations: Sequence[Operation], root_path: str = "") -> dict[str, Any]:
+    """The OpenAPI document of these operations, which are served below `root_path`."""
     types = [ErrorAnswer, *(each for one in operations for each in _types(one))]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFS)
+    _describe_leniency(components)
+    _describe_neutral(components, operations)
     schema_of = {repr(type): schema for type, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
@@ -51,6 +56,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             "description": "OpenAI's API for many LoRA adapters of one base model.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": paths,
         "security": [{"key": []}],
         "components": {
@@ -65,6 +71,30 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _describe_leniency(components: dict[str, Any]) -> None:
+    """Say that unknown keys are no error where they are ignored."""
+    for struct in _below(Tolerant):
+        components.get(struct.__name__, {}).pop("additionalProperties", None)
+
+
+def _below(struct: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for each in struct.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _describe_neutral(components: dict[str, Any], operations: Iterable[Operation]) -> None:
+    """Give the values of fields that may only ask for nothing, and of those that other servers have."""
+    for body in {one.body for one in operations if isinstance(one.body, type) and issubclass(one.body, Body)}:
+        fields = components[body.__name__]["properties"]
+        if issubclass(body, Sampling):
+            for name, accepted in FOREIGN.items():
+                values = {} if accepted is ANY else {"enum": [None, *accepted]}
+                fields.setdefault(name, values | {"description": _NEUTRAL})
+        for name, accepted in body.unserved.items():
+            fields[name] = {"enum": [None, *accepted]}
 
 
 def _types(one: Operation) -> Iterator[Any]:
@@ -159,7 +189,7 @@ def _content(answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
 def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
-        "headers": _REQUEST_ID,
+        "headers": _REQUEST_ID | _IGNORED,
         "content": _content(answer, schema_of),
     }
 
@@ -173,6 +203,13 @@ def _error(status: int, schema_of: dict[str, Any]) -> dict[str, Any]:
 _REQUEST_ID = {
     "x-request-id": {"schema": {"type": "string"}, "description": "The request's id, as in the server's log."}
 }
+_IGNORED = {
+    "x-personae-ignored": {
+        "schema": {"type": "string"},
+        "description": "The fields of the request that were ignored, with commas between them.",
+    }
+}
+_NEUTRAL = "A field of another server, accepted with values that ask for nothing."
 _RETRY_AFTER = {
     "retry-after": {"schema": {"type": "string"}, "description": "When to come back, in seconds."}
 }

@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
         end_all: Callable[[PersonaeError], None] = lambda error: None,
         describe: Callable[[], str] = str,
     ) -> None:
-        self._drain = Drain(app)
+        self._drain = Drain(app, settings.root_path)
         self._drain_seconds = drain_seconds
         self._end_all = end_all
         self._describe = describe

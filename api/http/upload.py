@@ -10,12 +10,18 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import msgspec
-from anyio import sleep, to_thread
+from anyio import Event, Lock, sleep, to_thread
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
@@ -129,6 +135,8 @@ class Staging:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._staged: Counter[str] = Counter()
+        self._turn = Lock()
+        self._freed: Event | None = None  # set when the one that waits may look again
         self._janitor = ThreadPoolExecutor(1, "janitor")
         shutil.rmtree(path, ignore_errors=True)
         try:
@@ -143,10 +151,8 @@ class Staging:
         Raises RateLimited or Overloaded when too many are in use: each may grow as large as an upload.
         Raises OSError when the disk has no place for one.
         """
-        if self._staged[tenant] >= _STAGED_BY_TENANT:
-            raise RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
-        if self._staged.total() >= _STAGED:
-            raise Overloaded(f"{_STAGED} uploads are running; try again shortly.")
+        if (refusal := self._full(tenant)) is not None:
+            raise refusal
         folder = self._path / secrets.token_hex(16)
         folder.mkdir(mode=0o700)
         self._staged[tenant] += 1
@@ -154,7 +160,29 @@ class Staging:
             yield folder
         finally:
             self._staged -= Counter([tenant])
+            if self._freed is not None:
+                self._freed.set()
             self._janitor.submit(shutil.rmtree, folder, ignore_errors=True)
+
+    @asynccontextmanager
+    async def folder_in_turn(self, tenant: str) -> AsyncIterator[Path]:
+        """`folder`, but when too many are in use it waits until one is free, first come, first served."""
+        async with self._turn:
+            while self._full(tenant) is not None:
+                self._freed = Event()
+                await self._freed.wait()
+            opened = ExitStack()
+            folder = opened.enter_context(self.folder(tenant))
+        with opened:
+            yield folder
+
+    def _full(self, tenant: str) -> Overloaded | RateLimited | None:
+        """Why there is no folder for the tenant now; None if there is one."""
+        if self._staged[tenant] >= _STAGED_BY_TENANT:
+            return RateLimited(f"This tenant has {_STAGED_BY_TENANT} uploads running; wait for one to end.")
+        if self._staged.total() >= _STAGED:
+            return Overloaded(f"{_STAGED} uploads are running; try again shortly.")
+        return None
 
     def discard(self, path: Path) -> None:
         """Throw a folder away that lies elsewhere on the same disk. It need not be there."""

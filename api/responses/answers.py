@@ -34,17 +34,18 @@ class OutputReasoning(msgspec.Struct, tag="reasoning", tag_field="type"):
     status: Status
     content: list[ReasoningText]
     summary: list[Any] = []
-    encrypted_content: None = None
+    encrypted_content: str | None = None
 
 
 class OutputCall(msgspec.Struct, tag="function_call", tag_field="type"):
-    """A call of a function; its arguments are JSON text."""
+    """A call of a function; its arguments are JSON text. `namespace` is the one that the function is in."""
 
     id: str
     status: Status
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
 class OutputCustomCall(msgspec.Struct, tag="custom_tool_call", tag_field="type"):
@@ -55,6 +56,7 @@ class OutputCustomCall(msgspec.Struct, tag="custom_tool_call", tag_field="type")
     call_id: str
     name: str
     input: str
+    namespace: str | UnsetType = UNSET
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
@@ -104,7 +106,7 @@ class Response(msgspec.Struct, kw_only=True):
     top_p: float
     text: TextOptions
     reasoning: ReasoningOptions
-    metadata: dict[str, str]
+    metadata: dict[str, Any]
     instructions: str | None
     max_output_tokens: int | None
     top_logprobs: int

@@ -1,7 +1,7 @@
 """The shape of a response: its items, at once or as events."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -27,7 +27,7 @@ from personae.api.responses.answers import (
     ResponseUsage,
 )
 from personae.api.responses.items import Status
-from personae.api.responses.request import ReasoningOptions, ResponsesRequest, TextOptions
+from personae.api.responses.request import ENCRYPTED, ReasoningOptions, ResponsesRequest, TextOptions
 from personae.api.responses.writing import Call, CustomCall, Message, Reasoning, Writing
 from personae.api.stream import AnswerForm
 from personae.api.wire.schema import TextFormat
@@ -43,9 +43,14 @@ class Form(AnswerForm):
 
     done = b""
 
-    def __init__(self, job: Job, body: ResponsesRequest) -> None:
+    def __init__(
+        self, job: Job, body: ResponsesRequest, namespaces: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        """`namespaces` has the namespace and the name of the tools that are in one."""
         self._job = job
         self._body = body
+        self._namespaces = namespaces or {}
+        self._encrypted = ENCRYPTED in (body.include or ())
         self._logprobs = job.logs[0].params.logprobs is not None
         self._numbers = count()
         self._output: list[OutputItem] = []
@@ -97,7 +102,7 @@ class Form(AnswerForm):
 
     def _thought(self, span: Span) -> Iterator[Event]:
         if not isinstance(self._open, Reasoning):
-            yield from self._opened(Reasoning(self._event, self._place))
+            yield from self._opened(Reasoning(self._event, self._place, encrypted=self._encrypted))
         yield from self._written(span.text)
 
     def _said(self, span: Span) -> Iterator[Event]:
@@ -110,7 +115,8 @@ class Form(AnswerForm):
     def _called(self, call: CallPart) -> Iterator[Event]:
         if call.id is not None:
             kind = CustomCall if call.custom else Call
-            yield from self._opened(kind(self._event, self._place, call))
+            namespace, name = self._namespaces.get(call.name or "", (None, call.name or ""))
+            yield from self._opened(kind(self._event, self._place, call.id, name, namespace))
         if call.arguments:
             yield from self._written(call.arguments)
 

@@ -1,25 +1,26 @@
-"""The wire types of what goes into a response: the conversation's items, and the tools. As in schema.py, a
-field that is not here is refused by name.
+"""The wire types of what goes into a response: the conversation's items, and the tools.
 
-Fields that our own answers have are taken back, so that the items of an answer can be sent as they came.
+Unknown keys of what is `Tolerant` are ignored (wire/tolerant.py). Fields that our own answers have are taken
+back, so that the items of an answer can be sent as they came.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from personae.api.wire.conversation import FreeInput
+from personae.api.wire.tolerant import Tolerant
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(msgspec.Struct, tag="input_text", tag_field="type", forbid_unknown_fields=True):
+class InputText(Tolerant, tag="input_text", tag_field="type"):
     """A piece of text from the client."""
 
     text: str
 
 
-class PastText(msgspec.Struct, tag="output_text", tag_field="type", forbid_unknown_fields=True):
+class PastText(Tolerant, tag="output_text", tag_field="type"):
     """A piece of text of an earlier answer."""
 
     text: str
@@ -27,7 +28,7 @@ class PastText(msgspec.Struct, tag="output_text", tag_field="type", forbid_unkno
     logprobs: list[Any] | None = None
 
 
-class Refusal(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+class Refusal(Tolerant, tag="refusal", tag_field="type"):
     """A refusal in an earlier answer."""
 
     refusal: str
@@ -44,7 +45,7 @@ class InputFile(msgspec.Struct, tag="input_file", tag_field="type"):
 Piece = InputText | PastText | Refusal | InputImage | InputFile
 
 
-class MessageItem(msgspec.Struct, tag="message", tag_field="type", forbid_unknown_fields=True, kw_only=True):
+class MessageItem(Tolerant, tag="message", tag_field="type", kw_only=True):
     """A message; `type` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -54,38 +55,35 @@ class MessageItem(msgspec.Struct, tag="message", tag_field="type", forbid_unknow
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class SummaryText(msgspec.Struct, tag="summary_text", tag_field="type", forbid_unknown_fields=True):
+class SummaryText(Tolerant, tag="summary_text", tag_field="type"):
     """A piece of a summary of reasoning."""
 
     text: str
 
 
-class ReasoningText(msgspec.Struct, tag="reasoning_text", tag_field="type", forbid_unknown_fields=True):
+class ReasoningText(Tolerant, tag="reasoning_text", tag_field="type"):
     """A piece of reasoning."""
 
     text: str
 
 
-class ReasoningItem(
-    msgspec.Struct, tag="reasoning", tag_field="type", forbid_unknown_fields=True, kw_only=True
-):
-    """What the model thought before it answered."""
+class ReasoningItem(Tolerant, tag="reasoning", tag_field="type", kw_only=True):
+    """What the model thought before it answered; in `encrypted_content`, if it is nowhere else."""
 
-    summary: list[SummaryText] = []
+    summary: list[SummaryText] = msgspec.field(default_factory=list)
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
     id: str | None = None
     status: Status | None = None
 
 
-class _Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What items of calls and of their results have in common; the nulls are fields of hosted tools."""
+class _Call(Tolerant, kw_only=True):
+    """What items of calls and of their results have in common. `namespace` is the one that the tool is in."""
 
     call_id: str
     id: str | None = None
     status: Status | None = None
-    caller: None = None
-    namespace: None = None
+    namespace: str | None = None
 
 
 class FunctionCallItem(_Call, tag="function_call", tag_field="type", kw_only=True):
@@ -114,7 +112,7 @@ class CustomResult(_Call, tag="custom_tool_call_output", tag_field="type", kw_on
     output: str | list[Piece]
 
 
-class ItemReference(msgspec.Struct, tag="item_reference", tag_field="type", forbid_unknown_fields=True):
+class ItemReference(Tolerant, tag="item_reference", tag_field="type"):
     """An item that the server has kept; not served, here to be refused by name."""
 
     id: str
@@ -131,8 +129,10 @@ Item = (
 )
 
 
-class FlatFunction(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+class FlatFunction(Tolerant, tag="function", tag_field="type"):
     """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+
+    watched: ClassVar[bool] = True
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -147,12 +147,24 @@ class FlatGrammar(msgspec.Struct, tag="grammar", tag_field="type", forbid_unknow
     syntax: Literal["lark", "regex"]
 
 
-class FlatCustom(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+class FlatCustom(Tolerant, tag="custom", tag_field="type"):
     """A tool that takes text."""
+
+    watched: ClassVar[bool] = True
 
     name: str
     description: str | None = None
     format: FreeInput | FlatGrammar | None = None
+
+
+class NamespaceTool(Tolerant, tag="namespace", tag_field="type"):
+    """Several tools under one name. A call of one of them names both."""
+
+    watched: ClassVar[bool] = True
+
+    name: str
+    tools: list[FlatFunction | FlatCustom]
+    description: str | None = None
 
 
 class ChosenFunction(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
@@ -174,5 +186,5 @@ class ChosenTools(msgspec.Struct, tag="allowed_tools", tag_field="type", forbid_
     tools: list[ChosenFunction | ChosenCustom]
 
 
-Tool = FlatFunction | FlatCustom
+Tool = FlatFunction | FlatCustom | NamespaceTool
 ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | ChosenCustom | ChosenTools

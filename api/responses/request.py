@@ -6,16 +6,23 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from personae.api.responses.items import Item, Tool, ToolChoice
+from personae.api.responses.sealed import unsealed
 from personae.api.wire.schema import JsonObjectFormat, Sampling, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+_LEFT_OUT = frozenset({"image_generation", "tool_search", "web_search", "web_search_preview"})
+"""Hosted tools that clients offer without being asked. The model is not told of them."""
+_LEFT_OUT_ITEMS = frozenset({"image_generation_call", "web_search_call"})
+"""What such tools did in earlier answers."""
 
 
 class SchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
     """`text.format`: JSON that satisfies a schema; `strict` absent means strict."""
 
-    name: str
     schema: dict[str, Any] | bool
+    name: str | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -24,21 +31,34 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What the answer's text has to be."""
 
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium"] | None = None
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """How much to reason. The reasoning is given whole, so "auto" asks for no other summary of it."""
+    """How much to reason. The reasoning is given whole, so these ask for no other summary of it."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "detailed"] | None = None
+    generate_summary: Literal["auto", "detailed"] | None = None
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`; none of them changes anything."""
 
     include_obfuscation: Literal[False] | None = None
+
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # Of hosted tools, whose items there are none of.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class ResponsesRequest(Sampling, kw_only=True):
@@ -62,16 +82,17 @@ class ResponsesRequest(Sampling, kw_only=True):
         "prompt": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
+        "service_tier": ("auto", "default", "flex"),
+        "store": (True, False),
         "truncation": ("disabled",),
     }
+    unheeded: ClassVar[Mapping[str, Any]] = {"store": True}
 
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[Include] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: list[Tool] | None = None
@@ -82,7 +103,8 @@ class ResponsesRequest(Sampling, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     # The caller's own bookkeeping, and a limit on tools that are not here: checked, and of no effect.
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -102,18 +124,43 @@ class ResponsesRequest(Sampling, kw_only=True):
     truncation: Any = None
 
     @classmethod
-    def read(cls, body: bytes) -> Self:
+    def read(cls, body: bytes, ignored: list[str]) -> Self:
         """Parse `body`. Raises what msgspec raises."""
-        return cls.of(msgspec.json.decode(body))
+        return cls.of(cls.prepared(msgspec.json.decode(body), ignored))
 
     @classmethod
-    def of(cls, value: Any) -> Self:
+    def prepared(cls, value: Any, ignored: list[str]) -> Any:
         """See Body; an item without a `type` that has a `role` is a message."""
-        if isinstance(value, dict) and isinstance(items := value.get("input"), list):
-            value = {**value, "input": [_typed(item) for item in items]}
-        return super().of(value)
+        if isinstance(value, dict):
+            value = {**value}
+            if isinstance(items := value.get("input"), list):
+                value["input"] = [_readable(item, ignored) for item in _kept(items, "input", ignored)]
+            if isinstance(tools := value.get("tools"), list):
+                value["tools"] = _kept(tools, "tools", ignored)
+        return value
 
 
-def _typed(item: Any) -> Any:
-    plain = isinstance(item, dict) and "role" in item and item.get("type") is None
-    return {**item, "type": "message"} if plain else item
+def _kept(entries: list[Any], name: str, ignored: list[str]) -> list[Any]:
+    """The entries without those of hosted tools that nobody has to serve."""
+    left_out = _LEFT_OUT if name == "tools" else _LEFT_OUT_ITEMS
+    kept = []
+    for entry in entries:
+        type = entry.get("type") if isinstance(entry, dict) else None
+        if isinstance(type, str) and (type in left_out or type.startswith("web_search_preview_")):
+            ignored.append(f"{name}[].{type}")
+        else:
+            kept.append(entry)
+    return kept
+
+
+def _readable(item: Any, ignored: list[str]) -> Any:
+    """An item with its type, and without reasoning that another server has encrypted."""
+    if not isinstance(item, dict):
+        return item
+    if "role" in item and item.get("type") is None:
+        return {**item, "type": "message"}
+    sealed = item.get("encrypted_content")
+    if item.get("type") == "reasoning" and isinstance(sealed, str) and unsealed(sealed) is None:
+        ignored.append("input[].encrypted_content")
+        return {**item, "encrypted_content": None}
+    return item

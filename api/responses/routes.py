@@ -41,4 +41,4 @@ async def admit(door: Door, body: ResponsesRequest) -> tuple[Job, Form]:
         job, _ = await chat.admit(door, asked, prefix="resp_")
     job.rename = names.rename
     body.input = ""  # it is in the prompt, and may be long
-    return job, Form(job, body)
+    return job, Form(job, body, names.namespaces)

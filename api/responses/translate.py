@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from personae.api.responses import items as wire
 from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
+from personae.api.responses.sealed import unsealed
 from personae.api.wire.conversation import (
     AllowedTools,
     AssistantMessage,
@@ -67,6 +68,8 @@ class Names:
 
     def __init__(self) -> None:
         self._places: dict[str, str] = {}
+        self.namespaces: dict[str, tuple[str, str]] = {}
+        """The namespace and the name of each tool that is in one, by the name that the model is told."""
 
     def put(self, chat: str, response: str) -> None:
         """The field `chat`, and what is in it, comes from `response`."""
@@ -104,16 +107,17 @@ def chat_request(body: ResponsesRequest, most_items: int) -> tuple[ChatRequest, 
     names = Names()
     shared = {name: getattr(body, name) for name in Sampling.__struct_fields__}
     reasoning, text = body.reasoning, body.text
+    messages = _messages(body, names)
     logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     chat = ChatRequest(
         **shared,
-        messages=_messages(body, names),
+        messages=messages,
         max_completion_tokens=body.max_output_tokens,
         logprobs=logprobs,
         top_logprobs=body.top_logprobs,
         response_format=None if text is None else _format(text.format),
         reasoning_effort=None if reasoning is None else reasoning.effort,
-        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
+        tools=None if body.tools is None else _tools(body.tools, names),
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -144,6 +148,8 @@ def _add(messages: list[Message], item: wire.Item, place: str, names: Names) -> 
             raise UnsupportedParameter(
                 f"`{place}`: nothing is stored here; send the item itself.", param=place
             )
+        case wire.ReasoningItem() if not _thought(item):
+            return  # some clients send back the items of reasoning without the reasoning
         case wire.FunctionResult() | wire.CustomResult():
             messages.append(ToolMessage(_content(item.output), item.call_id))
             names.put(f"messages[{len(messages) - 1}].content", f"{place}.output")
@@ -167,8 +173,7 @@ def _own(messages: list[Message], item: _Said) -> AssistantMessage:
     last = messages[-1] if messages else None
     if isinstance(last, AssistantMessage):
         calls = isinstance(item, wire.FunctionCallItem | wire.CustomCallItem)
-        text = isinstance(item, wire.MessageItem) and last.content is None and not last.tool_calls
-        if calls or text:
+        if calls or (last.content is None and not last.tool_calls):  # before: reasoning alone
             return last
     messages.append(own := AssistantMessage())
     return own
@@ -181,20 +186,24 @@ def _say(own: AssistantMessage, item: _Said, place: str, at: str, names: Names) 
             own.content = _content(item.content)
             names.put(f"{at}.content", f"{place}.content")
         case wire.ReasoningItem():
-            if item.encrypted_content is not None:
-                where = f"{place}.encrypted_content"
-                raise UnsupportedParameter(f"`{where}` is not served here; it may only be null.", param=where)
-            own.reasoning_content = "".join(part.text for part in item.content or item.summary)
+            own.reasoning_content = (own.reasoning_content or "") + _thought(item)
         case wire.FunctionCallItem() | wire.CustomCallItem():
             calls = own.tool_calls = [*(own.tool_calls or ()), _call(item)]
             for part in ("", ".function", ".custom"):
                 names.put(f"{at}.tool_calls[{len(calls) - 1}]{part}", place)
 
 
+def _thought(item: wire.ReasoningItem) -> str:
+    """The text of the reasoning, wherever it is."""
+    text = "".join(part.text for part in item.content or item.summary)
+    return text or unsealed(item.encrypted_content or "") or ""
+
+
 def _call(item: wire.FunctionCallItem | wire.CustomCallItem) -> PastToolCall:
+    name = item.name if item.namespace is None else _joined(item.namespace, item.name)
     if isinstance(item, wire.CustomCallItem):
-        return PastToolCall(custom=CustomCall(item.name, item.input), id=item.call_id, type="custom")
-    return PastToolCall(function=FunctionCall(item.name, item.arguments), id=item.call_id)
+        return PastToolCall(custom=CustomCall(name, item.input), id=item.call_id, type="custom")
+    return PastToolCall(function=FunctionCall(name, item.arguments), id=item.call_id)
 
 
 def _content(content: str | Sequence[wire.Piece]) -> str | list[ContentPart]:
@@ -215,18 +224,45 @@ def _part(piece: wire.Piece) -> ContentPart:
 
 def _format(format: TextFormat | JsonObjectFormat | SchemaFormat | None) -> ResponseFormat | None:
     if isinstance(format, SchemaFormat):
-        return JsonSchemaFormat(JsonSchema(format.name, format.schema, format.description, format.strict))
+        return JsonSchemaFormat(JsonSchema(format.schema, format.name, format.description, format.strict))
     return format
 
 
-def _tool(tool: wire.Tool) -> Tool | CustomTool:
+def _joined(namespace: str, name: str) -> str:
+    """What the model is told that a tool of a namespace is called."""
+    return f"{namespace}__{name}"
+
+
+def _tools(tools: Sequence[wire.Tool], names: Names) -> list[Tool | CustomTool]:
+    """The tools; those of a namespace are each one of their own."""
+    found: list[Tool | CustomTool] = []
+
+    def add(tool: wire.FlatFunction | wire.FlatCustom, place: str, name: str, about: str | None) -> None:
+        at = f"tools[{len(found)}]"
+        for part in ("", ".function", ".custom"):
+            names.put(at + part, place)
+        names.put(f"{at}.custom.format.grammar", f"{place}.format")
+        found.append(_tool(tool, name, about))
+
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, wire.NamespaceTool):
+            add(tool, f"tools[{index}]", tool.name, tool.description)
+            continue
+        for place, one in enumerate(tool.tools):
+            joined = _joined(tool.name, one.name)
+            names.namespaces[joined] = tool.name, one.name
+            add(one, f"tools[{index}].tools[{place}]", joined, one.description or tool.description)
+    return found
+
+
+def _tool(tool: wire.FlatFunction | wire.FlatCustom, name: str, about: str | None) -> Tool | CustomTool:
     if isinstance(tool, wire.FlatFunction):
-        return Tool(FunctionTool(tool.name, tool.description, tool.parameters, tool.strict))
+        return Tool(FunctionTool(name, about, tool.parameters, tool.strict))
     format = tool.format
     if isinstance(format, wire.FlatGrammar):
         bound = BoundInput(GrammarSource(format.definition, format.syntax))
-        return CustomTool(CustomSpec(tool.name, tool.description, bound))
-    return CustomTool(CustomSpec(tool.name, tool.description, format))
+        return CustomTool(CustomSpec(name, about, bound))
+    return CustomTool(CustomSpec(name, about, format))
 
 
 def _named(tool: wire.ChosenFunction | wire.ChosenCustom) -> NamedTool | NamedCustomTool:

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from personae.api.responses.answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -25,8 +27,8 @@ from personae.api.responses.answers import (
     TextDone,
 )
 from personae.api.responses.items import ReasoningText, Status
+from personae.api.responses.sealed import sealed
 from personae.api.wire.answers import ContentLogprob
-from personae.api.words import CallPart
 
 
 class Numbered(Protocol):
@@ -115,13 +117,20 @@ class Message(Writing):
 
 
 class Reasoning(Writing):
-    """What the model thinks."""
+    """What the model thinks; once it is whole, also `encrypted` if that was asked for."""
 
     prefix = "rs"
 
+    def __init__(self, event: Numbered, index: int, *, encrypted: bool) -> None:
+        super().__init__(event, index)
+        self._encrypted = encrypted
+
     def item(self, status: Status) -> OutputReasoning:
         """The item as it is now."""
-        return OutputReasoning(self.id, status, [ReasoningText(self.text)] if self._pieces else [])
+        item = OutputReasoning(self.id, status, [ReasoningText(self.text)] if self._pieces else [])
+        if self._encrypted and status != "in_progress":
+            item.encrypted_content = sealed(self.text)
+        return item
 
     def begin(self) -> Iterator[Event]:
         """The events after the item was announced."""
@@ -141,14 +150,15 @@ class Call(Writing):
 
     prefix = "fc"
 
-    def __init__(self, event: Numbered, index: int, call: CallPart) -> None:
+    def __init__(self, event: Numbered, index: int, id: str, name: str, namespace: str | None) -> None:
         super().__init__(event, index)
-        self._call_id = call.id or ""
-        self._name = call.name or ""
+        self._call_id = id
+        self._name = name
+        self._namespace = UNSET if namespace is None else namespace
 
     def item(self, status: Status) -> OutputItem:
         """The item as it is now."""
-        return OutputCall(self.id, status, self._call_id, self._name, self.text)
+        return OutputCall(self.id, status, self._call_id, self._name, self.text, self._namespace)
 
     def end(self) -> Iterator[Event]:
         """The events before the item is told to be whole."""
@@ -165,7 +175,7 @@ class CustomCall(Call):
 
     def item(self, status: Status) -> OutputItem:
         """The item as it is now."""
-        return OutputCustomCall(self.id, status, self._call_id, self._name, self.text)
+        return OutputCustomCall(self.id, status, self._call_id, self._name, self.text, self._namespace)
 
     def end(self) -> Iterator[Event]:
         """The events before the item is told to be whole."""

@@ -1,12 +1,14 @@
 """What `/metrics` shows of the engine: read from it at each scrape."""
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from personae.actors.client import EngineClient, EngineStats
 from personae.actors.kit.gauges import Gauge
+from personae.actors.messages import STEP_TOKENS
 
 _LABELS = ("model_name",)
 _QUEUES = "/queue/"  # one per adapter: shown as one, so that the number of series does not follow adapters
@@ -58,12 +60,22 @@ class EngineCollector(Collector):
         for part, seconds in stats.spent.items():
             parts.add_metric((part,), seconds)
         yield parts
+        yield self._step_tokens(stats)
         yield self._cache(stats)
         yield from _actors(stats.actors)
 
     def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric((self._model_name,), value)
         return family
+
+    def _step_tokens(self, stats: EngineStats) -> Metric:
+        sums = [*accumulate(stats.step_tokens)] or [0] * (len(STEP_TOKENS) + 1)
+        buckets = [(str(float(bound)), total) for bound, total in zip(STEP_TOKENS, sums, strict=False)]
+        steps = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens computed in a step, prompts included.", labels=_LABELS
+        )
+        steps.add_metric((self._model_name,), [*buckets, ("+Inf", sums[-1])], sum_value=stats.tokens)
+        return steps
 
     def _cache(self, stats: EngineStats) -> Metric:
         info = GaugeMetricFamily(

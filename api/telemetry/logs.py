@@ -17,7 +17,7 @@ import msgspec
 LogFormat = Literal["text", "json"]
 
 _about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
-_QUIET = {"/health", "/ready", "/metrics"}  # asked every few seconds: shown with DEBUG only
+_QUIET = {"/health", "/ready", "/ping", "/load", "/metrics"}  # asked every few seconds: shown with DEBUG only
 _IN_TEXT = ("tenant", "model", "code")
 _LONGEST_PATH = 200
 access = logging.getLogger("personae.access")

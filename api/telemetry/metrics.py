@@ -5,6 +5,8 @@ here; our own begin with `personae:`. What the engine counts is read from it at 
 """
 
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -57,6 +59,7 @@ _PER_TOKEN = (
 )
 _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
 _LABELS = ("model_name",)
 _MAX_NAMES = 256  # label values that live as long as the process
 
@@ -110,6 +113,13 @@ class Metrics:
         )
         self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Tokens of prompts.", _TOKENS)
         self.answer_length = self._histogram("vllm:request_generation_tokens", "Tokens of answers.", _TOKENS)
+        self.asked_choices = self._histogram(
+            "vllm:request_params_n", "Answers asked for, per prompt.", _CHOICES
+        )
+        self.asked_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "The most tokens that answers may have.", _TOKENS
+        )
+        self.in_flight = 0
         self.http = self._counter(
             "personae:http_requests", "Answers, by route and status.", "method", "route", "status"
         )
@@ -119,6 +129,19 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
+
+    @contextmanager
+    def answering(self, label: str, asked: Iterable[tuple[int, int]]) -> Iterator[None]:
+        """Count a request as one in flight while the block runs. `asked`: choices and `max_tokens` of each
+        prompt."""
+        for choices, tokens in asked:
+            self.asked_choices.labels(label).observe(choices)
+            self.asked_tokens.labels(label).observe(tokens)
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
 
     def label(self, model: str) -> str:
         """The model's name as a label. Tenants make up names: from some number on they are all "other"."""

@@ -25,7 +25,7 @@ from personae.errors import Forbidden, Unauthorized
 if TYPE_CHECKING:
     from personae.api.tenants.workers import Turn
 
-OPEN = {"/health", "/ready"}  # they say yes or no; probes cannot send keys
+OPEN = {"/health", "/ready", "/ping"}  # they say yes or no; probes cannot send keys
 NOBODY_ASKED = Identity(DEFAULT_TENANT, "admin")
 
 Endpoint = Callable[[Request], Awaitable[Response]]

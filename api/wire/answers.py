@@ -163,9 +163,10 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str
     object: Literal["chat.completion"] = "chat.completion"
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -197,6 +198,7 @@ class ChatChunk(msgspec.Struct):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    system_fingerprint: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -211,8 +213,8 @@ class TextChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
     personae: Extension | UnsetType = UNSET
 
 
@@ -223,6 +225,7 @@ class Completion(msgspec.Struct):
     created: int
     model: str
     choices: list[TextChoice]
+    system_fingerprint: str
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
 
@@ -263,6 +266,12 @@ class Status(msgspec.Struct):
     """The answer of the probes."""
 
     status: str
+
+
+class Load(msgspec.Struct):
+    """The answer of `GET /load`."""
+
+    server_load: int
 
 
 class Version(msgspec.Struct):

@@ -1,21 +1,24 @@
-"""The wire types of a conversation: its messages, and the tools that are offered in it. As in schema.py, a
-field that is not here is refused by name."""
+"""The wire types of a conversation: its messages, and the tools that are offered in it.
+
+Unknown keys of what is `Tolerant` are ignored (tolerant.py); elsewhere a field that is not here is refused by
+name."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from personae.api.wire.tolerant import Tolerant
 from personae.errors import RequestError
 
 
-class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+class TextPart(Tolerant, tag="text", tag_field="type"):
     """A piece of text in a message's content."""
 
     text: str
 
 
-class RefusalPart(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+class RefusalPart(Tolerant, tag="refusal", tag_field="type"):
     """A refusal in an assistant message's content, from an earlier answer."""
 
     refusal: str
@@ -41,21 +44,21 @@ ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | VideoPart | FileP
 Content = str | list[ContentPart]
 
 
-class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+class FunctionCall(Tolerant):
     """A call that the model made earlier; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class CustomCall(msgspec.Struct, forbid_unknown_fields=True):
+class CustomCall(Tolerant):
     """A call of a custom tool that the model made earlier."""
 
     name: str
     input: str
 
 
-class PastToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class PastToolCall(Tolerant):
     """A tool call in an assistant message of the history: of a function, or of a custom tool."""
 
     function: FunctionCall | None = None
@@ -65,28 +68,28 @@ class PastToolCall(msgspec.Struct, forbid_unknown_fields=True):
     index: int | None = None
 
 
-class SystemMessage(msgspec.Struct, tag="system", tag_field="role", forbid_unknown_fields=True):
+class SystemMessage(Tolerant, tag="system", tag_field="role"):
     """Instructions."""
 
     content: Content
     name: str | None = None
 
 
-class DeveloperMessage(msgspec.Struct, tag="developer", tag_field="role", forbid_unknown_fields=True):
+class DeveloperMessage(Tolerant, tag="developer", tag_field="role"):
     """Instructions, under their newer name; a system message to templates that do not know it."""
 
     content: Content
     name: str | None = None
 
 
-class UserMessage(msgspec.Struct, tag="user", tag_field="role", forbid_unknown_fields=True):
+class UserMessage(Tolerant, tag="user", tag_field="role"):
     """What the user says."""
 
     content: Content
     name: str | None = None
 
 
-class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True):
+class AssistantMessage(Tolerant, tag="assistant", tag_field="role"):
     """An earlier answer. All fields that our own answers have are taken back; null ones mean nothing."""
 
     content: Content | None = None
@@ -98,10 +101,11 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid
     thinking: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
-    function_call: Any = None
+    # What calls were before `tool_calls`; a message of the role `function` answers it.
+    function_call: FunctionCall | None = None
 
 
-class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_fields=True):
+class ToolMessage(Tolerant, tag="tool", tag_field="role"):
     """What a tool answered."""
 
     content: Content
@@ -109,7 +113,14 @@ class ToolMessage(msgspec.Struct, tag="tool", tag_field="role", forbid_unknown_f
     name: str | None = None
 
 
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+class FunctionMessage(Tolerant, tag="function", tag_field="role"):
+    """What a function answered, as it was before there were tools."""
+
+    name: str
+    content: Content | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
 def check_results(messages: Sequence[Message]) -> None:
@@ -127,8 +138,10 @@ def check_results(messages: Sequence[Message]) -> None:
             raise RequestError(f"`{field}` {what}: a tool's message answers a call.", param=field, code=code)
 
 
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+class FunctionTool(Tolerant):
     """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+
+    watched: ClassVar[bool] = True
 
     name: str
     description: str | None = None
@@ -136,8 +149,10 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+class Tool(Tolerant, tag="function", tag_field="type"):
     """A tool."""
+
+    watched: ClassVar[bool] = True
 
     function: FunctionTool
 
@@ -159,16 +174,20 @@ class BoundInput(msgspec.Struct, tag="grammar", tag_field="type", forbid_unknown
     grammar: GrammarSource
 
 
-class CustomSpec(msgspec.Struct, forbid_unknown_fields=True):
+class CustomSpec(Tolerant):
     """A tool that takes text."""
+
+    watched: ClassVar[bool] = True
 
     name: str
     description: str | None = None
     format: FreeInput | BoundInput | None = None
 
 
-class CustomTool(msgspec.Struct, tag="custom", tag_field="type", forbid_unknown_fields=True):
+class CustomTool(Tolerant, tag="custom", tag_field="type"):
     """A tool."""
+
+    watched: ClassVar[bool] = True
 
     custom: CustomSpec
 

@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from personae.api.options import UnknownFields
 from personae.api.wire.elsewhere import field_here
+from personae.api.wire.foreign import FOREIGN, allowed, neutral
 from personae.api.wire.json_scan import check_keys, check_long_json
 from personae.api.wire.schema import Body, ChatRequest, Sampling
+from personae.api.wire.tolerant import MOST_NAMED, drop_unknown_below
 from personae.errors import RequestError, UnsupportedParameter
 from personae.grammar.slips import nearest
 
@@ -26,6 +29,8 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTA
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _NO_INTEGER = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float`")
 _INVALID = re.compile(r"^Invalid (?:enum )?value ")
+_MENDABLE = (_UNKNOWN, _NO_INTEGER)
+"""What is said of a body that may be read all the same, once it has been looked through."""
 _STEP = re.compile(r"\[\d*\]|[^.\[\]]+")
 _SHOWN = 100
 """How much of a name that the client made up is repeated to it."""
@@ -34,9 +39,20 @@ LONG = 2**14
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
-def decode(body: bytes, type: type[T], max_depth: int) -> T:
-    """Parse and check `body`. Raises RequestError, UnsupportedParameter for a field that `type` lacks, and
-    PayloadTooLarge for more values than are taken."""
+def decode(
+    body: bytes,
+    type: type[T],
+    max_depth: int,
+    *,
+    unknown: UnknownFields = "refuse",
+    ignored: list[str] | None = None,
+) -> T:
+    """Parse and check `body`. What nothing is done about is added to `ignored`, by name.
+
+    Raises RequestError, UnsupportedParameter for a field that `type` lacks, unless `unknown` ones are to be
+    ignored, and PayloadTooLarge for more values than are taken.
+    """
+    told = [] if ignored is None else ignored
     body = body.removeprefix(codecs.BOM_UTF8)  # some shells and editors begin a file with it
     if not body:
         raise RequestError("The body is empty; it must be a JSON object.", code="invalid_json")
@@ -44,7 +60,7 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
     if long:
         check_long_json(body)
     try:
-        value = _read(body, type)
+        value = _read(body, type, unknown, told)
     except msgspec.ValidationError as error:
         raise _named(str(error), type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -54,6 +70,7 @@ def decode(body: bytes, type: type[T], max_depth: int) -> T:
         raise RequestError("The body's JSON is nested too deeply.", code="invalid_json") from None
     if not long:
         check_keys(body)
+    told += [name for name, unheeded in type.unheeded.items() if getattr(value, name) == unheeded]
     for name in type.free_form:
         if _deeper(getattr(value, name), max_depth):
             raise RequestError(f"`{name}` is nested deeper than {max_depth} levels.", param=name)
@@ -69,15 +86,50 @@ def _not_utf8(body: bytes) -> str | None:
     return None
 
 
-def _read(body: bytes, type: type[T]) -> T:
-    """Parse `body`, in which 5.0 is an integer as 5 is, as JSON Schema has it. Raises what msgspec raises."""
+def _read(body: bytes, type: type[T], unknown: UnknownFields, ignored: list[str]) -> T:
+    """Parse `body`, in which 5.0 is an integer as 5 is, as JSON Schema has it. Raises what msgspec raises.
+
+    Nearly all bodies are as their type says; only the others are looked through.
+    """
     try:
-        return type.read(body)
+        return type.read(body, ignored)
+    except msgspec.ValidationError as error:
+        if not any(pattern.match(str(error)) for pattern in _MENDABLE):
+            raise
+    ignored.clear()
+    value = type.prepared(msgspec.json.decode(body), ignored)
+    if isinstance(value, dict):
+        ignored += _drop_unknown(value, type, unknown)
+    try:
+        return type.of(value)
     except msgspec.ValidationError as error:
         if not _NO_INTEGER.match(str(error)):
             raise
-    [value] = _with_integers([msgspec.json.decode(body)], _described(type))
+    [value] = _with_integers([value], _described(type))
     return type.of(value)
+
+
+def _drop_unknown(value: dict[str, Any], type: type[Body], unknown: UnknownFields) -> list[str]:
+    """Drop, in place, what may be ignored; returns the names. Raises UnsupportedParameter for a field of
+    another server that asks for something."""
+    ignored: list[str] = []
+    for name in value.keys() - _names(type):
+        if issubclass(type, Sampling) and neutral(name, value[name]):
+            del value[name]
+        elif unknown == "ignore":
+            del value[name]
+            if len(ignored) < MOST_NAMED:
+                ignored.append(name)
+        elif issubclass(type, Sampling) and name in FOREIGN and field_here(name, _fields(type, "")) is None:
+            values = allowed(FOREIGN[name])
+            raise UnsupportedParameter(f"`{name}` is not served here; it may only be {values}.", param=name)
+    return sorted(ignored) + drop_unknown_below(value, type)
+
+
+@cache
+def _names(type: type[Body]) -> frozenset[str]:
+    """The fields of a body."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(type))
 
 
 def _with_integers(values: Iterable[Any], types: Sequence[inspect.Type]) -> list[Any]:

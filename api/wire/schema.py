@@ -1,8 +1,9 @@
 """The wire types of requests, field by field as OpenAI has them, with vLLM's spelling for the rest.
 
-A field that is not here is refused by name. A field of OpenAI's that is not served is here with the values
-that ask for nothing (`unserved`); any other value is refused by name too. Ranges are checked in params.py,
-since they depend on the model.
+A field that is not here is refused by name, unless it is another server's with a value that asks for nothing
+(foreign.py), or the server ignores unknown fields. A field of OpenAI's that is not served is here with the
+values that ask for nothing (`unserved`); any other value is refused by name too. Ranges are checked in
+params.py, since they depend on the model.
 """
 
 from collections.abc import Mapping
@@ -11,26 +12,35 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from personae.api.wire.conversation import CustomTool, Message, Tool, ToolChoice
+from personae.api.wire.foreign import allowed, one_of
 from personae.errors import UnsupportedParameter
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A request body. `free_form` names the fields whose nesting the client chooses.
 
-    `unserved` names the fields that are not served, with the values that ask for nothing (null is one).
+    `unserved` names the fields that are not served, with the values that ask for nothing (null is one);
+    `unheeded` those whose value is accepted although nothing is done about it. The client is told of these,
+    and of whatever else is `ignored`.
     """
 
     free_form: ClassVar[tuple[str, ...]] = ()
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    unheeded: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def read(cls, body: bytes) -> Self:
+    def read(cls, body: bytes, ignored: list[str]) -> Self:
         """Parse `body`. Raises what msgspec raises."""
         return msgspec.json.decode(body, type=cls)
 
     @classmethod
+    def prepared(cls, value: Any, ignored: list[str]) -> Any:
+        """A body that has been parsed already, untyped, as `of` takes it."""
+        return value
+
+    @classmethod
     def of(cls, value: Any) -> Self:
-        """A body that has been parsed already, untyped. Raises msgspec's ValidationError."""
+        """A body that has been `prepared`. Raises msgspec's ValidationError."""
         return msgspec.convert(value, cls, str_keys=True)
 
 
@@ -47,14 +57,16 @@ class TextFormat(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fi
 
 
 class JsonObjectFormat(msgspec.Struct, tag="json_object", tag_field="type", forbid_unknown_fields=True):
-    """`response_format`: any JSON object."""
+    """`response_format`: any JSON object, or one that satisfies a `schema`."""
+
+    schema: dict[str, Any] | bool | None = None
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     """The schema that an answer is bound by; `strict` absent means strict."""
 
-    name: str
     schema: dict[str, Any] | bool
+    name: str | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -105,7 +117,6 @@ _UNSERVED_OF_VLLM: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "request_id": (),
-    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -122,7 +133,7 @@ class WeightedAdapter(msgspec.Struct, forbid_unknown_fields=True):
 class Sampling(Body, kw_only=True):
     """What every request for an answer may have; None means that the default holds."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -167,6 +178,9 @@ class SamplingFields(Sampling, kw_only=True):
     # What vLLM adds.
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    logprob_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
@@ -181,7 +195,6 @@ class SamplingFields(Sampling, kw_only=True):
     length_penalty: Any = None
     logits_processors: Any = None
     request_id: Any = None
-    return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
@@ -211,7 +224,6 @@ class ChatRequest(SamplingFields, kw_only=True):
         **_UNSERVED_OF_VLLM,
         "audio": (),
         "best_of": (1,),
-        "chat_template": (),
         "documents": ([],),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -222,16 +234,19 @@ class ChatRequest(SamplingFields, kw_only=True):
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "verbosity": ("medium",),
+        "service_tier": ("auto", "default", "flex"),
+        "store": (True, False),
+        "verbosity": ("low", "medium"),
         "web_search_options": (),
     }
+    unheeded: ClassVar[Mapping[str, Any]] = {"store": True}
 
     messages: list[Message]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -246,13 +261,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     thinking_budget: int | None = None
     thinking_budget_tokens: int | None = None
     # The caller's own bookkeeping: checked, and of no effect.
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     # Not served: `unserved` lists the values that ask for nothing.
     audio: Any = None
     best_of: Any = None
-    chat_template: Any = None
     documents: Any = None
     function_call: Any = None
     functions: Any = None
@@ -280,6 +294,7 @@ class TokenizeRequest(Body, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool | CustomTool] | None = None
     return_token_strs: bool | None = None
@@ -296,6 +311,7 @@ def refuse_unserved(request: Body) -> None:
     """Raise UnsupportedParameter, with its name, for the first field whose value would have to be ignored."""
     for name, harmless in request.unserved.items():
         value = getattr(request, name)
-        if value is not None and not any(type(value) is type(ok) and value == ok for ok in harmless):
-            allowed = ", ".join(["null", *(msgspec.json.encode(ok).decode() for ok in harmless)])
-            raise UnsupportedParameter(f"`{name}` is not served here; it may only be {allowed}.", param=name)
+        if value is not None and not one_of(value, harmless):
+            raise UnsupportedParameter(
+                f"`{name}` is not served here; it may only be {allowed(harmless)}.", param=name
+            )

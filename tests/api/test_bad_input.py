@@ -38,7 +38,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -49,10 +48,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[1].type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
-        "messages[0].tool_calls[0].function.arguments",
-    ),
     ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages[0].audio"),
     ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
     ({"messages": [USER, CALLING, {"role": "tool", "content": "x"}]}, "messages[2].tool_call_id"),
@@ -67,7 +62,8 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ({"messages": [USER] * 5000}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
+    ({"max_completion_tokens": -2}, "max_completion_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"max_tokens": 100_000}, "max_tokens"),
@@ -107,7 +103,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [1] * 2000}, "stop_token_ids"),
     ({"logprobs": 5}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
@@ -115,7 +111,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"model": "nobody"}, "model"),
-    ({"model": None}, "model"),
     ({"model": 5}, "model"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -185,7 +180,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"reasoning_effort": "utmost"}, "reasoning_effort"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"store": True}, "store"),
     ({"store": 0}, "store"),
     ({"service_tier": "priority"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
@@ -194,7 +188,12 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking"),
     ({"reasoning": {"max_tokens": 100}}, "reasoning"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": "a"}, "metadata"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ({"logprobs": True, "logprob_token_ids": [1, 300]}, "logprob_token_ids[1]"),
+    ({"logprobs": True, "logprob_token_ids": [1] * 129}, "logprob_token_ids"),
+    ({"truncation_side": "right"}, "truncation_side"),
+    ({"truncation_side": "middle", "truncate_prompt_tokens": 4}, "truncation_side"),
     ({"best_of": 2}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
 ]
@@ -223,7 +222,8 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 512}, "max_tokens"),
     ({"n": 17}, "n"),
     ({"logprobs": 21}, "logprobs"),
-    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": -2}, "logprobs"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids"),
     ({"logprobs": True}, "logprobs"),
     ({"best_of": 3, "n": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
@@ -243,7 +243,7 @@ BODIES = [
     (b'{"model": "base", "temperature": 1e999}', "temperature"),
     (b'{"model": "base", "seed": ' + b"9" * 5000 + b"}", "seed"),
     (b'{"model": "base", "functions": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
-    (b'{"messages": []}', "model"),
+    (b'{"model": "base"}', "messages"),
 ]
 
 
@@ -284,7 +284,11 @@ async def test_a_body_that_is_no_request_is_refused(body: bytes, param: str | No
 @pytest.mark.parametrize(
     ("change", "param", "valid"),
     [
-        ({"messages": [{"role": "bot"}]}, "messages[0].role", "assistant, developer, system, tool, user"),
+        (
+            {"messages": [{"role": "bot"}]},
+            "messages[0].role",
+            "assistant, developer, function, system, tool, user",
+        ),
         ({"tool_choice": "sometimes"}, "tool_choice", "auto, none, required"),
         ({"reasoning_effort": "max"}, "reasoning_effort", "high, low, medium, minimal, none, xhigh"),
         (
@@ -315,7 +319,6 @@ OF_VLLM: list[tuple[str, Any, Any]] = [
     ("length_penalty", 1.0, 2.0),
     ("length_penalty", 1, 0),
     ("spaces_between_special_tokens", True, False),
-    ("return_tokens_as_token_ids", False, True),
     ("request_id", None, "mine"),
     ("documents", [], [{"text": "x"}]),
     ("mm_processor_kwargs", {}, {"x": 1}),
@@ -354,8 +357,7 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
     [
         ("/v1/completions", {"max_token": 5}, "Did you mean `max_tokens`?"),
         ("/v1/completions", {"maxTokens": 5}, "Did you mean `max_tokens`?"),
-        ("/v1/chat/completions", {"messages": [USER | {"contents": "x"}]}, "`messages[0].content`?"),
-        ("/v1/chat/completions", {"chat_templates": "x"}, "is not a parameter of this request."),
+        ("/v1/chat/completions", {"chat_templates": "x"}, "Did you mean `chat_template`?"),
         ("/v1/chat/completions", {"weather": 5}, "is not a parameter of this request."),
         ("/v1/chat/completions", {"extra_body": {"top_k": 5}}, "fields go into the body itself."),
         ("/v1/completions", {"n_predict": 5}, "Here it is `max_tokens`."),
@@ -370,11 +372,6 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
         ("/v1/chat/completions", {"prompt": "a"}, "Here it is `messages`."),
         (
             "/v1/chat/completions",
-            {"response_format": {"type": "json_object", "schema": {}}},
-            "_schema.schema`.",
-        ),
-        (
-            "/v1/chat/completions",
             {"response_format": {"type": "json_schema", "json_schema": {"properties": {}}}},
             "Here it is `response_format.json_schema.schema.properties`.",
         ),
@@ -385,11 +382,6 @@ async def test_an_unknown_parameter_is_told_from_a_wrong_one(app: Starlette) -> 
         ),
         ("/tokenize", {"text": "hi"}, "Here it is `prompt`."),
         ("/detokenize", {"ids": [5]}, "Here it is `tokens`."),
-        (
-            "/v1/chat/completions",
-            {"enable_thinking": True},
-            "Here it is `chat_template_kwargs.enable_thinking`.",
-        ),
         ("/v1/chat/completions", {"tools": [FLAT]}, "Here it is `tools[0].function.name`."),
         (
             "/v1/chat/completions",

@@ -188,6 +188,7 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         "bad_words_token_ids": tuple(tuple(engine.tokenizer.encode(word, False)) for word in ("no", " no")),
         "ignore_eos": True,
         "logprobs": None,
+        "logprob_tokens": (),
         "prompt_logprobs": None,
         "jump_forward": True,
     }
@@ -222,8 +223,8 @@ async def test_prompt_logprobs_and_token_ids_come_when_asked_for(app: Starlette,
         assert candidates[str(token)]["rank"] == 1
     assert answer["choices"][0]["token_ids"][-1] == END_ID
     plain = await chat(app)
-    assert "prompt_logprobs" not in plain
-    assert "prompt_token_ids" not in plain
+    assert plain["prompt_logprobs"] is None
+    assert plain["prompt_token_ids"] is None
     assert "token_ids" not in plain["choices"][0]
 
 

@@ -195,10 +195,11 @@ def test_every_option_is_passed_on(
     line = (
         "serve model --adapters a --adapters b --host ::1 --port 9 --device cpu --dtype float32 "
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
-        "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
+        "--served-model-name name --served-model-name other --default-model a "
+        "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
         "--no-cuda-graphs --no-jump-forward --disable-any-whitespace --kv-cache-dtype fp8 --quantize int8 "
-        "--api-key k "
+        "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example"
     )
     result = CliRunner().invoke(app, line.split())
@@ -213,7 +214,11 @@ def test_every_option_is_passed_on(
         max_seqs=3,
         kv_memory=2 * 2**30,
         adapter_memory=1024,
-        served_model_name="name",
+        served_model_name=("name", "other"),
+        default_model="a",
+        unknown_fields="ignore",
+        root_path="/llm",
+        trust_request_chat_template=True,
         seed=4,
         one_process=True,
         max_restarts=1,
@@ -241,6 +246,9 @@ def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, 
         (["--device", "tpu"], "--device"),
         (["--dtype", "int8"], "--dtype"),
         (["--quantize", "int3"], "--quantize"),
+        (["--root-path", "llm"], "write it as /llm"),
+        (["--root-path", "/a//b"], "write it as /llm"),
+        (["--unknown-fields", "keep"], "--unknown-fields"),
         (["--max-seqs", "0"], "--max-seqs"),
         (["--port", "70000"], "--port"),
         (["no/such/model"], "'no/such/model' does not exist"),

@@ -22,6 +22,7 @@ from personae.api.chat_template import ChatTemplate
 from personae.api.door import _BRIEF_SECONDS
 from personae.api.settings import ApiSettings
 from personae.api.wire.conversation import UserMessage
+from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest
 from personae.errors import RequestError
 
@@ -139,9 +140,9 @@ async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_on_it(
     threads = []
     read = ChatRequest.read
 
-    def noted(body: bytes) -> ChatRequest:
+    def noted(body: bytes, ignored: list[str]) -> ChatRequest:
         threads.append(threading.get_ident())
-        return read(body)
+        return read(body, ignored)
 
     monkeypatch.setattr(ChatRequest, "read", noted)
     async with asgi.client(app) as client:
@@ -526,3 +527,17 @@ async def test_a_penalty_that_would_overflow_is_refused(app: Starlette, value: f
             TEXT, json={"model": "base", "prompt": "hi", "repetition_penalty": value}
         )
     assert (response.status_code, response.json()["error"]["param"]) == (400, "repetition_penalty")
+
+
+async def test_any_number_of_unknown_keys_is_named_briefly_and_few_are_compared_with_known_ones(
+    app: Starlette,
+) -> None:
+    keys = {f"k{number}": 0 for number in range(20_000)}
+    ignored: list[str] = []
+    body = json.dumps({"messages": [{"role": "user", "content": "hi", **keys}]}).encode()
+    decode(body, ChatRequest, 64, ignored=ignored)
+    assert len(ignored) < 100
+    tool = {"type": "function", "function": {"name": "f", **keys}}
+    async with asgi.client(app) as client:
+        response = await client.post(CHAT, json={"messages": [USER], "tools": [tool]})
+    assert response.json()["error"]["param"].startswith("tools[0].function.k")

@@ -197,7 +197,7 @@ def test_what_is_wrong_is_refused_while_others_stream(server: Running, engines: 
     wrong: list[tuple[dict[str, Any], int, str | None]] = [
         ({"prompt": list(range(4, 1029)), "max_tokens": 4}, 400, "prompt"),
         ({"prompt": "a", "max_tokens": 5000}, 400, "max_tokens"),
-        ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+        ({"prompt": "a", "max_tokens": -2}, 400, "max_tokens"),
         ({"prompt": "a", "n": 17}, 400, "n"),
         ({"prompt": "a", "model": "nobody"}, 404, "model"),
         ({"prompt": [VOCAB]}, 400, "prompt[0]"),

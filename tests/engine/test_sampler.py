@@ -251,6 +251,24 @@ def test_logprobs_are_those_of_the_raw_logits_and_only_rows_that_asked_have_them
         assert list(entry.top) == list(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+def test_named_tokens_are_looked_up_in_place_of_the_likeliest_and_other_rows_do_not_notice() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 200)
+    logs = [
+        sequence(logprobs=3, temperature=0),
+        sequence(logprobs=0, logprob_tokens=(199, 0, 7)),
+        sequence(),
+        sequence(logprobs=20, logprob_tokens=(5,), temperature=0),
+    ]
+    plain = sample(logits, [sequence(logprobs=3, temperature=0)] * 4)
+    entries = sample(logits, logs).logprobs
+    expected = torch.log_softmax(logits, 1)
+    assert entries[0] == plain.logprobs[0]
+    assert entries[1].top == tuple((token, float(expected[1, token])) for token in (199, 0, 7))
+    assert entries[3].top == ((5, float(expected[3, 5])),)
+    assert (entries[3].token, entries[3].rank) == (plain.tokens[3], 1)
+
+
 def test_of_equal_logprobs_the_lower_id_comes_first_so_a_greedy_token_leads() -> None:
     logits = torch.zeros(1, 300)
     logits[0, 100:250] = 4

@@ -250,20 +250,21 @@ def test_add_bos_token_overrides_the_post_processor(
     assert 0 not in plain
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("around", ["$A", "<|bos|> $A", "<|bos|> $A <|eos|>", "$A <|eos|>"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_that_is_too_long_keeps_what_transformers_keeps_on_the_right(kind: str, around: str) -> None:
+def test_a_text_that_is_too_long_keeps_what_transformers_keeps(kind: str, around: str, side: str) -> None:
     backend = tiny_tokenizers.make(kind)
     ids = [(name, backend.token_to_id(name)) for name in tiny_tokenizers.SPECIAL]
     backend.post_processor = processors.TemplateProcessing(around, special_tokens=ids)
     ours = Tokenizer(Backend.from_str(backend.to_str()))  # transformers sets a truncation in its own
-    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, truncation_side="left")
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, truncation_side=side)
     texts = ["The quick brown fox", "x", "The fox, the fox and the dog", ""]
     for special in (True, False):
         wanted = {"truncation": True, "add_special_tokens": special}
         for most in range(3, 20):
             expected = theirs(texts, max_length=most, **wanted)["input_ids"]
-            assert ours.encode_batch(texts, special, most) == expected
+            assert ours.encode_batch(texts, special, most, side == "right") == expected
 
 
 def test_where_there_is_no_room_for_special_tokens_the_text_counts() -> None:

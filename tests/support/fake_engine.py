@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -59,6 +60,7 @@ class FakeEngine:
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     max_model_len: int = 512
     vocab_size: int = 300
+    base_names: tuple[str, ...] = ("base",)
     burst: int = 1
     hold_after: int | None = None
     fail_after: int | None = None
@@ -72,9 +74,9 @@ class FakeEngine:
     left: threading.Event = field(default_factory=threading.Event)
 
     def models(self, tenant: str) -> dict[str, ModelCard]:
-        """The base and one adapter."""
+        """The base, by all of its names, and one adapter."""
         return {
-            "base": ModelCard("base", None, 1_700_000_000, quantization="int8"),
+            **{name: ModelCard(name, None, 1_700_000_000, quantization="int8") for name in self.base_names},
             "team/pirate": ModelCard("team/pirate", "d" * 64, 1_700_000_001, "base", 8),
         }
 
@@ -179,6 +181,9 @@ class _Script:
         logprobs = ()
         if params.logprobs is not None:
             logprobs = tuple(logprobs_of(token, params.logprobs) for token in tokens)
+            if named := params.logprob_tokens:
+                top = tuple((token, -1.0 - token) for token in named)
+                logprobs = tuple(msgspec.structs.replace(entry, top=top) for entry in logprobs)
         return Delta(log.id, tuple(tokens), logprobs, finish=finish, stop_token=stop_token)
 
     def _prompt_logprobs(self, top: int) -> tuple[TokenLogprobs | None, ...]:

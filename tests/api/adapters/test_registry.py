@@ -230,6 +230,43 @@ def rooted(tmp_path: Path) -> Iterator[tuple[House, Path]]:
         yield house, root
 
 
+async def test_ten_loads_at_once_wait_for_each_other_and_all_succeed(rooted: tuple[House, Path]) -> None:
+    house, root = rooted
+    statuses: dict[str, int] = {}
+    async with house.client(house.key("root", "admin")) as admin:
+
+        async def load(name: str) -> None:
+            body = {"lora_name": name, "lora_path": str(root / "poet")}
+            statuses[name] = (await admin.post("/v1/load_lora_adapter", json=body)).status_code
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(load, f"poet-{number}")
+        assert statuses == {f"poet-{number}": 200 for number in range(10)}
+        assert len(await names(admin)) == 12
+    assert house.leftovers() == []
+
+
+async def test_a_load_waits_while_uploads_have_all_places(rooted: tuple[House, Path]) -> None:
+    house, root = rooted
+    done: list[int] = []
+    async with house.client(house.key("root", "admin")) as admin:
+
+        async def load() -> None:
+            body = {"lora_name": "poet", "lora_path": str(root / "poet")}
+            done.append((await admin.post("/v1/load_lora_adapter", json=body)).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            with ExitStack() as uploads:
+                for _ in range(4):
+                    uploads.enter_context(house.registry.stage("root"))
+                tasks.start_soon(load)
+                await anyio.wait_all_tasks_blocked()
+                assert done == []
+                assert (await upload(admin, "more", whole())).status_code == 429
+        assert done == [200]
+
+
 async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[House, Path]) -> None:
     house, root = rooted
     async with house.client(house.key("root", "admin")) as admin, house.client(house.key("ann")) as ann:

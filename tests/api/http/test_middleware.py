@@ -69,7 +69,7 @@ async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app:
         ("//v1/completions", "There is /v1/completions."),
         ("/v1/health", "There is /health."),
         ("/generate", "Here it is /v1/completions."),
-        ("/ping", "Here it is /ready."),
+        ("/docs", "Here it is /openapi.json."),
         ("/api/chat", "Here it is /v1/chat/completions."),
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/tokenise", "Did you mean /tokenize?"),
