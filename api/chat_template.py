@@ -21,6 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from personae.api.generic_tools import with_tools
 from personae.api.wire.conversation import (
     AssistantMessage,
     Content,
@@ -60,6 +61,7 @@ class ChatTemplate:
         *,
         seconds: float = SECONDS,
         characters: int = CHARACTERS,
+        generic_tools: bool = False,
     ) -> None:
         self.source = source
         self._seconds = seconds
@@ -76,6 +78,8 @@ class ChatTemplate:
             raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from None
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
+        self._generic_tools = generic_tools
+        self._shows_system = not generic_tools or self._shows("system")
 
     def render(
         self,
@@ -110,6 +114,8 @@ class ChatTemplate:
             for message in chat:
                 if message["role"] == "developer":
                     message["role"] = "system"
+        if self._generic_tools:
+            chat, tools = with_tools(chat, tools, system=self._shows_system), None
         final = self._mark_final(chat) if continue_final_message else None
         token = _ENDS.set(time.perf_counter() + (self._seconds if seconds is None else seconds))
         try:
@@ -131,6 +137,18 @@ class ChatTemplate:
         finally:
             _ENDS.reset(token)
         return prompt if final is None else _cut(prompt, final)
+
+    def _shows(self, role: str) -> bool:
+        """Whether a first message of that role gets into the prompt."""
+        chat = [{"role": role, "content": _MARK}, {"role": "user", "content": "?"}]
+        token = _ENDS.set(time.perf_counter() + self._seconds)
+        try:
+            shown = self._write(None, messages=chat, tools=None, documents=None, **self._special_tokens)
+            return _MARK.strip() in shown
+        except Exception:  # a template is a program: it can fail in any way
+            return False
+        finally:
+            _ENDS.reset(token)
 
     def _write(self, characters: int | None, **variables: Any) -> str:
         """What the template writes. Raises TemplateError when it is too much, PromptTooLong and
