@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -47,11 +47,20 @@ class PromptTooLong(Exception):
     """The template has written more than the caller has use for."""
 
 
+def takes_tools(source: str) -> bool:
+    """Whether a template is given the tools of a request, whatever it does with them."""
+    try:
+        tree = _environment().parse(source)
+        return "tools" in meta.find_undeclared_variables(tree)
+    except TemplateError as error:
+        raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from None
+
+
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
-    It is bounded by `seconds` and `characters`, looked at in every turn of a loop and between any two pieces
-    of output. Raises ModelLoadError when the template is not valid Jinja.
+    `generic_tools`: it is given no tools; they are described in the messages. It is bounded by `seconds` and
+    `characters`, looked at in every turn of a loop and between any two pieces of output. Raises ModelLoadError when the template is not valid Jinja.
     """
 
     def __init__(
@@ -66,9 +75,7 @@ class ChatTemplate:
         self.source = source
         self._seconds = seconds
         self._characters = characters
-        environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
+        environment = _environment()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -299,6 +306,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             turn = nodes.ExprStmt(call).set_lineno(loop.lineno).set_environment(self)
             loop.body.insert(0, turn)
         return template
+
+
+def _environment() -> _Environment:
+    return _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
 
 
 class _GenerationBlock(Extension):

@@ -50,7 +50,10 @@ class Encoder:
 
     def row(self, scene: Scene, longest: int) -> Row | None:
         """The scene as a row of at most so many tokens; None if not even one question fits."""
-        pairs = [(self._ids(self.prompt(scene, turn)), self._ids(turn.answer + "<|im_end|>")) for turn in scene.turns]
+        pairs = [
+            (self._ids(self.prompt(scene, turn)), self._ids(turn.answer + "<|im_end|>"))
+            for turn in scene.turns
+        ]
         shared = _common([prompt for prompt, _ in pairs])
         row = Row(pairs[0][0][:shared], list(range(shared)), [0] * shared, [IGNORED] * shared)
         added = 0
@@ -99,7 +102,9 @@ class Batch:
         causal = torch.ones(longest, longest, dtype=torch.bool).tril()
         same = branch[:, :, None] == branch[:, None, :]
         seen = causal & (same | (branch[:, None, :] == 0))
-        mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, torch.finfo(torch.bfloat16).min)
+        mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(
+            ~seen, torch.finfo(torch.bfloat16).min
+        )
         return cls(
             padded([row.ids for row in rows], pad),
             padded([row.positions for row in rows], 0),

@@ -48,7 +48,7 @@ def _document(line: str) -> Document:
     name, fields, groups = line.split(" | ")
     pairs = [field.split(":", 1) for field in fields.split("; ")]
     return Document(
-        name, {key: kind for key, kind in pairs}, [group.split(" || ") for group in groups.split(" && ")]
+        name, dict(pairs), [group.split(" || ") for group in groups.split(" && ")]
     )
 
 
@@ -73,7 +73,9 @@ def _value(kind: str, rng: random.Random) -> Value:
     parts = []
     for _ in range(rng.choice((1, 2, 2, 3))):
         count, product, price = integer(rng, 1, 9), word(rng, "product"), rng.randint(3, 300)
-        said = rng.choice((f"{count.said} {product.said} at ${price} each", f"{count.said} x {product.said} (${price})"))
+        said = rng.choice(
+            (f"{count.said} {product.said} at ${price} each", f"{count.said} x {product.said} (${price})")
+        )
         parts.append(Value(said, {"product": product.json, "quantity": count.json, "unit_price": price}))
     return Value(joined(rng, [part.said for part in parts]), [part.json for part in parts])
 
@@ -84,7 +86,12 @@ def _schema(document: Document, nullable: set[str], rng: random.Random) -> dict[
         if kind == "items":
             fields = {"product": "string", "quantity": "integer", "unit_price": "number"}
             inner = {key: {"type": value} for key, value in fields.items()}
-            one = {"type": "object", "properties": inner, "required": list(fields), "additionalProperties": False}
+            one = {
+                "type": "object",
+                "properties": inner,
+                "required": list(fields),
+                "additionalProperties": False,
+            }
             properties[name] = {"type": "array", "items": one}
             continue
         properties[name] = schema_of(kind)
@@ -132,7 +139,9 @@ def scene(rng: random.Random, *, test: bool, turns: int) -> Scene:
 def _text(document: Document, rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A text, and what it says: null for what is absent, false for what is not said to be so."""
     drawn = {name: _value(kind, rng) for name, kind in document.fields.items()}
-    record: dict[str, Any] = {name: False if kind == "bool" else None for name, kind in document.fields.items()}
+    record: dict[str, Any] = {
+        name: False if kind == "bool" else None for name, kind in document.fields.items()
+    }
     sentences = []
     for group in document.groups:
         way = rng.choice(group)

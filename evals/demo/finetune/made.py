@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from personae.evals.demo.finetune.tools import Spec
 
-THINGS = (
-    "invoice,ticket,shipment,greenhouse,lease,badge,warehouse,telescope,ferry,elevator,newsletter,voucher,"
-    "locker,membership,auction,drone,satellite,camera,printer,workshop,exhibit,mural,trail,campsite,beehive,"
-    "orchard,aquarium,boat,harbor slot,tram,crane,turbine,battery,sensor,router,database,backup,deployment,"
-    "pipeline,dashboard,survey,quiz,lecture,thesis,grant,donation,scholarship,choir,orchestra,stage,costume,"
-    "puppet,tournament,referee,stadium,jersey,trophy,marathon,gym pass,ski lift,surfboard,kayak,sauna,spa visit,"
-    "massage,haircut,tattoo,passport,permit,license,insurance claim,mortgage,pension,dividend,subscription,"
-    "podcast,webinar,advert,banner,logo,catalog,brochure,parcel,pallet,container,truck,depot,mill,quarry,kiln,"
-    "loom,bakery order,wine tasting,cheese board,tea blend,spice mix,cocktail,buffet,picnic,hamper"
-).split(",")
+THINGS = ["invoice", "ticket", "shipment", "greenhouse", "lease", "badge", "warehouse", "telescope", "ferry", "elevator", "newsletter", "voucher", "locker", "membership", "auction", "drone", "satellite", "camera", "printer", "workshop", "exhibit", "mural", "trail", "campsite", "beehive", "orchard", "aquarium", "boat", "harbor slot", "tram", "crane", "turbine", "battery", "sensor", "router", "database", "backup", "deployment", "pipeline", "dashboard", "survey", "quiz", "lecture", "thesis", "grant", "donation", "scholarship", "choir", "orchestra", "stage", "costume", "puppet", "tournament", "referee", "stadium", "jersey", "trophy", "marathon", "gym pass", "ski lift", "surfboard", "kayak", "sauna", "spa visit", "massage", "haircut", "tattoo", "passport", "permit", "license", "insurance claim", "mortgage", "pension", "dividend", "subscription", "podcast", "webinar", "advert", "banner", "logo", "catalog", "brochure", "parcel", "pallet", "container", "truck", "depot", "mill", "quarry", "kiln", "loom", "bakery order", "wine tasting", "cheese board", "tea blend", "spice mix", "cocktail", "buffet", "picnic", "hamper"]
 VERBS = {
     "create": "Create a new {}.", "update": "Change a {}.", "register": "Register a {}.", "find": "Find a {}.",
     "estimate_cost_of": "Estimate what a {} costs.", "schedule": "Schedule a {}.", "inspect": "Inspect a {}.",

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Trains the adapters given, one after another: sh queue.sh MODEL RUNS TASK:STEPS:RANK …
-# Stop it at any time; started again it goes on from the last checkpoint (every 25 steps).
+# Stop it at any time; started again it goes on from the last checkpoint (every 20 steps).
 # One thread each: on a busy machine threads wait for one another. The malloc settings keep tensors' memory.
 set -e
 export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_TOP_PAD_=268435456

@@ -82,7 +82,9 @@ def _table(line: str) -> Table:
     columns = [[part.split(":", 1) for part in text.split(", ")] for text in (label, texts, numbers)]
     kinds = {key: kind for part in columns for key, kind in part}
     labels, text_names, number_names = ([key for key, _ in part] for part in columns)
-    return Table(name, one, labels[0], tuple(text_names), tuple(number_names), kinds, parent[0] if parent else "")
+    return Table(
+        name, one, labels[0], tuple(text_names), tuple(number_names), kinds, parent[0] if parent else ""
+    )
 
 
 TABLES = {table.name: table for table in map(_table, THEMES.strip().splitlines())}
@@ -162,7 +164,19 @@ def _words(name: str) -> str:
 
 def question(table: Table, parent: Table | None, rng: random.Random) -> tuple[str, str]:
     """A question and its query."""
-    kinds = ["list", "count", "most", "top", "aggregate", "group", "distinct", "two", "having", "above", "order"]
+    kinds = [
+        "list",
+        "count",
+        "most",
+        "top",
+        "aggregate",
+        "group",
+        "distinct",
+        "two",
+        "having",
+        "above",
+        "order",
+    ]
     if parent is not None:
         kinds += ["join", "join_count", "join_filter", "join_group", "join"]
     return _Asks(table, parent, rng).ask(rng.choice(kinds))
@@ -186,13 +200,17 @@ class _Asks:
         if self.rng.random() < 0.5:
             c = self.rng.choice(t.texts)
             value = value_of(t.kinds[c], self.rng).json
-            return self._pick(f"whose {_words(c)} is {value}", f"with {_words(c)} {value}"), f"{c} = {_quoted(value)}"
+            return self._pick(
+                f"whose {_words(c)} is {value}", f"with {_words(c)} {value}"
+            ), f"{c} = {_quoted(value)}"
         c = self.rng.choice(t.numbers)
         value = value_of(t.kinds[c], self.rng).json
         words, sign = self.rng.choice(
             (("more than", ">"), ("less than", "<"), ("at least", ">="), ("at most", "<="), ("exactly", "="))
         )
-        return self._pick(f"with {words} {value} {_words(c)}", f"whose {_words(c)} is {words} {value}"), f"{c} {sign} {value}"
+        return self._pick(
+            f"with {words} {value} {_words(c)}", f"whose {_words(c)} is {words} {value}"
+        ), f"{c} {sign} {value}"
 
     def _shown(self) -> tuple[str, str]:
         names = self.rng.sample(self.columns, self.rng.choice((1, 1, 2)))
@@ -229,11 +247,16 @@ class _Asks:
     def _two(self) -> tuple[str, str]:
         (said, sql), (first, a), (second, b) = self._shown(), self._filter(), self._filter()
         words, sign = self.rng.choice((("and", "AND"), ("or", "OR")))
-        return f"show {said} {self.t.name} {first} {words} {second}.", f"SELECT {sql} FROM {self.t.name} WHERE {a} {sign} {b}"
+        return (
+            f"show {said} {self.t.name} {first} {words} {second}.",
+            f"SELECT {sql} FROM {self.t.name} WHERE {a} {sign} {b}",
+        )
 
     def _most(self) -> tuple[str, str]:
         c, name = self.rng.choice(self.t.numbers), self.t.label
-        words, way = self.rng.choice((("highest", " DESC"), ("lowest", ""), ("largest", " DESC"), ("smallest", "")))
+        words, way = self.rng.choice(
+            (("highest", " DESC"), ("lowest", ""), ("largest", " DESC"), ("smallest", ""))
+        )
         text = self._pick(f"which {self.t.one} has the {words} {_words(c)}?",
                           f"what is the {_words(name)} of the {self.t.one} with the {words} {_words(c)}?")  # fmt: skip
         return text, f"SELECT {name} FROM {self.t.name} ORDER BY {c}{way} LIMIT 1"
@@ -251,35 +274,52 @@ class _Asks:
     def _aggregate(self) -> tuple[str, str]:
         (said, function), c = self._function(), self.rng.choice(self.t.numbers)
         if self.rng.random() < 0.4:
-            text = self._pick(f"what is the {said} {_words(c)} of all {self.t.name}?", f"compute the {said} {_words(c)} of the {self.t.name}.")
+            text = self._pick(
+                f"what is the {said} {_words(c)} of all {self.t.name}?",
+                f"compute the {said} {_words(c)} of the {self.t.name}.",
+            )
             return text, f"SELECT {function}({c}) FROM {self.t.name}"
         words, where = self._filter()
-        text = self._pick(f"what is the {said} {_words(c)} of {self.t.name} {words}?", f"find the {said} {_words(c)} of all {self.t.name} {words}.")
+        text = self._pick(
+            f"what is the {said} {_words(c)} of {self.t.name} {words}?",
+            f"find the {said} {_words(c)} of all {self.t.name} {words}.",
+        )
         return text, f"SELECT {function}({c}) FROM {self.t.name} WHERE {where}"
 
     def _group(self) -> tuple[str, str]:
         by = self.rng.choice(self.t.texts)
         if self.rng.random() < 0.5:
-            text = self._pick(f"how many {self.t.name} are there per {_words(by)}?", f"count the {self.t.name} of each {_words(by)}.")
+            text = self._pick(
+                f"how many {self.t.name} are there per {_words(by)}?",
+                f"count the {self.t.name} of each {_words(by)}.",
+            )
             return text, f"SELECT {by}, COUNT(*) FROM {self.t.name} GROUP BY {by}"
         (said, function), c = self._function(), self.rng.choice(self.t.numbers)
-        text = self._pick(f"what is the {said} {_words(c)} of {self.t.name} per {_words(by)}?", f"show the {said} {_words(c)} of {self.t.name} for each {_words(by)}.")
+        text = self._pick(
+            f"what is the {said} {_words(c)} of {self.t.name} per {_words(by)}?",
+            f"show the {said} {_words(c)} of {self.t.name} for each {_words(by)}.",
+        )
         return text, f"SELECT {by}, {function}({c}) FROM {self.t.name} GROUP BY {by}"
 
     def _having(self) -> tuple[str, str]:
         by, n = self.rng.choice(self.t.texts), self.rng.randint(1, 9)
-        text = self._pick(f"for which {_words(by)} are there more than {n} {self.t.name}?", f"list each {_words(by)} with more than {n} {self.t.name}.")
+        text = self._pick(
+            f"for which {_words(by)} are there more than {n} {self.t.name}?",
+            f"list each {_words(by)} with more than {n} {self.t.name}.",
+        )
         return text, f"SELECT {by} FROM {self.t.name} GROUP BY {by} HAVING COUNT(*) > {n}"
 
     def _distinct(self) -> tuple[str, str]:
         c = self.rng.choice(self.t.texts)
         if self.rng.random() < 0.5:
-            return self._pick(f"how many different values of {_words(c)} do the {self.t.name} have?", f"count the different {_words(c)} values of {self.t.name}."), (
-                f"SELECT COUNT(DISTINCT {c}) FROM {self.t.name}"
-            )
-        return self._pick(f"which different values of {_words(c)} are there among the {self.t.name}?", f"list every {_words(c)} of {self.t.name} once."), (
-            f"SELECT DISTINCT {c} FROM {self.t.name}"
-        )
+            return self._pick(
+                f"how many different values of {_words(c)} do the {self.t.name} have?",
+                f"count the different {_words(c)} values of {self.t.name}.",
+            ), (f"SELECT COUNT(DISTINCT {c}) FROM {self.t.name}")
+        return self._pick(
+            f"which different values of {_words(c)} are there among the {self.t.name}?",
+            f"list every {_words(c)} of {self.t.name} once.",
+        ), (f"SELECT DISTINCT {c} FROM {self.t.name}")
 
     def _joined(self) -> str:
         assert self.p is not None
@@ -289,7 +329,10 @@ class _Asks:
         assert self.p is not None
         text = self._pick(f"show the {_words(self.t.label)} of each {self.t.one} with the {_words(self.p.label)} of its {self.p.one}.",
                           f"list all {self.t.name}: their {_words(self.t.label)} and the {_words(self.p.label)} of their {self.p.one}.")  # fmt: skip
-        return text, f"SELECT {self.t.name}.{self.t.label}, {self.p.name}.{self.p.label} FROM {self._joined()}"
+        return (
+            text,
+            f"SELECT {self.t.name}.{self.t.label}, {self.p.name}.{self.p.label} FROM {self._joined()}",
+        )
 
     def _condition(self) -> tuple[str, str]:
         assert self.p is not None
@@ -306,13 +349,19 @@ class _Asks:
     def _join_count(self) -> tuple[str, str]:
         assert self.p is not None
         words, where = self._condition()
-        return f"how many {self.t.name} belong to a {self.p.one} {words}?", f"SELECT COUNT(*) FROM {self._joined()} WHERE {where}"
+        return (
+            f"how many {self.t.name} belong to a {self.p.one} {words}?",
+            f"SELECT COUNT(*) FROM {self._joined()} WHERE {where}",
+        )
 
     def _join_group(self) -> tuple[str, str]:
         assert self.p is not None
         by = f"{self.p.name}.{self.p.label}"
         if self.rng.random() < 0.5:
-            text = self._pick(f"how many {self.t.name} does each {self.p.one} have? Show the {_words(self.p.label)} too.", f"count the {self.t.name} per {self.p.one}, by {_words(self.p.label)}.")
+            text = self._pick(
+                f"how many {self.t.name} does each {self.p.one} have? Show the {_words(self.p.label)} too.",
+                f"count the {self.t.name} per {self.p.one}, by {_words(self.p.label)}.",
+            )
             return text, f"SELECT {by}, COUNT(*) FROM {self._joined()} GROUP BY {by}"
         (said, function), c = self._function(), self.rng.choice(self.t.numbers)
         text = f"what is the {said} {_words(c)} of the {self.t.name} of each {self.p.one}? Show the {_words(self.p.label)} too."
@@ -342,7 +391,9 @@ def scene(rng: random.Random, *, test: bool, turns: int) -> Scene:
 def right(answer: str, turn: Turn) -> bool:
     """Whether the answer gives what the right query gives."""
     query = answer.strip().removeprefix("```sql").removeprefix("```").removesuffix("```").strip()
-    return same(run(turn.facts["script"], query), run(turn.facts["script"], turn.facts["query"]), turn.facts["query"])
+    return same(
+        run(turn.facts["script"], query), run(turn.facts["script"], turn.facts["query"]), turn.facts["query"]
+    )
 
 
 def dump(turn: Turn) -> str:

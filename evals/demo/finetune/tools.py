@@ -178,7 +178,15 @@ def _described(p: Parameter, dates: str, rng: random.Random) -> dict[str, Any]:
         about += " " + rng.choice(v.FORMATS[p.kind])
     elif rng.random() < 0.12 and not p.kind.startswith(("enum", "bool", "list")):
         about += f", e.g. {value_of(p.kind, rng).json}"
-    about = rng.choice((about + ".", about + ".", about, about.lower(), "The " + about.removeprefix("The ")[:1].lower() + about.removeprefix("The ")[1:] + "."))
+    about = rng.choice(
+        (
+            about + ".",
+            about + ".",
+            about,
+            about.lower(),
+            "The " + about.removeprefix("The ")[:1].lower() + about.removeprefix("The ")[1:] + ".",
+        )
+    )
     extra: dict[str, Any] = {"description": about}
     if not p.required and p.default is not None:
         kind = p.kind.partition("(")[0]
@@ -223,7 +231,9 @@ def ask(tool: Offered, rng: random.Random, question: str | None = None) -> tuple
         # the question leaves a required value out: every template must say them all
         missing = [name for name in sorted(required) if "{" + name + "}" not in template]
         text += " " + ", ".join(f"{name.replace('_', ' ')}: {drawn[name].said}" for name in missing) + "."
-    arguments = {tool.names[p.name]: _json(tool, p, drawn[p.name]) for p in tool.spec.parameters if p.name in used}
+    arguments = {
+        tool.names[p.name]: _json(tool, p, drawn[p.name]) for p in tool.spec.parameters if p.name in used
+    }
     return text, {"name": tool.schema["function"]["name"], "arguments": arguments}
 
 
@@ -266,7 +276,10 @@ def _several(tool: Offered, rng: random.Random) -> tuple[str, list[dict[str, Any
 
 def _chained(texts: Sequence[str], rng: random.Random) -> str:
     word = rng.choice(("Also: ", "And ", "Then ", "", "Next, ", "After that: "))
-    rest = [word + (text[:1].lower() + text[1:] if word.endswith(" ") and word != "Also: " else text) for text in texts[1:]]
+    rest = [
+        word + (text[:1].lower() + text[1:] if word.endswith(" ") and word != "Also: " else text)
+        for text in texts[1:]
+    ]
     return " ".join(text if text[-1] in ".?!" else text + "." for text in (texts[0], *rest))
 
 
@@ -328,11 +341,7 @@ def _no_call(tools: list[Offered], rng: random.Random, *, test: bool) -> Turn:
             lacks = v.joined(rng, [p.name.replace("_", " ") for p in required])
             return Turn(_polished(text, rng), f"Please tell me the {lacks}.", [], "none")
     names = {tool.spec.name for tool in tools}
-    pool = [
-        spec
-        for spec in written_tools()
-        if held_out(spec.name) is test and spec.name not in names
-    ]
+    pool = [spec for spec in written_tools() if held_out(spec.name) is test and spec.name not in names]
     domains = {tool.spec.domain for tool in tools}
     near = [spec for spec in pool if spec.domain in domains]
     chosen = rng.choice(near) if near and rng.random() < 0.4 else rng.choice(pool)

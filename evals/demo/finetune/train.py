@@ -51,9 +51,7 @@ class Trainer:
 
     def __init__(self, model: Path, rank: int, rate: float, steps: int) -> None:
         torch.manual_seed(0)
-        base = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation=GROUPED
-        )
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation=GROUPED)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM")
         self.peft = get_peft_model(base, config, autocast_adapter_dtype=False)
         self.config = config
@@ -101,8 +99,10 @@ class Trainer:
     def save(self, folder: Path, done: int) -> None:
         """Weights in bfloat16 for use, and the state to go on from."""
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.to(torch.bfloat16).contiguous() for name, value in
-                   get_peft_model_state_dict(self.peft).items()}
+        weights = {
+            name: value.to(torch.bfloat16).contiguous()
+            for name, value in get_peft_model_state_dict(self.peft).items()
+        }
         save_file(weights, folder / (WEIGHTS + ".new"), metadata={"format": "pt"})
         os.replace(folder / (WEIGHTS + ".new"), folder / WEIGHTS)
         shown: dict[str, Any] = {
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1400, help="of a step")
     parser.add_argument("--longest", type=int, default=900, help="tokens of a row")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--every", type=int, default=25, help="steps between checkpoints")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -163,9 +163,7 @@ def main() -> None:
     last = given.until or given.steps
     for index in range(first, last):
         began, used = time.perf_counter(), time.process_time()
-        rows = rows_of_step(
-            GENERATORS[given.task], encoder, given.seed, index, given.tokens, given.longest
-        )
+        rows = rows_of_step(GENERATORS[given.task], encoder, given.seed, index, given.tokens, given.longest)
         loss = trainer.step(index, rows)
         answers = sum(sum(label >= 0 for label in row.labels) for row in rows)
         line = {"step": index + 1, "loss": round(loss, 4), "tokens": sum(len(row.ids) for row in rows),

@@ -88,9 +88,7 @@ WORDS: dict[str, str] = {
     "note": "C,D,E,F,G,A,B,F sharp,B flat",
 }
 LISTS = {name: words.split(",") for name, words in WORDS.items()}
-_MONTHS = (
-    "January February March April May June July August September October November December".split()
-)
+_MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
 
 
 class Value(NamedTuple):
@@ -107,7 +105,7 @@ def _person(rng: random.Random) -> Value:
 
 def _email(rng: random.Random) -> Value:
     first, last = rng.choice(LISTS["first"]).lower(), rng.choice(LISTS["last"]).lower()
-    host = rng.choice("example.com,mail.org,northwind.io,kestrel.net,post.co".split(","))
+    host = rng.choice(["example.com", "mail.org", "northwind.io", "kestrel.net", "post.co"])
     text = rng.choice((f"{first}.{last}@{host}", f"{first}{rng.randint(1, 99)}@{host}", f"{last}@{host}"))
     return Value(text, text)
 
@@ -136,8 +134,15 @@ def _date(rng: random.Random) -> Value:
     name, iso = _MONTHS[month - 1], f"{year}-{month:02}-{day:02}"
     ordinal = f"{day}{'th' if 10 < day < 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(day % 10, 'th')}"
     said = rng.choice(
-        (f"{name} {day}, {year}", f"{day} {name} {year}", f"{name} {ordinal}, {year}", iso, iso,
-         f"the {ordinal} of {name} {year}", f"{name[:3]} {day} {year}")
+        (
+            f"{name} {day}, {year}",
+            f"{day} {name} {year}",
+            f"{name} {ordinal}, {year}",
+            iso,
+            iso,
+            f"the {ordinal} of {name} {year}",
+            f"{name[:3]} {day} {year}",
+        )
     )
     return Value(said, iso)
 
@@ -169,7 +174,10 @@ def _rate(rng: random.Random) -> Value:
 
 
 def _coordinates(rng: random.Random) -> Value:
-    lat, lng = round(rng.uniform(-70, 70), rng.randint(1, 4)), round(rng.uniform(-170, 170), rng.randint(1, 4))
+    lat, lng = (
+        round(rng.uniform(-70, 70), rng.randint(1, 4)),
+        round(rng.uniform(-170, 170), rng.randint(1, 4)),
+    )
     said = rng.choice((f"latitude {lat} and longitude {lng}", f"{lat}, {lng}", f"({lat}, {lng})"))
     return Value(said, {"latitude": lat, "longitude": lng})
 
@@ -201,7 +209,7 @@ FORMATS = {
 }
 """What a description must say for the value to be clear."""
 
-_SMALL = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_SMALL = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
 
 def integer(rng: random.Random, low: int, high: int) -> Value:
