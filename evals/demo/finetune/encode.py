@@ -8,6 +8,7 @@ question's tokens see is so what they would see in a conversation of their own.
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -45,14 +46,16 @@ class Encoder:
 
     def prompt(self, scene: Scene, turn: Turn) -> str:
         """The prompt as the server writes it."""
-        messages = msgspec.convert(scene.messages(turn), list[Message])
-        return self.template.render(messages, tools=scene.tools or None)
+        return self.render(scene.messages(turn), scene.tools)
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """The prompt of messages with tools."""
+        return self.template.render(msgspec.convert(messages, list[Message]), tools=tools or None)
 
     def row(self, scene: Scene, longest: int) -> Row | None:
         """The scene as a row of at most so many tokens; None if not even one question fits."""
         pairs = [
-            (self._ids(self.prompt(scene, turn)), self._ids(turn.answer + "<|im_end|>"))
-            for turn in scene.turns
+            (self.ids(self.prompt(scene, turn)), self.ids(turn.answer + "<|im_end|>")) for turn in scene.turns
         ]
         shared = _common([prompt for prompt, _ in pairs])
         row = Row(pairs[0][0][:shared], list(range(shared)), [0] * shared, [IGNORED] * shared)
@@ -68,7 +71,8 @@ class Encoder:
             row.labels.extend([IGNORED] * (len(prompt) - shared) + answer)
         return row if added else None
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
