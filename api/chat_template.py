@@ -60,7 +60,8 @@ class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
     `generic_tools`: it is given no tools; they are described in the messages. It is bounded by `seconds` and
-    `characters`, looked at in every turn of a loop and between any two pieces of output. Raises ModelLoadError when the template is not valid Jinja.
+    `characters`, looked at in every turn of a loop and between any two pieces of output. Raises
+    ModelLoadError when the template is not valid Jinja.
     """
 
     def __init__(

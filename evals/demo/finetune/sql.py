@@ -377,7 +377,7 @@ def scene(rng: random.Random, *, test: bool, turns: int) -> Scene:
         table = parent
     tables = [table] if alone else [table, parent]
     script = [create(tables)]
-    made = []
+    made: list[Turn] = []
     filled = [*script, *fill(tables, rng)] if test else []
     while len(made) < turns:
         text, query = question(table, None if alone else parent, rng)

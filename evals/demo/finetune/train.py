@@ -66,7 +66,7 @@ class Trainer:
         loss = 0.0
         for part in _alike(rows):
             part_loss = self.loss(Batch.of(part, 2)) / total
-            part_loss.backward()
+            torch.autograd.backward(part_loss)
             loss += float(part_loss.detach())
         for kept, used in zip(self._kept, self._used, strict=True):
             kept.grad = used.grad.float() if used.grad is not None else None
