@@ -17,12 +17,13 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_items
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from personae.api.generic_tools import with_tools
 from personae.api.wire.conversation import (
     AssistantMessage,
     Content,
@@ -51,11 +52,21 @@ class PromptTooLong(Exception):
     """The template has written more than the caller has use for."""
 
 
+def takes_tools(source: str) -> bool:
+    """Whether a template is given the tools of a request, whatever it does with them."""
+    try:
+        tree = _environment().parse(source)
+        return "tools" in meta.find_undeclared_variables(tree)
+    except TemplateError as error:
+        raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from None
+
+
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names it may use, such as `bos_token`, and their texts.
 
-    It is bounded by `seconds` and `characters`, looked at in every turn of a loop and between any two pieces
-    of output. Raises ModelLoadError when the template is not valid Jinja.
+    `generic_tools`: it is given no tools; they are described in the messages. It is bounded by `seconds` and
+    `characters`, looked at in every turn of a loop and between any two pieces of output. Raises
+    ModelLoadError when the template is not valid Jinja.
     """
 
     def __init__(
@@ -65,13 +76,12 @@ class ChatTemplate:
         *,
         seconds: float = SECONDS,
         characters: int = CHARACTERS,
+        generic_tools: bool = False,
     ) -> None:
         self.source = source
         self._seconds = seconds
         self._characters = characters
-        environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
+        environment = _environment()
         environment.filters["tojson"] = _tojson
         environment.filters["items"] = _items
         environment.globals["raise_exception"] = _raise_exception
@@ -82,6 +92,8 @@ class ChatTemplate:
             raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from None
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
+        self._generic_tools = generic_tools
+        self._shows_system = not generic_tools or self._shows("system")
 
     def render(
         self,
@@ -116,6 +128,8 @@ class ChatTemplate:
             for message in chat:
                 if message["role"] == "developer":
                     message["role"] = "system"
+        if self._generic_tools:
+            chat, tools = with_tools(chat, tools, system=self._shows_system), None
         final = self._mark_final(chat) if continue_final_message else None
         token = _ENDS.set(time.perf_counter() + (self._seconds if seconds is None else seconds))
         try:
@@ -157,6 +171,18 @@ class ChatTemplate:
             for call in malformed:
                 call["arguments"] = dict(call["arguments"].items())
         return self._shown(characters, chat, **variables)
+
+    def _shows(self, role: str) -> bool:
+        """Whether a first message of that role gets into the prompt."""
+        chat = [{"role": role, "content": _MARK}, {"role": "user", "content": "?"}]
+        token = _ENDS.set(time.perf_counter() + self._seconds)
+        try:
+            shown = self._write(None, messages=chat, tools=None, documents=None, **self._special_tokens)
+            return _MARK.strip() in shown
+        except Exception:  # a template is a program: it can fail in any way
+            return False
+        finally:
+            _ENDS.reset(token)
 
     def _write(self, characters: int | None, **variables: Any) -> str:
         """What the template writes. Raises TemplateError when it is too much, PromptTooLong and
@@ -347,6 +373,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             turn = nodes.ExprStmt(call).set_lineno(loop.lineno).set_environment(self)
             loop.body.insert(0, turn)
         return template
+
+
+def _environment() -> _Environment:
+    return _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
 
 
 class _GenerationBlock(Extension):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from personae.api.chat_template import ChatTemplate
+from personae.api.chat_template import ChatTemplate, takes_tools
 from personae.api.wire.conversation import Message
 from personae.engine.tokens import Tokenizer
 from personae.errors import ModelLoadError, RequestError
@@ -13,7 +13,7 @@ from personae.grammar.reasoning.format import ReasoningFormat
 from personae.grammar.reasoning.registry import find_reasoning_format, reasoning_format
 from personae.grammar.response_template import imported_reasoning, imported_tools
 from personae.grammar.tools.format import ToolFormat
-from personae.grammar.tools.registry import find_tool_format, tool_format
+from personae.grammar.tools.registry import GENERIC, find_tool_format, tool_format
 
 _NONE = "none"
 _LONGEST_TEMPLATE = 2**16
@@ -37,22 +37,28 @@ class Family:
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: str | None = None, reasoning: str | None = None) -> "Family":
         """The family of a tokenizer's model. `tools` and `reasoning` name formats, "none" for none; without
-        a name the format is found from the chat templates, or made from the response template.
+        a name the format is found from the chat templates, or made from the response template. Where the
+        templates know no tools, tools are described and called in the generic way.
 
         Raises ModelLoadError for a name that is no format's, or a template that is not valid Jinja.
         """
         sources = tokenizer.chat_templates
+        text = "\n".join(sources.values())
+        answers = tokenizer.response_template
+        found = find_tool_format(text) or imported_tools(answers)
+        if found is None and sources and not any(map(takes_tools, sources.values())):
+            found = tool_format(GENERIC)
+        format = _chosen(tools, tool_format, found)
+        generic = format is not None and format.name == GENERIC
         templates = {
-            name: ChatTemplate(sources[name], tokenizer.special_tokens)
+            name: ChatTemplate(sources[name], tokenizer.special_tokens, generic_tools=generic)
             for name in ("default", "tool_use")
             if name in sources
         }
-        text = "\n".join(sources.values())
-        answers = tokenizer.response_template
         return cls(
             templates.get("default"),
             templates.get("tool_use"),
-            _chosen(tools, tool_format, find_tool_format(text) or imported_tools(answers)),
+            format,
             _chosen(reasoning, reasoning_format, find_reasoning_format(text) or imported_reasoning(answers)),
             {tokenizer.token_bytes(id).decode(): id for id in tokenizer.special_ids},
             tokenizer.special_tokens,

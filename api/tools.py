@@ -102,7 +102,8 @@ def answer_shape(body: ChatRequest, family: Family, prompt: str, bound: Bound | 
         return None
     if functions and family.tools is None:
         raise RequestError(
-            "The format in which this model calls tools is not known; the server's `--tool-format` names it.",
+            "The format in which this model calls tools is not known; the server's `--tool-format` names it, "
+            "or `--tool-format generic` has the server describe the tools.",
             param="tools",
         )
     if bound is not None and use == "auto" and family.tools is not None and not family.tools.anywhere:

@@ -28,6 +28,7 @@ from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
 from personae.errors import EngineLost, LoadError
+from personae.grammar.tools.registry import GENERIC
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,8 @@ async def _serve(
 def _tell(opened: Opened, family: Family, access: AccessOptions) -> None:
     """Write down what was started."""
     tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
+    if tools == GENERIC:
+        tools = f"{GENERIC} (the server describes tools in the system message)"
     if opened.about:
         logger.info("the engine: %s", opened.about)
     kept = f"data in {access.data_dir}" if access.data_dir else "no data directory"

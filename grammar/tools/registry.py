@@ -26,12 +26,15 @@ NAMES = (
     "pythonic",
     "llama3_json",
 )
+GENERIC = "generic"
+"""The format for models whose chat template knows no tools."""
 
 
 def tool_format(name: str) -> ToolFormat:
     """The format of that name. Raises ModelLoadError when there is none."""
-    if name not in NAMES:
-        raise ModelLoadError(f"There is no tool format {name!r}; there are {', '.join(NAMES)}.")
+    known = (*NAMES, GENERIC)
+    if name not in known:
+        raise ModelLoadError(f"There is no tool format {name!r}; there are {', '.join(known)}.")
     format: ToolFormat = import_module(f"personae.grammar.tools.{name}").FORMAT
     return format
 

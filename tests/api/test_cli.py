@@ -103,7 +103,7 @@ def test_what_is_not_for_a_terminal_is_lines_from_loading_to_stopped(kind: str) 
         said = program.errors.splitlines()
     if kind == "json":
         said = [json.loads(line)["message"] for line in said]
-    wanted = ("loading the default model", "tool format none", "stopping: 1 answer is running", "stopped")
+    wanted = ("loading the default model", "tool format generic", "stopping: 1 answer is running", "stopped")
     places = [next((i for i, line in enumerate(said) if text in line), None) for text in wanted]
     assert None not in places, said
     assert places == sorted(places)

@@ -354,8 +354,8 @@ async def test_choices_that_make_no_sense_are_refused_by_field(engine: FakeEngin
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [stranger]}}
     wrong = await refused(app, tool_choice=allowed)
     assert wrong["param"] == "tool_choice.allowed_tools.tools[0].function.name"
-    plain = create_app(FakeEngine(tokenizer=byte_tokenizer(CHATML)))
-    assert (await refused(plain))["param"] == "tools"
+    unknown = create_app(FakeEngine(tokenizer=byte_tokenizer(CHATML + "{{ tools }}")))
+    assert (await refused(unknown))["param"] == "tools"
 
 
 async def test_stop_strings_stop_text_and_not_reasoning_or_calls(engine: FakeEngine) -> None:

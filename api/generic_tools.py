@@ -1,0 +1,159 @@
+"""Tools for chat templates that know none: described in the system message, calls and results as text.
+
+A tool's parameters are written as TypeScript would declare them, which is shorter than their JSON Schema:
+
+    get_weather: The weather of a city.
+    {
+    "city": string, // The city's name.
+    "unit"?: "c" | "f", // Default: "c".
+    }
+
+What TypeScript has no words for stands as JSON in the comment.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+INTRODUCTION = """You can call tools. To call one, answer only with
+<tool_call>{"name": "...", "arguments": {...}}</tool_call>
+and once more for each further call. Call nothing if no tool fits or a required value is missing."""
+"""Stands before the tools."""
+
+_SAID = frozenset(
+    {"type", "description", "enum", "const", "properties", "required", "items", "anyOf", "default"}
+)
+"""Keywords that the declaration or the comment says in its own words."""
+_SILENT = frozenset({"title", "examples", "additionalProperties", "strict", "optional"})
+_DEEPEST = 8
+
+
+def with_tools(
+    chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, system: bool
+) -> list[dict[str, Any]]:
+    """The messages with the tools in words; earlier calls and their results are text in them.
+
+    `system` says whether the template shows a system message; else the first user message takes its text.
+    """
+    plain: list[dict[str, Any]] = []
+    for message in chat:
+        _append(plain, _as_text(message))
+    head = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
+    if tools:
+        head.append(describe(tools))
+    text = "\n\n".join(part for part in head if part)
+    if not text and not head:
+        return plain
+    if system:
+        return [{"role": "system", "content": text}, *plain]
+    if plain and plain[0]["role"] == "user":
+        first = plain.pop(0)
+        return [{**first, "content": f"{text}\n\n{first.get('content', '')}"}, *plain]
+    return [{"role": "user", "content": text}, *plain]
+
+
+def describe(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What the system message says of the tools."""
+    return "\n\n".join([INTRODUCTION, *(_tool(tool["function"]) for tool in tools)])
+
+
+def as_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Calls, each with its name and its arguments, as the model writes them."""
+    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without calls and results other than as text."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>{message.get('content', '')}</tool_response>"}
+    if not message.get("tool_calls"):
+        return dict(message)
+    said = [message["content"]] if message.get("content") else []
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = as_calls([call["function"] for call in message["tool_calls"]])
+    return {**kept, "content": "\n".join([*said, calls])}
+
+
+def _append(plain: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Results in a row, and what the user says after them, are one message: templates want turns."""
+    last = plain[-1] if plain else None
+    results = last is not None and str(last.get("content", "")).startswith("<tool_response>")
+    if last is not None and results and message["role"] == last["role"] == "user":
+        last["content"] += "\n" + message.get("content", "")
+    else:
+        plain.append(message)
+
+
+def _tool(function: Mapping[str, Any]) -> str:
+    name, said = function["name"], _line(function.get("description"))
+    parameters = function.get("parameters") or {}
+    head = f"{name}: {said}" if said else str(name)
+    if parameters.keys() & {"properties"} and isinstance(parameters["properties"], Mapping):
+        rest = {key: value for key, value in parameters.items() if key not in _SAID | _SILENT}
+        fields = _fields(parameters, 0, "\n")
+        return f"{head}\n{{{fields}}}" + (f" // {_json(rest)}" if rest else "")
+    return f"{head}\n" + (_json(parameters) if parameters.keys() - _SILENT - {"type"} else "{}")
+
+
+def _fields(schema: Mapping[str, Any], depth: int, end: str) -> str:
+    """An object's properties, between their braces."""
+    required = schema.get("required")
+    must = set(required) if isinstance(required, list) else set()
+    written = end
+    for key, value in schema["properties"].items():
+        value = value if isinstance(value, Mapping) else {}
+        mark = "" if key in must else "?"
+        comment = _comment(value)
+        kind = _type(value, depth + 1)
+        if end == "\n":
+            written += f"{_json(key)}{mark}: {kind},{' // ' + comment if comment else ''}\n"
+        else:
+            written += f"{_json(key)}{mark}: {kind}{' /* ' + comment + ' */' if comment else ''}, "
+    return written if end == "\n" else written.removesuffix(", ")
+
+
+def _type(schema: Mapping[str, Any], depth: int) -> str:
+    """The type of a value; JSON Schema where TypeScript has none."""
+    if "const" in schema:
+        return _json(schema["const"])
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return " | ".join(map(_json, schema["enum"]))
+    branches = schema.get("anyOf")
+    if isinstance(branches, list) and branches and all(isinstance(one, Mapping) for one in branches):
+        return " | ".join(_type(one, depth + 1) for one in branches)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return " | ".join(_type({**schema, "type": one}, depth + 1) for one in kind) or "any"
+    if depth > _DEEPEST or not isinstance(kind, str):
+        return _json(dict(schema)) if schema.keys() - _SILENT - {"description", "default"} else "any"
+    if kind == "array":
+        items = schema.get("items")
+        inner = _type(items, depth + 1) if isinstance(items, Mapping) else "any"
+        return f"({inner})[]" if " " in inner and not inner.startswith("{") else f"{inner}[]"
+    if kind == "object":
+        if isinstance(schema.get("properties"), Mapping) and schema["properties"]:
+            return "{" + _fields(schema, depth, "") + "}"
+        return "object"
+    return kind
+
+
+def _comment(schema: Mapping[str, Any]) -> str:
+    """What is said of a value besides its type."""
+    said = [_line(schema["description"])] if schema.get("description") else []
+    if "default" in schema:
+        said.append(f"Default: {_json(schema['default'])}.")
+    rest = {key: value for key, value in schema.items() if key not in _SAID | _SILENT}
+    items = schema.get("items")
+    if isinstance(items, Mapping) and (inner := _comment(items)):
+        said.append(f"Each: {inner}")
+    if rest and isinstance(schema.get("type"), str):
+        said.append(_json(rest))
+    return " ".join(said)
+
+
+def _line(text: Any) -> str:
+    return " ".join(str(text or "").split())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
