@@ -52,6 +52,8 @@ def bytes_of_token(backend: tokenizers.Tokenizer, byte_level: bool) -> int | Non
         return None
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     vocabulary = backend.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        return None
     plain = byte_level  # a character of such a token stands for a byte
     longest = max(len(text) if plain and text not in added else len(text.encode()) for text in vocabulary)
     return longest * shrinks

@@ -384,10 +384,10 @@ async def test_a_client_that_leaves_while_its_request_waits_is_not_worked_for(
     decoded = 0
     read = ChatRequest.read
 
-    def counting(body: bytes) -> ChatRequest:
+    def counting(body: bytes, ignored: list[str]) -> ChatRequest:
         nonlocal decoded
         decoded += 1
-        return read(body)
+        return read(body, ignored)
 
     monkeypatch.setattr(ChatRequest, "read", counting)
     asked = {"model": "base", "messages": [{"role": "user", "content": "x" * 40_000}]}

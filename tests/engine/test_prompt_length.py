@@ -64,13 +64,16 @@ def test_no_token_stands_for_more_bytes_than_the_longest(kind: str, text: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_last_tokens_of_a_long_text_are_found_without_encoding_all_of_it(kind: str) -> None:
+def test_the_last_or_first_tokens_of_a_long_text_are_found_without_encoding_all_of_it(kind: str) -> None:
     text = "".join(f"The {n} foxes jump over {n * 7} lazy dogs. " for n in range(20_000))
     tokenizer = Noting(tiny_tokenizers.make(kind))
     (whole,) = tokenizer.encode_batch([text], add_special_tokens=False)
     tokenizer.encoded = 0
     assert tokenizer.encode_batch([text], False, 50) == [whole[-50:]]
     assert tokenizer.encoded < 4 * PART < len(text)
+    tokenizer.encoded = 0
+    assert tokenizer.encode_batch([text], False, 50, True) == [whole[:50]]
+    assert tokenizer.encoded < 4 * PART
 
 
 def test_where_a_token_may_stand_for_any_text_no_length_is_known() -> None:

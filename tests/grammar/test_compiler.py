@@ -266,7 +266,7 @@ def test_a_schema_cannot_loosen_its_own_grammar(compiler):
     ],
 )
 def test_each_kind_of_spec_finds_its_backend(compiler, kind, source, text):
-    grammar = compiler.compile(GrammarSpec(kind, source))
+    grammar = compiler.compile_here(GrammarSpec(kind, source))
     assert accepts(grammar.matcher(), VOCABULARY, text)
     assert not accepts(grammar.matcher(), VOCABULARY, b"-")
 

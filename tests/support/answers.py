@@ -49,7 +49,7 @@ def vocabulary(special: tuple[str, ...] = (), plain: tuple[bytes, ...] = ()) -> 
 
 @cache
 def _compiled(special: tuple[str, ...], plain: tuple[bytes, ...], spec: GrammarSpec) -> ClosingGrammar:
-    return GrammarCompiler(vocabulary(special, plain)).compile(spec)
+    return GrammarCompiler(vocabulary(special, plain)).compile_here(spec)
 
 
 def matcher_of(shape: AnswerShape, vocabulary: Vocabulary) -> Matcher:

@@ -141,7 +141,7 @@ def compiler() -> GrammarCompiler:
 
 @cache
 def compiled(kind: Any, source: str) -> ClosingGrammar:
-    return compiler().compile(GrammarSpec(kind, source))
+    return compiler().compile_here(GrammarSpec(kind, source))
 
 
 def schema_grammar(name: str) -> ClosingGrammar:

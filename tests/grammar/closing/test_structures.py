@@ -39,7 +39,7 @@ def compiler(special: tuple[str, ...]) -> GrammarCompiler:
 
 @cache
 def compiled(special: tuple[str, ...], spec: GrammarSpec) -> ClosingGrammar:
-    return compiler(special).compile(spec)
+    return compiler(special).compile_here(spec)
 
 
 def written(
