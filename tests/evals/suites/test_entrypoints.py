@@ -15,18 +15,6 @@ from personae.evals.suites.entrypoints.suite import Entrypoints, EntrypointSetti
 from personae.evals.suites.entrypoints.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
-LATER = {  # checks of what is not served yet
-    "truncation_side",
-    "tokens_as_ids",
-    "extra_fields",
-    "as_many_as_there_may_be",
-    "load",
-    "newer_metrics",
-    "reasoning_last",
-    "history",
-    "fingerprint",
-    "older_formats",
-}
 UNIQUE = {one.run: one for one in CHECKS}.values()
 
 
@@ -35,13 +23,12 @@ def named(one: Restated) -> str:
 
 
 def marked(one: Restated) -> object:
-    later = pytest.mark.xfail(reason="not served yet") if one.run.__name__ in LATER else ()
-    return pytest.param(one, id=named(one), marks=later)
+    return pytest.param(one, id=named(one))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServeOptions(device="cpu")) as server:
+    with running(ServeOptions(Path("demo"), device="cpu")) as server:
         yield server
 
 
@@ -81,4 +68,3 @@ def test_every_case_has_a_name_of_its_own_and_is_put_to_the_base() -> None:
 
 def test_the_page_has_the_table() -> None:
     assert table() in (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
-    assert {one.run.__name__ for one in UNIQUE} >= LATER
