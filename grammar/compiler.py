@@ -185,7 +185,9 @@ class GrammarCompiler:
         """
         rewritings = self._rewritings if rewritten else _as_written
         return self._compile(
-            spec, lambda sketch: draft(sketch, *self._pair(sketch.outline), self._table, tell), rewritings
+            spec,
+            lambda sketch: draft(sketch, self._bytewise_backend(sketch.outline.backend), self._table, tell),
+            rewritings,
         )
 
     def close(self) -> None:

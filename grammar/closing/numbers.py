@@ -17,12 +17,14 @@ _KEPT = 4 * MOST
 
 
 class NumberGuard:
-    """Follows one answer: the numeric characters at its end."""
+    """Follows one answer: the numeric characters at its end. `ends` are the tokens that may follow a number,
+    None if the answer has none."""
 
-    __slots__ = ("_run", "_table")
+    __slots__ = ("_ends", "_run", "_table")
 
-    def __init__(self, table: TokenTable, run: bytes = b"") -> None:
+    def __init__(self, table: TokenTable, ends: Words | None, run: bytes = b"") -> None:
         self._table = table
+        self._ends = ends
         self._run = run
 
     def write(self, text: bytes) -> None:
@@ -41,7 +43,7 @@ class NumberGuard:
     def narrow(self, words: Words) -> Words | None:
         """What `words` allows of that, None if there is nothing to take away."""
         run = self._run
-        if len(run) < 2:
+        if len(run) < 2 or self._ends is None:
             return None
         exponent = _EXPONENT.search(run)
         if exponent is None and len(run) < MOST:
@@ -53,11 +55,13 @@ class NumberGuard:
             barred = table.numeric_longer
         else:
             barred = table.numeric
-            if not (words & table.ends_number).any():
+            if not (words & self._ends).any() or (
+                table.quote is not None and table.holds(words, table.quote)
+            ):
                 return None  # in a string, or in a number that has to go on
         kept = words & ~barred
         return kept if kept.any() else None
 
     def fork(self) -> "NumberGuard":
         """A second one in the same state."""
-        return NumberGuard(self._table, self._run)
+        return NumberGuard(self._table, self._ends, self._run)

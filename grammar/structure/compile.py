@@ -11,9 +11,10 @@ from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
 from personae.grammar.closing.blueprint import Outline, Sketch
-from personae.grammar.closing.build import names_tokens, structure_reach
 from personae.grammar.closing.reach import Reach
+from personae.grammar.closing.structures import entries, structure_reach
 from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.token_ids import over_bytes
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
@@ -27,7 +28,7 @@ from personae.grammar.schema.prepare import (
 )
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
+from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
 
 _BACKEND = "llguidance"
@@ -59,8 +60,13 @@ def structure_sketch(
             raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
         return element
 
-    def written(special: Mapping[str, int]) -> GrammarSpec:
-        return GrammarSpec("lark", lark(element, special, _written))
+    def written(whole: Element, special: Mapping[str, int]) -> GrammarSpec:
+        return GrammarSpec("lark", lark(whole, special, _written))
+
+    def by_bytes(part: Bound) -> Bound:
+        if not isinstance(part, Lark):
+            return part
+        return replace(part, source=over_bytes(part.source, table, part.param))
 
     def bounds() -> Reach | None:
         try:
@@ -69,8 +75,9 @@ def structure_sketch(
             return None
 
     element = replace_bound(decode_structure(spec.source), bind)
-    second = None if names_tokens(spec.source) else written(table.bytewise().special)
-    return Sketch(Outline(_BACKEND, written(table.vocabulary.special), second), bounds)
+    second = written(replace_bound(element, by_bytes), table.bytewise().special)
+    outline = Outline(_BACKEND, written(element, table.vocabulary.special), second)
+    return Sketch(outline, bounds, entries(element))
 
 
 def _written(element: Bound) -> str:
