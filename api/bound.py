@@ -82,8 +82,8 @@ class Bound:
                 return decode_structure(source)
 
 
-def bound_of(body: SamplingFields) -> Bound | None:
-    """What binds the answer's text; None if nothing does.
+def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
+    """What binds the answer's text; None if nothing does. `strict` is for a schema that does not say.
 
     Raises RequestError or GrammarError when that is malformed or two things are asked for,
     UnsupportedParameter for what would have to be ignored.
@@ -95,7 +95,7 @@ def bound_of(body: SamplingFields) -> Bound | None:
     }
     if body.structured_outputs is not None and body.structured_outputs not in _BLANKS_ALONE:
         asked["structured_outputs"] = _structured(body.structured_outputs)
-    if (formatted := _formatted(body)) is not None:
+    if (formatted := _formatted(body, strict)) is not None:
         asked["response_format"] = formatted
     if not asked:
         return None
@@ -137,7 +137,7 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
     return msgspec.structs.replace(spec, backend=BACKENDS[name])
 
 
-def _formatted(body: SamplingFields) -> Bound | None:
+def _formatted(body: SamplingFields, strict: bool) -> Bound | None:
     format = body.response_format
     if isinstance(format, JsonObjectFormat):
         return Bound(GrammarSpec("json_object"), "response_format")
@@ -149,7 +149,8 @@ def _formatted(body: SamplingFields) -> Bound | None:
     if not 0 < len(asked.name) <= _NAME_LENGTH:
         name = "response_format.json_schema.name"
         raise RequestError(f"`{name}` must have 1 to {_NAME_LENGTH} characters.", param=name)
-    return _schema(asked.schema, "response_format.json_schema.schema", strict=asked.strict is not False)
+    strict = strict if asked.strict is None else asked.strict
+    return _schema(asked.schema, "response_format.json_schema.schema", strict=strict)
 
 
 def _structured(asked: StructuredOutputs) -> Bound:

@@ -163,8 +163,8 @@ def _prepare(door: Door, body: ChatRequest, kept: int | None, brief: bool) -> _P
         )
     except (TooManyTokens, PromptTooLong):
         raise too_many_tokens(limit, "messages") from None
-    bound = bound_of(body)
-    shape = answer_shape(body, door.family, text, bound)
+    bound = bound_of(body, strict=door.settings.default_strict)
+    shape = answer_shape(body, door.family, text, bound, strict=door.settings.default_strict)
     return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, door.settings))
 
 

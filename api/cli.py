@@ -271,6 +271,13 @@ def serve(
             help="Write bound JSON without blanks between its tokens; a request may say otherwise.",
         ),
     ] = False,
+    default_strict: Annotated[
+        bool,
+        typer.Option(
+            "--default-strict",
+            help="Treat a schema or function without `strict` as strict: enforce all of it or refuse it.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model and its adapters over HTTP (OpenAI's API)."""
     options = ServeOptions(
@@ -301,6 +308,7 @@ def serve(
         quantize=quantize,
         jump_forward=jump_forward,
         disable_any_whitespace=disable_any_whitespace,
+        default_strict=default_strict,
     )
     access = AccessOptions(
         data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())

@@ -86,7 +86,7 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_prompt_logprobs(entries, name, settings)
         door.keep(BYTES_OF_LOGPROB * entries)
-    bound = bound_of(body)
+    bound = bound_of(body, strict=settings.default_strict)
     grammar = as_asked(None if bound is None else bound.spec, body, settings)
     bound_by = None if bound is None else bound.param
     left_out = await exclusions(door, body, bound_by)

@@ -45,6 +45,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `quantize` is how the base's weights are kept, None for as `dtype` says. `jump_forward`: text that a
     grammar forces is appended without asking the model, unless a request says otherwise.
     `disable_any_whitespace`: bound JSON has no blanks between its tokens, unless a request says otherwise.
+    `default_strict`: a schema or function without `strict` is strict.
     """
 
     model: Path | None = None
@@ -74,6 +75,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     quantize: str | None = None
     jump_forward: bool | None = None
     disable_any_whitespace: bool = False
+    default_strict: bool = False
 
 
 async def _never() -> None:

@@ -29,7 +29,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
     `max_rank`, if known, is the largest rank that it can hold. `tool_format` and `reasoning_format` name how
     the model writes calls and reasoning, "none" for not at all; None finds it from the chat template.
     `jump_forward` is for requests that do not say, None leaves it to the engine. So is
-    `disable_any_whitespace`: JSON without blanks between its tokens.
+    `disable_any_whitespace`: JSON without blanks between its tokens. `default_strict` is the `strict` of
+    schemas and functions that do not have it.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -66,6 +67,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     reasoning_format: str | None = None
     jump_forward: bool | None = None
     disable_any_whitespace: bool = False
+    default_strict: bool = False
 
 
 def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
@@ -79,6 +81,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
         seed=options.seed,
         jump_forward=options.jump_forward,
         disable_any_whitespace=options.disable_any_whitespace,
+        default_strict=options.default_strict,
         request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,

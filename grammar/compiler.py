@@ -29,6 +29,7 @@ from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -36,17 +37,15 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
-    explained,
     loose,
     readable,
-    refusal,
     weakened,
     without_ignored,
 )
 from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import Rewritings, structure_sketch
+from personae.grammar.structure.compile import Rewritings, enforced, structure_sketch
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.vocabulary import Vocabulary
 
@@ -291,9 +290,9 @@ class GrammarCompiler:
         self, spec: GrammarSpec, finish: Callable[[Sketch], Made], rewritings: Rewritings
     ) -> Made:
         document = without_ignored(parse_schema(spec.source))
-        if spec.strict:
-            check_spelling(document)
         check_answerable(document)
+        if spec.strict:
+            check_spelling(document, lambda one: self._enforced(one, rewritings))
         reason: Unenforced | GrammarError | None = None
         rewritten = []
         for schema in rewritings(document):
@@ -308,10 +307,12 @@ class GrammarCompiler:
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
                     reason = missing
         if spec.strict:
-            if isinstance(reason, GrammarError):
-                reason = explained(document, reason, cache(self._reads))
-            raise refusal(document, reason)
+            raise explanation(document, reason, lambda one: self._enforced(one, rewritings))
         return self._compile_best_effort(spec, document, finish, rewritten)
+
+    def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
+        """Whether all of a schema is enforced as one of its rewritings."""
+        return any(True for _ in enforced(document, self._bytewise_backend("llguidance"), rewritings))
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one.

@@ -12,7 +12,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class SchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
-    """`text.format`: JSON that satisfies a schema; `strict` absent means strict."""
+    """`text.format`: JSON that satisfies a schema; without `strict` as much of it as possible, unless
+    the server was started with `--default-strict`."""
 
     name: str
     schema: dict[str, Any] | bool

@@ -20,7 +20,7 @@ from personae.evals.suites.suite import Case, Outcome, Suite, SuiteSettings
 
 STRICT, LENIENT = "strict", "lenient"
 _SHORTEST = re.compile(r" has (\d+)\.$")
-_KEYWORD = re.compile(r"The keyword '([^']+)'")
+_KEYWORD = re.compile(r"The (?:keywords?|format) '([^']+)'")
 
 
 class AdversarialSettings(SuiteSettings, frozen=True):

@@ -13,6 +13,7 @@ MOST = 24  # characters: -2.2250738585072014e-308
 _NUMERIC = re.compile(rb"[0-9.eE+-]*$")
 _EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]*)$")
 _CHARACTERS = frozenset(b"0123456789.eE+-")
+_LONGEST_TOKEN = 16  # characters that a numeric token is taken to have at most
 _KEPT = 4 * MOST
 
 
@@ -46,7 +47,7 @@ class NumberGuard:
         if len(run) < 2 or self._ends is None:
             return None
         exponent = _EXPONENT.search(run)
-        if exponent is None and len(run) < MOST:
+        if exponent is None and len(run) <= MOST - _LONGEST_TOKEN:
             return None
         table = self._table
         if (words & table.letters).any():
@@ -54,11 +55,10 @@ class NumberGuard:
         if exponent is not None and len(exponent[1]) < 2:
             barred = table.numeric_longer
         else:
-            barred = table.numeric
-            if not (words & self._ends).any() or (
-                table.quote is not None and table.holds(words, table.quote)
-            ):
-                return None  # in a string, or in a number that has to go on
+            barred = table.numeric_over(max(MOST - len(run), 0) if exponent is None else 0)
+            in_string = table.quote is not None and table.holds(words, table.quote)
+            if in_string or not (words & self._ends).any():
+                return None  # or in a number that has to go on
         kept = words & ~barred
         return kept if kept.any() else None
 

@@ -192,8 +192,8 @@ class Planner:
                 return multiple
         if free:
             return self._leave(matcher, mask, text)
-        # A line break is never within a string; but for the last blank it may be anywhere between two tokens.
-        between = not text or mask & _BREAK or text[-1] in b"\n\r\t"
+        # A line break is never within a string; but for the last blanks it may be between any two tokens.
+        between = not text or mask & _BREAK or text[-1] in b"\n\r\t" or _is_indented(text)
         whole, mask = mask, mask & ~_BLANKS or mask
         if between and (not text or text[-1] in b"{[,: \n\r\t"):
             for byte in _CLOSERS:
@@ -335,6 +335,11 @@ class _Value:
             self._quoted = not self._quoted
         elif not self._quoted and byte < STOP:
             self._depth += (byte in b"{[") - (byte in b"}]")
+
+
+def _is_indented(text: bytearray) -> bool:
+    """Whether it ends with a line break and blanks."""
+    return text[-1:] == b" " and text[len(text.rstrip(b" ")) - 1 :][:1] in (b"\n", b"\t")
 
 
 def _depth(text: bytearray) -> int:

@@ -59,6 +59,8 @@ class TokenTable:
         numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
         self.numeric = self._bits(np.array(numeric, np.int64))
         self.not_numeric = ~self.numeric
+        self._numeric = [(token, len(vocabulary.tokens[token])) for token in numeric]
+        self._numeric_over: dict[int, Words] = {}
         longer = [token for token in numeric if len(vocabulary.tokens[token]) > 1]
         self.numeric_longer = self._bits(np.array(longer, np.int64))
         self.letters = self._named(b"ghxz")
@@ -95,6 +97,13 @@ class TokenTable:
         """What a token writes."""
         special = self._special.get(token)
         return tuple(self.vocabulary.tokens[token]) if special is None else (special,)
+
+    def numeric_over(self, most: int) -> Words:
+        """The numeric tokens of more than `most` characters."""
+        if most not in self._numeric_over:
+            found = [token for token, length in self._numeric if length > most]
+            self._numeric_over[most] = self._bits(np.array(found, np.int64))
+        return self._numeric_over[most]
 
     def number_ends(self, texts: Iterable[str]) -> Words:
         """The tokens of one character or none that may follow a number: in JSON, and those that begin
