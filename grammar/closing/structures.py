@@ -85,12 +85,14 @@ def _exits(element: Element, after: tuple[str, ...]) -> Iterator[str]:
         case Sequence(parts=parts):
             for part in reversed(parts):
                 yield from _exits(part, after)
-                after = _heads(part)
+                if not isinstance(part, Repeat) or part.least:  # what may be left out leads further away
+                    after = _heads(part)
         case OneOf(parts=parts):
             for part in parts:
                 yield from _exits(part, after)
         case Repeat(part=part):
-            yield from after
+            heads = [head for head in _heads(part) if head]
+            yield from (text for text in after if not any(head.startswith(text) for head in heads))
             yield from _exits(part, ())
 
 

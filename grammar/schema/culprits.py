@@ -18,7 +18,7 @@ _WITH_OTHERS = frozenset({"then", "else", "minContains", "maxContains"})  # whic
 _BACKEND = "llguidance"
 _SECONDS = 1.0  # of processor time
 _LEAST_TRIALS = 10
-_MOST_NAMED = 20
+_MOST_NAMED = 50
 
 Culprit = tuple[str, Path]
 

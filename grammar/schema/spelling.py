@@ -16,7 +16,7 @@ from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import Path, subschemas
 from personae.grammar.slips import nearest
 
-_MOST_NAMED = 20
+_MOST_NAMED = 50
 
 # Of zod, pydantic, OpenAPI, TypeBox, Ajv, editors and other generators of schemas: they bind nothing here.
 FOREIGN_FORMATS = frozenset(
