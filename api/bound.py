@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from personae.api.settings import ApiSettings
+from personae.api.wire.conversation import Tool
 from personae.api.wire.schema import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -16,6 +17,7 @@ from personae.api.wire.schema import (
 )
 from personae.errors import GrammarError, RequestError, UnsupportedParameter
 from personae.grammar.registry import BACKENDS, BACKENDS_OF_KIND
+from personae.grammar.schema.spelling import foreign
 from personae.grammar.spec import GrammarKind, GrammarSpec
 from personae.grammar.structure.elements import (
     Element,
@@ -32,6 +34,7 @@ from personae.grammar.structure.tags import structural_tag
 
 _NAME_LENGTH = 64
 _MOST_CHOICES = 1024
+_MOST_FOREIGN = 64
 _BACKEND = "guided_decoding_backend"
 _KINDS: dict[GrammarKind, str] = {
     "json_schema": "schemas",
@@ -104,6 +107,18 @@ def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
         if asked[name].spec != asked[first].spec:
             raise RequestError(f"`{name}` beside `{first}`: an answer can be bound once.", param=name)
     return asked[first]
+
+
+def foreign_names(body: SamplingFields) -> list[str]:
+    """The names of other tools in the body's schemas that bind nothing, each with its place."""
+    schemas: dict[str, Any] = {}
+    if isinstance(body.response_format, JsonSchemaFormat):
+        schemas["response_format.json_schema.schema"] = body.response_format.json_schema.schema
+    for index, tool in enumerate(getattr(body, "tools", None) or ()):
+        if isinstance(tool, Tool):
+            schemas[f"tools[{index}].function.parameters"] = tool.function.parameters
+    found = [f"{field}{name}" for field, schema in schemas.items() for name in foreign(schema)]
+    return found[:_MOST_FOREIGN]
 
 
 def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettings) -> GrammarSpec | None:

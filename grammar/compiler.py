@@ -169,9 +169,19 @@ class GrammarCompiler:
         if self._sandbox is not None:
             with suppress(_Elsewhere):
                 if is_small(spec):
-                    return self._compile(spec, self._build)
+                    return self._compiled_here(spec)
             return self._compiled_by(self._sandbox, spec)
-        return self._compile(spec, self._build)
+        return self._compiled_here(spec)
+
+    def _compiled_here(self, spec: GrammarSpec) -> ClosingGrammar:
+        """Of what cannot be closed and is not strict, what can be had: hardly bound."""
+        try:
+            return self._compile(spec, self._build)
+        except GrammarError as error:
+            looser = loosened(spec) if error.code == TOO_COMPLEX else None
+            if looser is None or looser == spec:
+                raise
+            return self._compile(looser, self._build)
 
     def draft(
         self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] = _nobody

@@ -3,7 +3,7 @@
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import anyio
@@ -20,6 +20,9 @@ _FORM_BYTES = 2**21  # what an upload may have around its tensors
 _CLOSE = (b"connection", b"close")
 _UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
 """Routes that take files, and the setting that limits these."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:$#/~\[\]-]")
+_LONGEST_NAME = 100
+_LONGEST_LIST = 1000  # characters
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -54,6 +57,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if ignored := scope["state"].get("ignored"):
+                    message["headers"].append((b"x-personae-ignored", _listed(ignored)))
                 if not body.complete:  # nobody will read the rest of it
                     message["headers"] = [*(h for h in message["headers"] if h[0] != b"connection"), _CLOSE]
             await send(message)
@@ -141,6 +146,17 @@ def _request_id(given: bytes) -> str:
     """The client's own id if it is short and plain, else a new one."""
     text = given.decode("latin-1")
     return text if _SANE_ID.fullmatch(text) else uuid.uuid4().hex
+
+
+def _listed(names: Sequence[str]) -> bytes:
+    """Names, some of them a client's, as the value of a header; "..." stands for those that are too many."""
+    listed = b""
+    for name in dict.fromkeys(names):
+        shown = _UNSAFE.sub("?", name[:_LONGEST_NAME]).encode()
+        if len(listed) + len(shown) > _LONGEST_LIST:
+            return listed + b", ..."
+        listed += b", " + shown if listed else shown
+    return listed
 
 
 def _refuse_headers(message: str) -> NoReturn:

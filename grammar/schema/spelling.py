@@ -64,16 +64,12 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
     raise GrammarError(" ".join(said), param=SCHEMA_PARAM)
 
 
-def notes(document: Schema) -> list[str]:
-    """A sentence for each foreign name that is near to one that binds."""
-    return [
-        f"The {slip.kind} {slip.name[:80]!r} at {pointer(slip.path)} is not JSON Schema's and binds nothing."
-        for slip in _slips(document)
-        if slip.meant is None
-    ]
+def foreign(document: Schema | None) -> list[str]:
+    """The pointers of foreign names that are near to one that binds: they bind nothing."""
+    return [pointer(slip.path) for slip in _slips(document) if slip.meant is None]
 
 
-def _slips(document: Schema) -> Iterator[Slip]:
+def _slips(document: Schema | None) -> Iterator[Slip]:
     for schema, path in subschemas(document):
         for name, value in schema.items():
             if (meant := _meant_keyword(name)) is not None:

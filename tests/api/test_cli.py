@@ -197,7 +197,8 @@ def test_every_option_is_passed_on(
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
-        "--no-cuda-graphs --no-jump-forward --disable-any-whitespace --default-strict --kv-cache-dtype fp8 --quantize int8 "
+        "--no-cuda-graphs --no-jump-forward --disable-any-whitespace --kv-cache-dtype fp8 --quantize int8 "
+        "--default-strict "
         "--api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example"
     )

@@ -53,9 +53,7 @@ def test_schemas_of_our_own_are_answered_as_promised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool_format", ["hermes", "qwen3_coder", "glm45", "pythonic"])
-def test_calls_with_such_arguments_are_whole_and_valid(
-    tmp_path: Path, tool_format: str
-) -> None:
+def test_calls_with_such_arguments_are_whole_and_valid(tmp_path: Path, tool_format: str) -> None:
     records = played(tmp_path, tool_format=tool_format)
     called = judged(records, "tools")
     assert len(called) >= 10

@@ -66,7 +66,7 @@ def here() -> GrammarCompiler:
         REWRITTEN,
         spec_of({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"enum": ["é", 1]}}}}),
         GrammarSpec("ebnf", 'root ::= "a" | "b"'),
-        GrammarSpec("lark", "start: \"a\" /b+/"),
+        GrammarSpec("lark", 'start: "a" /b+/'),
         GrammarSpec("choice", '["b", "bc"]'),
     ],
     ids=lambda spec: spec.kind,
