@@ -26,10 +26,9 @@ async def read_json(request: Request, type: type[T], door: Door) -> T:
     _check_headers(request)
     body = await _receive(request, door)
     door.caller.body_size = len(body)
-    request.state.ignored = ignored = list[str]()
     settings = door.settings
     read = partial(
-        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=ignored
+        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=door.ignored
     )
     if len(body) <= LONG:
         return read()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from personae.api.settings import ApiSettings
+from personae.api.wire.conversation import Tool
 from personae.api.wire.schema import (
     JsonObjectFormat,
     JsonSchema,
@@ -17,6 +18,7 @@ from personae.api.wire.schema import (
 )
 from personae.errors import GrammarError, RequestError, UnsupportedParameter
 from personae.grammar.registry import BACKENDS, BACKENDS_OF_KIND
+from personae.grammar.schema.spelling import foreign
 from personae.grammar.spec import GrammarKind, GrammarSpec
 from personae.grammar.structure.elements import (
     Element,
@@ -33,6 +35,7 @@ from personae.grammar.structure.tags import structural_tag
 
 _NAME_LENGTH = 64
 _MOST_CHOICES = 1024
+_MOST_FOREIGN = 64
 _BACKEND = "guided_decoding_backend"
 _KINDS: dict[GrammarKind, str] = {
     "json_schema": "schemas",
@@ -83,8 +86,8 @@ class Bound:
                 return decode_structure(source)
 
 
-def bound_of(body: SamplingFields) -> Bound | None:
-    """What binds the answer's text; None if nothing does.
+def bound_of(body: SamplingFields, *, strict: bool = False) -> Bound | None:
+    """What binds the answer's text; None if nothing does. `strict` is for a schema that does not say.
 
     Raises RequestError or GrammarError when that is malformed or two things are asked for,
     UnsupportedParameter for what would have to be ignored.
@@ -96,7 +99,7 @@ def bound_of(body: SamplingFields) -> Bound | None:
     }
     if body.structured_outputs is not None and body.structured_outputs not in _BLANKS_ALONE:
         asked["structured_outputs"] = _structured(body.structured_outputs)
-    if (formatted := _formatted(body)) is not None:
+    if (formatted := _formatted(body, strict)) is not None:
         asked["response_format"] = formatted
     if not asked:
         return None
@@ -105,6 +108,18 @@ def bound_of(body: SamplingFields) -> Bound | None:
         if asked[name].spec != asked[first].spec:
             raise RequestError(f"`{name}` beside `{first}`: an answer can be bound once.", param=name)
     return asked[first]
+
+
+def foreign_names(body: SamplingFields) -> list[str]:
+    """The names of other tools in the body's schemas that bind nothing, each with its place."""
+    schemas: dict[str, Any] = {}
+    if isinstance(body.response_format, JsonSchemaFormat):
+        schemas["response_format.json_schema.schema"] = body.response_format.json_schema.schema
+    for index, tool in enumerate(getattr(body, "tools", None) or ()):
+        if isinstance(tool, Tool):
+            schemas[f"tools[{index}].function.parameters"] = tool.function.parameters
+    found = [f"{field}{name}" for field, schema in schemas.items() for name in foreign(schema)]
+    return found[:_MOST_FOREIGN]
 
 
 def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettings) -> GrammarSpec | None:
@@ -138,7 +153,7 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
     return msgspec.structs.replace(spec, backend=BACKENDS[name])
 
 
-def _formatted(body: SamplingFields) -> Bound | None:
+def _formatted(body: SamplingFields, strict: bool) -> Bound | None:
     format, param = body.response_format, "response_format.json_schema.schema"
     if isinstance(format, JsonObjectFormat):
         if format.schema is None:
@@ -152,7 +167,8 @@ def _formatted(body: SamplingFields) -> Bound | None:
     if asked.name is not None and not 0 < len(asked.name) <= _NAME_LENGTH:
         name = "response_format.json_schema.name"
         raise RequestError(f"`{name}` must have 1 to {_NAME_LENGTH} characters.", param=name)
-    return _schema(asked.schema, param, strict=asked.strict is not False)
+    strict = strict if asked.strict is None else asked.strict
+    return _schema(asked.schema, param, strict=strict)
 
 
 def _structured(asked: StructuredOutputs) -> Bound:

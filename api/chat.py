@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.bound import Bound, as_asked, bound_of
+from personae.api.bound import Bound, as_asked, bound_of, foreign_names
 from personae.api.chat_template import PromptTooLong, plain_messages
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
@@ -172,8 +172,9 @@ def _prepare(door: Door, body: ChatRequest, kept: int | None, brief: bool) -> _P
         )
     except (TooManyTokens, PromptTooLong):
         raise too_many_tokens(limit, "messages") from None
-    bound = bound_of(body)
-    shape = answer_shape(body, door.family, text, bound)
+    bound = bound_of(body, strict=door.settings.default_strict)
+    door.ignored.extend(foreign_names(body))
+    shape = answer_shape(body, door.family, text, bound, strict=door.settings.default_strict)
     return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, door.settings))
 
 

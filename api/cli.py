@@ -306,6 +306,13 @@ def serve(
             help="Run chat templates that requests bring; only where every client is trusted.",
         ),
     ] = False,
+    default_strict: Annotated[
+        bool,
+        typer.Option(
+            "--default-strict",
+            help="Treat a schema or function without `strict` as strict: enforce all of it or refuse it.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model and its adapters over HTTP (OpenAI's API)."""
     options = ServeOptions(
@@ -340,6 +347,7 @@ def serve(
         unknown_fields=unknown_fields,
         root_path=root_path,
         trust_request_chat_template=trust_request_chat_template,
+        default_strict=default_strict,
     )
     access = AccessOptions(
         data_dir, tuple(adapter_root or ()), insecure_no_auth, api_key, tuple(allowed_origin or ())

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from personae.api.body import read_json
-from personae.api.bound import as_asked, bound_of
+from personae.api.bound import as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
 from personae.api.deadline import TIMEOUT
@@ -88,7 +88,8 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_prompt_logprobs(entries, name, settings)
         door.keep(BYTES_OF_LOGPROB * entries)
-    bound = bound_of(body)
+    bound = bound_of(body, strict=settings.default_strict)
+    door.ignored.extend(foreign_names(body))
     grammar = as_asked(None if bound is None else bound.spec, body, settings)
     bound_by = None if bound is None else bound.param
     left_out = await exclusions(door, body, bound_by)

@@ -44,6 +44,7 @@ class Door:
     there is no place for them. `background` requests give way to all others. `arrived` is when the request
     came, None for now; `patience` when its client has no more use for the answer. Both are on
     `anyio.current_time`'s clock. `fingerprint` changes when the server could answer otherwise than before.
+    `ignored` names what of the request binds nothing; a header says so.
     """
 
     client: EngineClient
@@ -59,6 +60,7 @@ class Door:
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
     arrived: float | None = None
     patience: float = math.inf
+    ignored: list[str] = field(default_factory=list)
     background: bool = False
     fingerprint: str = ""
 
@@ -229,4 +231,7 @@ def door_of(request: Request) -> Door:
     """The app's door, as this request's caller finds it."""
     door: Door = request.app.state.door
     arrived, patience = arrival(request), header_deadline(request)
-    return replace(door, caller=caller_of(request), arrived=arrived, patience=patience)
+    if not hasattr(request.state, "ignored"):
+        request.state.ignored = []
+    ignored = request.state.ignored
+    return replace(door, caller=caller_of(request), arrived=arrived, patience=patience, ignored=ignored)

@@ -49,6 +49,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     `served_model_name` is the base's name, or all of its names. `default_model` answers requests that name
     none. `unknown_fields` of a request are refused or ignored. `root_path` is the prefix that a proxy puts
     before every route. With `trust_request_chat_template` requests may bring a chat template.
+    `default_strict`: a schema or function without `strict` is strict.
     """
 
     model: Path | None = None
@@ -82,6 +83,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     unknown_fields: UnknownFields = "refuse"
     root_path: str = ""
     trust_request_chat_template: bool = False
+    default_strict: bool = False
 
 
 async def _never() -> None:

@@ -33,6 +33,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     `unknown_fields` says what happens to fields that no request has. `default_model` answers requests that
     name none; None is the base. `root_path` is a proxy's prefix before every route. `trust_chat_template`
     lets requests bring a chat template of their own. `about` describes the engine.
+    `default_strict` is the `strict` of schemas and functions that do not have it.
     """
 
     defaults: GenerationDefaults = GenerationDefaults()
@@ -74,6 +75,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     root_path: str = ""
     trust_chat_template: bool = False
     about: str = ""
+    default_strict: bool = False
 
 
 def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions | None = None) -> ApiSettings:
@@ -87,6 +89,7 @@ def serve_settings(options: ServeOptions, opened: Opened, access: AccessOptions 
         seed=options.seed,
         jump_forward=options.jump_forward,
         disable_any_whitespace=options.disable_any_whitespace,
+        default_strict=options.default_strict,
         request_seconds=options.request_timeout,
         adapter_roots=access.adapter_roots,
         insecure=access.insecure_no_auth,

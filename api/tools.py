@@ -31,8 +31,11 @@ _BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens"
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def functions_of(tools: Sequence[Tool | CustomTool] | None) -> tuple[Function, ...]:
-    """The functions that a request offers. Raises RequestError naming the field that is wrong."""
+def functions_of(tools: Sequence[Tool | CustomTool] | None, *, strict: bool = False) -> tuple[Function, ...]:
+    """The functions that a request offers; `strict` is for those that do not say.
+
+    Raises RequestError naming the field that is wrong.
+    """
     if len(tools or ()) > _MOST:
         raise RequestError(f"`tools` may have at most {_MOST}.", param="tools")
     functions: dict[str, Function] = {}
@@ -51,7 +54,8 @@ def functions_of(tools: Sequence[Tool | CustomTool] | None) -> tuple[Function, .
             functions[name] = custom_function(name, _input(tool, param), param)
         else:
             schema = _object(tool.function.parameters, f"{where}.parameters")
-            functions[name] = Function(name, schema, bool(tool.function.strict), f"{where}.parameters")
+            said = tool.function.strict
+            functions[name] = Function(name, schema, strict if said is None else said, f"{where}.parameters")
     return tuple(functions.values())
 
 
@@ -88,12 +92,14 @@ def shown_tools(tools: Sequence[Tool | CustomTool] | None) -> list[dict[str, Any
     return shown or None
 
 
-def answer_shape(body: ChatRequest, family: Family, prompt: str, bound: Bound | None) -> AnswerShape | None:
+def answer_shape(
+    body: ChatRequest, family: Family, prompt: str, bound: Bound | None, *, strict: bool = False
+) -> AnswerShape | None:
     """What the answer to `prompt` consists of; None if all of it is text, `bound` or not.
 
     Raises RequestError when the tools, the choice among them or the thinking budget make no sense.
     """
-    functions, use = _choice(body, functions_of(body.tools))
+    functions, use = _choice(body, functions_of(body.tools, strict=strict))
     limit = _thinking_budget(body, family)
     reasoning, thinks = family.reasoning, Thinks.NO
     if reasoning is not None and not body.continue_final_message:

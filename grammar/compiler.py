@@ -29,6 +29,7 @@ from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.small import is_foreign, is_small
 from personae.grammar.sandbox.tour import TOUR
 from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -36,17 +37,15 @@ from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
-    explained,
     loose,
     readable,
-    refusal,
     weakened,
     without_ignored,
 )
 from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import Rewritings, structure_sketch
+from personae.grammar.structure.compile import Rewritings, enforced, structure_sketch
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.vocabulary import Vocabulary
 
@@ -170,9 +169,19 @@ class GrammarCompiler:
         if self._sandbox is not None:
             with suppress(_Elsewhere):
                 if is_small(spec):
-                    return self._compile(spec, self._build)
+                    return self._compiled_here(spec)
             return self._compiled_by(self._sandbox, spec)
-        return self._compile(spec, self._build)
+        return self._compiled_here(spec)
+
+    def _compiled_here(self, spec: GrammarSpec) -> ClosingGrammar:
+        """Of what cannot be closed and is not strict, what can be had: hardly bound."""
+        try:
+            return self._compile(spec, self._build)
+        except GrammarError as error:
+            looser = loosened(spec) if error.code == TOO_COMPLEX else None
+            if looser is None or looser == spec:
+                raise
+            return self._compile(looser, self._build)
 
     def draft(
         self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] = _nobody
@@ -185,7 +194,9 @@ class GrammarCompiler:
         """
         rewritings = self._rewritings if rewritten else _as_written
         return self._compile(
-            spec, lambda sketch: draft(sketch, *self._pair(sketch.outline), self._table, tell), rewritings
+            spec,
+            lambda sketch: draft(sketch, self._bytewise_backend(sketch.outline.backend), self._table, tell),
+            rewritings,
         )
 
     def close(self) -> None:
@@ -289,9 +300,9 @@ class GrammarCompiler:
         self, spec: GrammarSpec, finish: Callable[[Sketch], Made], rewritings: Rewritings
     ) -> Made:
         document = without_ignored(parse_schema(spec.source))
-        if spec.strict:
-            check_spelling(document)
         check_answerable(document)
+        if spec.strict:
+            check_spelling(document, lambda one: self._enforced(one, rewritings))
         reason: Unenforced | GrammarError | None = None
         rewritten = []
         for schema in rewritings(document):
@@ -306,10 +317,12 @@ class GrammarCompiler:
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
                     reason = missing
         if spec.strict:
-            if isinstance(reason, GrammarError):
-                reason = explained(document, reason, cache(self._reads))
-            raise refusal(document, reason)
+            raise explanation(document, reason, lambda one: self._enforced(one, rewritings))
         return self._compile_best_effort(spec, document, finish, rewritten)
+
+    def _enforced(self, document: Schema, rewritings: Rewritings) -> bool:
+        """Whether all of a schema is enforced as one of its rewritings."""
+        return any(True for _ in enforced(document, self._bytewise_backend("llguidance"), rewritings))
 
     def _rewritings(self, document: Schema) -> Iterator[Schema]:
         """Schemas equal to `document`: as written, then in canonical form if it has one.

@@ -20,7 +20,7 @@ _FORM_BYTES = 2**21  # what an upload may have around its tensors
 _CLOSE = (b"connection", b"close")
 _UPLOADS = {("POST", "/v1/adapters"): "max_upload_bytes", ("POST", "/v1/files"): "max_file_bytes"}
 """Routes that take files, and the setting that limits these."""
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.:$\[\]-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:$#/~\[\]-]")
 _LONGEST_NAME = 100
 _LONGEST_LIST = 1000  # characters
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")

@@ -19,7 +19,8 @@ _LEFT_OUT_ITEMS = frozenset({"image_generation_call", "web_search_call"})
 
 
 class SchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
-    """`text.format`: JSON that satisfies a schema; `strict` absent means strict."""
+    """`text.format`: JSON that satisfies a schema; without `strict` as much of it as possible, unless
+    the server was started with `--default-strict`."""
 
     schema: dict[str, Any] | bool
     name: str | None = None

@@ -63,7 +63,8 @@ class JsonObjectFormat(msgspec.Struct, tag="json_object", tag_field="type", forb
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema that an answer is bound by; `strict` absent means strict."""
+    """The schema that an answer is bound by; without `strict` as much of it as possible, unless the
+    server was started with `--default-strict`."""
 
     schema: dict[str, Any] | bool
     name: str | None = None

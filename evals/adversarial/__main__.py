@@ -3,7 +3,8 @@
     python -m personae.evals.adversarial ../shared/data/jsonschemabench --every 24 --out runs/adversarial
 
 Without a folder it is a sample of our own. Prints how many schemas were accepted, how many of their answers
-were not whole or not valid, and the refusals by keyword. `--resume` goes on with a run that was interrupted;
+were not whole or not valid, and the refusals by keyword. Object schemas are also the parameters of a function
+that the model has to call, in the format `--tool-format`. `--resume` goes on with a run that was interrupted;
 `personae eval report` shows the answers. Exit code 1 if an accepted schema's answer is not what was promised.
 """
 
@@ -49,9 +50,11 @@ def tally(records: list[Record], mode: str) -> tuple[list[str], int]:
     return lines, sum(not record.passed for record in accepted) + len(failed)
 
 
-async def play(options: EvalOptions, engine: EngineOptions, console: Console) -> Path:
+async def play(
+    options: EvalOptions, engine: EngineOptions, console: Console, tool_format: str = "hermes"
+) -> Path:
     """Serve, and put the suite to it."""
-    async with serving(engine) as url:
+    async with serving(engine, tool_format) as url:
         return await sit(msgspec.structs.replace(options, url=url), console)
 
 
@@ -60,6 +63,7 @@ def main(
     every: Annotated[int, typer.Option(min=1, help="Each so-many-th schema.")] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="Seeds; each has other tastes.")] = 1,
     model: Annotated[Path, typer.Option(help="Whose tokenizer and sizes it has.")] = DEMO / "model",
+    tool_format: Annotated[str, typer.Option(help="How it writes calls.")] = "hermes",
     concurrency: Annotated[int, typer.Option(min=1, help="Schemas at a time.")] = 16,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/adversarial"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -70,7 +74,8 @@ def main(
         suites=(SUITE,), out=out, settings=settings, repeat=repeat, concurrency=concurrency, resume=resume
     )
     console = Console(stderr=True)
-    anyio.run(play, options, EngineOptions(model, dtype="float32", max_seqs=concurrency), console)
+    engine = EngineOptions(model, dtype="float32", max_seqs=concurrency)
+    anyio.run(play, options, engine, console, tool_format)
     wrong = 0
     for mode in Adversarial.modes:
         lines, count = tally(read_run(out).records, mode)

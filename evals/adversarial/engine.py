@@ -100,7 +100,7 @@ def adversarial(script: Script, vocabulary: Vocabulary) -> Script:
 
 
 @asynccontextmanager
-async def serving(options: EngineOptions) -> AsyncIterator[str]:
+async def serving(options: EngineOptions, tool_format: str = "hermes") -> AsyncIterator[str]:
     """The URL of a server with such a model, which has the tokenizer and the sizes of a real one's folder."""
     assembly = await anyio.to_thread.run_sync(assemble, options)
     vocabulary = Vocabulary.from_tokenizer_json(
@@ -109,7 +109,9 @@ async def serving(options: EngineOptions) -> AsyncIterator[str]:
         assembly.script.tokenizer.eos_ids,
     )
     async with open_stage(adversarial(assembly.script, vocabulary)) as client:
-        settings = ApiSettings(defaults=assembly.defaults, max_adapters=assembly.max_adapters)
+        settings = ApiSettings(
+            defaults=assembly.defaults, max_adapters=assembly.max_adapters, tool_format=tool_format
+        )
         ready = anyio.Event()
         listener = bind("127.0.0.1", 0)
         server = _Inner(create_app(client, settings), settings, on_ready=ready.set)

@@ -2,7 +2,7 @@
 
 Made for the server of `python -m personae.evals.adversarial`, but any can be asked. strict: what cannot be
 enforced is refused, and what is accepted is valid. lenient: all is accepted, and what is not valid is said to
-be so.
+be so. tools: the same as strict, of the arguments of a call that the model has to make.
 """
 
 import json
@@ -18,9 +18,9 @@ from personae.evals.suites.schema_files import SAMPLE, SchemaCase, read_schemas
 from personae.evals.suites.schemas import validator, why_invalid
 from personae.evals.suites.suite import Case, Outcome, Suite, SuiteSettings
 
-STRICT, LENIENT = "strict", "lenient"
+STRICT, LENIENT, TOOLS = "strict", "lenient", "tools"
 _SHORTEST = re.compile(r" has (\d+)\.$")
-_KEYWORD = re.compile(r"The keyword '([^']+)'")
+_KEYWORD = re.compile(r"[Tt]he (?:keywords?|format|reference) '([^']+)'")
 
 
 class AdversarialSettings(SuiteSettings, frozen=True):
@@ -38,7 +38,7 @@ class Adversarial(Suite):
 
     settings: ClassVar = AdversarialSettings
     about: ClassVar = "bound answers are whole and valid, whatever the model prefers"
-    modes: ClassVar = (STRICT, LENIENT)
+    modes: ClassVar = (STRICT, LENIENT, TOOLS)
 
     def __init__(self, settings: AdversarialSettings) -> None:
         self._settings = settings
@@ -54,8 +54,9 @@ class Adversarial(Suite):
         ]
 
     def plays(self, case: Case, model: str, mode: str, *, base: bool) -> bool:
-        """By the base alone: what is asked does not depend on the model."""
-        return base and mode in self.modes
+        """By the base alone: what is asked does not depend on the model. Only an object can be arguments."""
+        is_object = isinstance(case.data.schema, dict) and case.data.schema.get("type") == "object"
+        return base and mode in self.modes and (mode != TOOLS or is_object)
 
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
         """accepted: not refused; whole: it is JSON; valid: as the schema says; told: if not, the server says
@@ -64,10 +65,9 @@ class Adversarial(Suite):
         `note` begins with the keyword of a refusal, or says what is wrong.
         """
         schema: SchemaCase = case.data
-        named = {"name": "answer", "schema": schema.schema, "strict": subject.mode == STRICT}
         fields: dict[str, Any] = {
             "messages": [{"role": "user", "content": "?"}],
-            "response_format": {"type": "json_schema", "json_schema": named},
+            **_asked(schema.schema, subject.mode),
             # Several tastes over the schemas, all of them over the seeds.
             "seed": subject.sampling["seed"] + zlib.crc32(case.id.encode()) % 2**31,
             "max_tokens": self._settings.limit,
@@ -84,7 +84,7 @@ class Adversarial(Suite):
             except RequestError as again:
                 return [_refused(again)]
         [choice] = answer["choices"]
-        text = str(choice["message"].get("content") or "")
+        text = _said(choice["message"], subject.mode)
         reason = why_invalid(schema.schema, text)
         told = reason is None or _says_invalid(choice) or _says_invalid(answer)
         whole = _is_json(text)
@@ -99,8 +99,29 @@ class Adversarial(Suite):
         ]
 
 
+def _asked(schema: Any, mode: str) -> dict[str, Any]:
+    """What binds the answer."""
+    if mode == TOOLS:
+        function = {"name": "answer", "parameters": schema, "strict": True}
+        return {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+    named = {"name": "answer", "schema": schema, "strict": mode == STRICT}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def _said(message: dict[str, Any], mode: str) -> str:
+    """The JSON that was asked for; "" where there is none."""
+    if mode != TOOLS:
+        return str(message.get("content") or "")
+    calls = message.get("tool_calls") or [{"function": {"arguments": ""}}]
+    return str(calls[0]["function"]["arguments"])
+
+
 def _refused(refusal: RequestError) -> Outcome:
-    keyword = _KEYWORD.match(refusal.message)
+    keyword = _KEYWORD.search(refusal.message)
     note = f"{keyword[1] if keyword else refusal.code}: {refusal.message}"
     return Outcome(passed=keyword is not None, scores={"accepted": 0.0}, note=note)
 

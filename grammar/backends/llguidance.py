@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from personae.errors import GrammarError
 from personae.grammar.bitmask import Bitmask, allow_only
-from personae.grammar.schema.document import MAX_WHITESPACE, PARAMS, SAID, Schema
+from personae.grammar.schema.document import PARAMS, SAID, Schema
+from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -64,6 +65,7 @@ class LLGuidanceBackend:
 
 def _reason(error: str) -> str:
     """The library's message without the place in the Lark text, which the caller has not written."""
+    error = error.split(" Enable '")[0]  # its options are not the caller's
     message = error.split("\n<state>")[0].split("\n   1 |")[0].split("failed to compile JSON schema: ")[-1]
     if message.startswith("at ") and "(in regex): " in message:
         message = message.split("(in regex): ")[-1]
@@ -122,9 +124,8 @@ def _schema_of(spec: GrammarSpec) -> str:
 
 def _with_options(source: str, strict: bool, compact: bool) -> str:
     """Written with what is text already: reading and writing a large schema would hold the interpreter."""
-    blanks = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}"}
     options = {
-        **({"whitespace_flexible": False} if compact else blanks),
+        **({"whitespace_flexible": False} if compact else {"whitespace_pattern": whitespace_pattern(source)}),
         # Without \u: a second spelling of a listed property's name would get it past that property's schema.
         "json_allowed_escapes": 'nrbtf\\"',
         "lenient": not strict,

@@ -13,30 +13,40 @@ from personae.grammar.spec import GrammarSpec
 class Outline(msgspec.Struct, frozen=True, tag=True):
     """What to have compiled, and by which backend: known before it is known how answers can end.
 
-    `inner` is over the model's tokens; `bytewise` the same over bytes, None if there is no such grammar.
+    `inner` is over the model's tokens; `bytewise` the same over bytes.
     """
 
     backend: str
     inner: GrammarSpec
-    bytewise: GrammarSpec | None
+    bytewise: GrammarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How an answer begins that has come to a part which the caller wrote, and the field of that."""
+
+    text: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """An outline, and what finds the bounds of its answers; None where they cannot be known."""
+    """An outline, and what finds the bounds of its answers; None where they cannot be known. `entries`: of
+    its parts."""
 
     outline: Outline
     bounds: Callable[[], Reach | None]
+    entries: tuple[Entry, ...] = ()
 
 
 class Blueprint(msgspec.Struct, frozen=True, tag=True):
     """An outline, and the bounds of its answers, None where they are not known.
 
-    `plan` is the shortest answer if one was found; `varied` if only a search that varies what it writes finds
+    `plan` is the shortest answer that was found; `varied` if only a search that varies what it writes finds
     one.
     """
 
     outline: Outline
     reach: Reach | None
-    plan: Plan | None = None
+    plan: Plan
     varied: bool = False

@@ -1,11 +1,9 @@
 """From a spec, as a backend takes it, to a grammar whose answers close."""
 
-import itertools
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import get_native_id
 
@@ -14,24 +12,17 @@ import msgspec
 from personae.grammar.backend import CompiledGrammar, GrammarBackend
 from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
 from personae.grammar.closing.grammar import ClosingGrammar, planned
-from personae.grammar.closing.reach import Measure, Reach, guessed, pattern_bound, text_reach
+from personae.grammar.closing.reach import (
+    Reach,
+    grammar_literals,
+    guessed,
+    pattern_bound,
+)
 from personae.grammar.closing.schema_reach import schema_reach
 from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.token_ids import over_bytes
 from personae.grammar.schema.prepare import ANALYSIS_ERRORS
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import (
-    Element,
-    Exactly,
-    Json,
-    Lark,
-    OneOf,
-    Regex,
-    Repeat,
-    Sequence,
-    Text,
-    Until,
-    Verbatim,
-)
 
 # Backends compile without the interpreter's lock, so a second thread halves the time; but what takes a tenth
 # of a second or more must not have two cores at once, which the steps may need. Idle threads cost nothing.
@@ -48,7 +39,7 @@ def _yield_to_others() -> None:
 
 _BEHIND = ThreadPoolExecutor(32, "grammar-large", initializer=_yield_to_others)
 
-_TOKEN_ID = re.compile(r"<\[")
+_MOST_LITERALS = 1024
 
 
 class Compiling:
@@ -57,16 +48,13 @@ class Compiling:
     def __init__(self, outline: Outline, backend: GrammarBackend, bytewise: GrammarBackend) -> None:
         self.outline = outline
         self._inner = _BEHIND.submit(backend.compile, outline.inner)
-        self._other: Future[CompiledGrammar] | None = None
-        if outline.bytewise is not None:
-            before = [self._inner] if len(outline.bytewise.source) > _LARGE else []
-            self._other = _BEHIND.submit(_compile_after, before, bytewise, outline.bytewise)
+        before = [self._inner] if len(outline.bytewise.source) > _LARGE else []
+        self._other = _BEHIND.submit(_compile_after, before, bytewise, outline.bytewise)
 
     def grammar(self, blueprint: Blueprint, table: TokenTable) -> ClosingGrammar:
         """The grammar, whose outline it is. Raises GrammarError when it cannot be compiled."""
-        wait([one for one in (self._inner, self._other) if one is not None])
-        other = None if self._other is None else self._other.result()
-        return ClosingGrammar(blueprint, self._inner.result(), other, table)
+        wait([self._inner, self._other])
+        return ClosingGrammar(blueprint, self._inner.result(), self._other.result(), table)
 
 
 def _compile_after(
@@ -84,13 +72,10 @@ def build(
     Raises GrammarError when it cannot be compiled.
     """
     outline = sketch.outline
-    if outline.bytewise is None:
-        inner = backend.compile(outline.inner)
-        return ClosingGrammar(planned(outline, sketch.bounds(), None, table), inner, None, table)
     beside = _BESIDE.submit(backend.compile, outline.inner)
     try:
         other = bytewise.compile(outline.bytewise)
-        blueprint = planned(outline, sketch.bounds(), other, table)
+        blueprint = planned(outline, sketch.bounds(), other, table, sketch.entries)
     finally:
         wait([beside])  # whoever asked has no more than its place's share of the cores
     return ClosingGrammar(blueprint, beside.result(), other, table)
@@ -98,35 +83,27 @@ def build(
 
 def draft(
     sketch: Sketch,
-    backend: GrammarBackend,
     bytewise: GrammarBackend,
     table: TokenTable,
     tell: Callable[[Outline], None],
 ) -> Blueprint:
-    """The blueprint of a sketch, compiled once: over bytes, where that can be done. `tell` hears of the
+    """The blueprint of a sketch, compiled once: over bytes. `tell` hears of the
     outline as soon as it has been.
 
     Raises GrammarError when it cannot be compiled.
     """
     outline = sketch.outline
-    other = None
-    if outline.bytewise is None:
-        backend.compile(outline.inner)
-    else:
-        other = bytewise.compile(outline.bytewise)
+    other = bytewise.compile(outline.bytewise)
     tell(outline)
-    return planned(outline, sketch.bounds(), other, table)
+    return planned(outline, sketch.bounds(), other, table, sketch.entries)
 
 
 def sketch_of(backend: str, spec: GrammarSpec, table: TokenTable) -> Sketch:
     """The sketch of a spec of any kind but "structure"."""
-    bytewise = None if spec.kind == "lark" and names_tokens(spec.source) else spec
+    bytewise = spec
+    if spec.kind == "lark":
+        bytewise = msgspec.structs.replace(spec, source=over_bytes(spec.source, table))
     return Sketch(Outline(backend, spec, bytewise), lambda: reach_of(spec, table))
-
-
-def names_tokens(source: str) -> bool:
-    """Whether a grammar names tokens by their ids, which another vocabulary does not have."""
-    return bool(_TOKEN_ID.search(source))
 
 
 def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
@@ -146,77 +123,6 @@ def reach_of(spec: GrammarSpec, table: TokenTable) -> Reach | None:
             choices.sort(key=lambda choice: (len(table.spell_shortest(choice) or choice), choice))
             longest = max(map(len, choices), default=0)
             return Reach(longest, plain=None, hints=tuple(choices), words_first=True)
+        case "lark" | "ebnf":
+            return guessed(1, grammar_literals(spec.source))
     return None
-
-
-def structure_reach(element: Element, measure: Measure) -> Reach:
-    """The bounds of the answers of a structure whose schemas are those that are enforced."""
-    exits = dict.fromkeys(filter(None, _exits(element, "")))
-    return msgspec.structs.replace(_reach(element, measure), exits=tuple(exits))
-
-
-def _exits(element: Element, after: str) -> Iterator[str]:
-    """The fixed texts that follow repetitions, `after` being what follows the element itself."""
-    match element:
-        case Sequence(parts=parts):
-            for part in reversed(parts):
-                yield from _exits(part, after)
-                after = _fixed(part) if isinstance(part, Exactly | Verbatim) else ""
-        case OneOf(parts=parts):
-            for part in parts:
-                yield from _exits(part, after)
-        case Repeat(part=part):
-            yield after
-            yield from _exits(part, "")
-
-
-def _head(element: Element) -> str:
-    """The fixed text with which an element begins, "" if it begins otherwise."""
-    while isinstance(element, Sequence) and element.parts:
-        element = element.parts[0]
-    return _fixed(element) if isinstance(element, Exactly | Verbatim) else ""
-
-
-def _differ(heads: list[str]) -> bool:
-    """Whether none of them is the beginning of another."""
-    heads = sorted(heads)
-    return not any(after.startswith(before) for before, after in itertools.pairwise(heads))
-
-
-def _fixed(part: Exactly | Verbatim) -> str:
-    """The text without the blanks and the number that may be left out or differ."""
-    return part.text if isinstance(part, Verbatim) else part.text.replace(" ", "").split("#")[0]
-
-
-def _reach(element: Element, measure: Measure) -> Reach:
-    match element:
-        case Exactly(text=text) | Verbatim(text=text):
-            return text_reach(measure, [text, "0000" * text.count("#")])
-        case Text(without=without, openings=openings):
-            return text_reach(measure, [], barred=(*without, *openings))
-        case Until(end=end, openings=openings, without=without):
-            return text_reach(measure, [], [end], barred=(*openings, *without))
-        case Regex(pattern=pattern, without=without):
-            return text_reach(measure, [], barred=without).then(pattern_bound(pattern))
-        case Lark():
-            return guessed(1)
-        case Json(schema=schema):
-            reach = schema_reach(schema, measure)
-            return msgspec.structs.replace(reach, rest=reach.rest + reach.lexeme, roots=0, blanks=False)
-        case Sequence(parts=parts):
-            total = Reach(texts=True, endless=True)
-            for part in parts:
-                total = total.then(_reach(part, measure))
-            return total
-        case OneOf(parts=parts):
-            total = Reach(texts=True, endless=True)
-            for part in parts:
-                total = total.beside(_reach(part, measure))
-            return (
-                total
-                if _differ([_head(part) for part in parts])
-                else msgspec.structs.replace(total, texts=False)
-            )
-        case Repeat(part=part, least=least):
-            once = _reach(part, measure)
-            return msgspec.structs.replace(once, rest=once.rest * max(least, 1))

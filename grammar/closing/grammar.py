@@ -1,5 +1,6 @@
 """A compiled grammar together with what it takes to close answers in time."""
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
@@ -7,29 +8,31 @@ import numpy as np
 
 from personae.errors import GrammarError
 from personae.grammar.backend import CompiledGrammar, Matcher
-from personae.grammar.closing.blueprint import Blueprint, Outline
+from personae.grammar.closing.blueprint import Blueprint, Entry, Outline
 from personae.grammar.closing.matcher import ClosingMatcher
 from personae.grammar.closing.plan import Course, Plan, course
 from personae.grammar.closing.planner import Hints, Planner
 from personae.grammar.closing.reach import Reach, guessed
-from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.table import Piece, TokenTable
 from personae.grammar.closing.texts import Words
-from personae.grammar.schema.document import MAX_SHORTEST, SCHEMA_PARAM, TOO_COMPLEX
+from personae.grammar.schema.document import MAX_SHORTEST, PARAMS, TOO_COMPLEX
+
+_USUAL = 4096  # bytes of nearly all shortest answers
 
 
 class ClosingGrammar:
     """Shared by all answers that it binds; thread-safe.
 
-    `inner` and `bytewise` are what the blueprint's outline compiles to.
-    `shortest_plan` is the shortest answer that was found, None if none was: then answers are bound but not
-    closed. `plain` are the tokens of plain text, if that leads away from the end by no more than itself.
+    `inner` and `bytewise` are what the blueprint's outline compiles to. `shortest_plan` is the shortest
+    answer that was found. `plain` are the tokens of plain text, if that leads away from the end by no more
+    than itself; `number_ends` those that may follow a number, None if answers have none.
     """
 
     def __init__(
         self,
         blueprint: Blueprint,
         inner: CompiledGrammar,
-        bytewise: CompiledGrammar | None,
+        bytewise: CompiledGrammar,
         table: TokenTable,
     ) -> None:
         self.inner = inner
@@ -40,6 +43,8 @@ class ClosingGrammar:
         self.shortest_plan = blueprint.plan
         self._varied = blueprint.varied
         self.reach = _at_least(blueprint.reach or guessed(self.shortest), self.shortest)
+        ends = self.reach.number_ends
+        self.number_ends = None if ends is None else table.number_ends(ends)
         is_plain = self.reach.plain is not None and self.reach.plain <= 1
         self.plain = table.plain(self.reach.barred) if is_plain else table.only()
         self._plain_example = next(iter(np.flatnonzero(self.plain)), None)
@@ -47,25 +52,25 @@ class ClosingGrammar:
     @property
     def nbytes(self) -> int:
         """Bytes held, for the cache's bound."""
-        return self.inner.nbytes + (self._bytewise.nbytes if self._bytewise is not None else 0)
+        return self.inner.nbytes + self._bytewise.nbytes
 
     @cached_property
     def shortest_course(self) -> Course | None:
         """The shortest answer, to be written."""
-        return self.shortest_plan and course(self.table, self.shortest_plan.piece)
+        return course(self.table, self.shortest_plan.piece)
 
     @property
     def shortest(self) -> int:
         """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
-        return max(1, len(self.shortest_plan.tokens)) if self.shortest_plan is not None else 1
+        return max(1, len(self.shortest_plan.tokens))
 
     def matcher(self, budget: int | None = None) -> Matcher:
-        """A new matcher at the start; of an answer that is complete within `budget` tokens, if there is one.
+        """A new matcher at the start; of an answer that is complete within `budget` tokens, if that is given.
 
         A budget below `shortest` cannot be kept.
         """
         matcher = self.inner.matcher()
-        if budget is None or self.shortest_plan is None:
+        if budget is None:
             return matcher
         return ClosingMatcher(matcher, self, budget)
 
@@ -77,8 +82,7 @@ class ClosingGrammar:
         return not (self.plain & ~words).any()
 
     def bytewise(self) -> Matcher:
-        """A new matcher over pieces. Only if there is a `shortest_plan`."""
-        assert self._bytewise is not None
+        """A new matcher over pieces."""
         return self._bytewise.matcher()
 
     def planner(self) -> Planner:
@@ -87,39 +91,58 @@ class ClosingGrammar:
 
 
 def planned(
-    outline: Outline, reach: Reach | None, bytewise: CompiledGrammar | None, table: TokenTable
+    outline: Outline,
+    reach: Reach | None,
+    bytewise: CompiledGrammar,
+    table: TokenTable,
+    entries: Iterable[Entry] = (),
 ) -> Blueprint:
-    """The blueprint, with the shortest answer if one is found. `bytewise` is what its bytewise spec compiles
-    to, `reach` the bounds of its answers.
+    """The blueprint, with the shortest answer. `bytewise` is what its bytewise spec compiles to, `reach` the
+    bounds of its answers; from each of `entries` an answer is to be found, too.
 
-    Raises GrammarError if none is found of a schema: its answers could not be closed.
+    Raises GrammarError if none is found: answers could not be closed. It names the entry's field.
     """
-    plan, varied = None, False
-    if bytewise is not None:
-        hints = _hints(reach, table)
-        plan = _shortest(bytewise, Planner(hints, table.bytewise_size), table)
-        if plan is None and outline.inner.kind == "json_schema":
-            plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
-            varied = True
-            if plan is None:
-                raise GrammarError(
-                    "No complete answer by the schema is found; make it simpler.",
-                    param=SCHEMA_PARAM,
-                    code=TOO_COMPLEX,
-                )
+    hints = _hints(reach, table)
+    planner, varied = Planner(hints, table.bytewise_size), False
+    for entry in entries:
+        matcher, piece = bytewise.matcher(), table.piece_of(entry.text)
+        if matcher.feed(piece) == len(piece) and _completed(matcher, planner) is None:
+            raise _endless("schema or grammar", entry.param)
+    plan = _shortest(bytewise, planner, table)
+    if plan is None and outline.inner.kind == "json_schema":
+        plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
+        varied = True
+    if plan is None:
+        kind = outline.inner.kind
+        raise _endless("schema" if kind == "json_schema" else "grammar", PARAMS.get(kind))
     return Blueprint(outline, reach, plan, varied)
 
 
+def _endless(said: str, param: str | None) -> GrammarError:
+    return GrammarError(
+        f"No complete answer by the {said} is found; make it simpler.", param=param, code=TOO_COMPLEX
+    )
+
+
 def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) -> Plan | None:
-    piece = planner.plan(bytewise.matcher(), b"", MAX_SHORTEST)
+    piece = _completed(bytewise.matcher(), planner)
     tokens = None if piece is None else table.spell_shortest(piece)
     return None if piece is None or tokens is None else Plan(piece, tuple(tokens))
 
 
+def _completed(matcher: Matcher, planner: Planner) -> Piece | None:
+    piece = planner.plan(matcher, b"", _USUAL)
+    if piece is None:
+        piece = planner.search(matcher, _USUAL)
+    return planner.plan(matcher, b"", MAX_SHORTEST) if piece is None else piece
+
+
 def _hints(reach: Reach | None, table: TokenTable) -> Hints:
     known = reach or Reach()
-    ends, exits = ([table.piece_of(text) for text in texts] for texts in (known.ends, known.exits))
-    return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps)
+    ends, exits, texts = (
+        [table.piece_of(text) for text in found] for found in (known.ends, known.exits, known.literals)
+    )
+    return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps, texts=texts)
 
 
 def _at_least(reach: Reach, shortest: int) -> Reach:

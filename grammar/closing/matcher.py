@@ -40,6 +40,8 @@ _OWED = 64  # tokens that the backend is told of at once
 _OBJECTIONS = 8  # before a step is left no choice: each may cost a search
 _RECENT = 512
 _SEARCH = 16_384  # bytes of the longest plan
+_STATES = 1500  # of the search that takes longer
+_LONGEST_PAUSE = 8
 _JOINS = 4  # places of a plan where a token may come back to it
 _END = re.compile(rb'[",}\]]')
 
@@ -69,7 +71,7 @@ class ClosingMatcher:
         grammar = self._grammar
         self._left = self._budget
         self._accepted: list[int] = []
-        self._numbers = NumberGuard(grammar.table)
+        self._numbers = NumberGuard(grammar.table, grammar.number_ends)
         self._opened = 0
         self._bytewise: Matcher | None = None
         self._planner: Planner | None = None
@@ -81,6 +83,7 @@ class ClosingMatcher:
         self._objections = 0  # of this step
         self._text: Text | None = None
         self._idle = 0  # tokens that the text may go on for before anything but its mask matters
+        self._pause = self._paused = 0  # tokens until it is searched again, and how many it was the last time
         self._owed = 0  # of the accepted tokens the backend has not been told
         self._following = False  # the plan alone: the backend has given up
         self._stopped = False
@@ -118,6 +121,9 @@ class ClosingMatcher:
                 words[plan.first // 32] |= np.uint32(1 << plan.first % 32)
             return
         container, table = self._grammar.reach.container, self._grammar.table
+        if self._left == 1:
+            words &= table.stops  # the last token: an answer that is not complete has none, and fails
+            return
         if self._text is not None:
             self._idle = self._left - 1 - self._bound - container * max(table.most_opens, 1)
         if container:
@@ -240,6 +246,7 @@ class ClosingMatcher:
         other._left, other._opened, other._plan = self._left, self._opened, self._plan
         other._objections = self._objections
         other._following, other._stopped = self._following, self._stopped
+        other._pause, other._paused = self._pause, self._paused
         other._accepted = self._accepted.copy()
         other._synced, other._recent = self._synced, self._recent
         other._numbers = self._numbers.fork()
@@ -390,9 +397,21 @@ class ClosingMatcher:
         if self._planner is None:
             self._planner = self._grammar.planner()
         recent = _with(self._recent, piece)
-        found = self._planner.plan(fork, recent, min(_SEARCH, 8 * left + 64), old)
-        plan = None if found is None else course(self._grammar.table, found, self._plan)
-        return plan if plan is not None and plan.count <= left else None
+        limit = min(_SEARCH, 8 * left + 64)
+        for found in self._searches(fork, recent, limit, old):
+            plan = None if found is None else course(self._grammar.table, found, self._plan)
+            if plan is not None and plan.count <= left:
+                return plan
+        return None
+
+    def _searches(self, matcher: Matcher, recent: bytes, limit: int, old: Piece) -> Iterator[Piece | None]:
+        """Completions; the last from the search that takes longer, where there is no plan to fall back on."""
+        assert self._planner is not None
+        yield self._planner.plan(matcher, recent, limit, old)
+        self._pause -= 1
+        if self._plan is None and self._pause < 0:
+            yield self._planner.search(matcher, limit, _STATES)
+            self._pause = self._paused = min(2 * self._paused + 1, _LONGEST_PAUSE)
 
 
 def _with(recent: bytes, piece: Sequence[int]) -> bytes:

@@ -13,9 +13,9 @@ import numpy as np
 
 from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import words_of
+from personae.grammar.closing.search import MOST_STATES, Search, is_free
 from personae.grammar.closing.table import STOP, Piece
 
-_FREE = 40  # a state that allows more printable bytes than this is within free text
 _LOOKAHEAD = 160  # bytes of a value that is tried
 _LEVELS = 2
 _RECENT = 512
@@ -29,15 +29,16 @@ _DIGITS_OF_NUMBERS = 24
 _MOST_BEGUN = 10_000
 
 _QUOTE = ord('"')
+_LEAVING = 1 << STOP | 1 << _QUOTE
 _CLOSERS = tuple(b"}]")
 _VALUES = tuple(b'0123456789"ntf[{-')
-_PRINTABLE = sum(1 << byte for byte in range(0x20, 0x7F))
 _BLANKS = sum(1 << byte for byte in b" \t\r\n")
 _BREAK = 1 << 0x0A
 _BACKSLASH = 1 << 0x5C
 _ENDS = sum(1 << byte for byte in b",}]")
 _BYTES = (1 << 256) - 1
 _DIGITS = sum(1 << byte for byte in range(0x30, 0x3A))
+_NUMERIC = _DIGITS | sum(1 << byte for byte in b".eE+-")
 _SMALL = sum(1 << byte for byte in range(0x61, 0x7B))
 _CAPITALS = sum(1 << byte for byte in range(0x41, 0x5B))
 _CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS)
@@ -45,8 +46,9 @@ _CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS
 
 class Hints:
     """What an answer may have to write: `words` as JSON strings without the first quote, how a begun one goes
-    on; `ends`, which lead out of free text; `exits`, which end a repetition. With `words_first` the answer is
-    a word, and no JSON. `steps` are what its integers may have to be multiples of, each with one of them."""
+    on; `ends`, which lead out of free text; `exits`, which end a repetition; `texts` of any other kind. With
+    `words_first` the answer is a word, and no JSON. `steps` are what its integers may have to be multiples
+    of, each with one of them."""
 
     def __init__(
         self,
@@ -56,8 +58,10 @@ class Hints:
         *,
         words_first: bool = False,
         steps: Iterable[tuple[int, int]] = (),
+        texts: Iterable[Piece] = (),
     ) -> None:
         self.steps = tuple(steps)
+        self.texts = tuple(texts)
         self.ends = tuple(ends)
         self.exits = tuple(exits)
         self.words_first = words_first
@@ -94,6 +98,7 @@ class Planner:
     def __init__(self, hints: Hints, size: int, *, varied: bool = False) -> None:
         self._hints = hints
         self._varied = varied
+        self._search: Search | None = None
         self._fuel = 0
         self._bitmask = np.zeros((1, words_of(size)), np.int32)
 
@@ -113,6 +118,13 @@ class Planner:
         self._fuel = _FUEL
         found = self._run(matcher.fork(), recent[-_RECENT:], limit, None, tails=tails)
         return None if found is None else tuple(found)
+
+    def search(self, matcher: Matcher, limit: int, most: int = MOST_STATES) -> Piece | None:
+        """As `plan`, by the search that takes longer and finds more."""
+        if self._search is None:
+            hints = self._hints
+            self._search = Search((*hints.exits, *hints.ends, *hints.texts, *hints.parts), self.mask)
+        return self._search.find(matcher, limit, most)
 
     def _run(
         self,
@@ -146,7 +158,7 @@ class Planner:
             ended = bool(mask >> STOP & 1)
             if ended if value is None else value.ended and (ended or mask & _ENDS):
                 return out
-            if tails and mask & _ENDS and not _is_free(mask):
+            if tails and mask & _ENDS and not is_free(mask):
                 for tail in tails:
                     if mask >> tail[0] & 1 and matcher.follows((*tail, STOP)) > len(tail):
                         return out + list(tail)
@@ -162,12 +174,13 @@ class Planner:
 
     def _choose(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
         """The piece to write next, empty if there is none."""
-        free = _is_free(mask)
+        free = is_free(mask)
         for piece in () if free or mask & (mask - 1) == 0 else self._hints.exits:
             if mask >> piece[0] & 1 and matcher.fork().feed(piece) == len(piece):
                 return piece
         special = mask >> (STOP + 1)
-        if special and (free or not mask & _BYTES & ~_BLANKS):
+        numeric = not free and text and text[-1] in b"0123456789" and mask & _DIGITS
+        if special and (free or numeric or not mask & _BYTES & ~_BLANKS):
             return (STOP + (special & -special).bit_length(),)
         if mask & (mask - 1) == 0:
             return (mask.bit_length() - 1,) if mask else ()
@@ -179,9 +192,9 @@ class Planner:
                 return multiple
         if free:
             return self._leave(matcher, mask, text)
-        # A line break is never within a string; but for the last blank it may be anywhere between two tokens.
-        between = not text or mask & _BREAK or text[-1] in b"\n\r\t"
-        mask = mask & ~_BLANKS or mask
+        # A line break is never within a string; but for the last blanks it may be between any two tokens.
+        between = not text or mask & _BREAK or text[-1] in b"\n\r\t" or _is_indented(text)
+        whole, mask = mask, mask & ~_BLANKS or mask
         if between and (not text or text[-1] in b"{[,: \n\r\t"):
             for byte in _CLOSERS:
                 if mask >> byte & 1:
@@ -196,7 +209,7 @@ class Planner:
         for byte in (*_CLOSERS, *b":,"):
             if mask >> byte & 1:
                 return (byte,)
-        return self._letter(matcher, mask, text)
+        return self._letter(matcher, whole, text)
 
     def _multiple(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
         """Digits that make a multiple of the number that has begun, or a number where none has."""
@@ -217,19 +230,19 @@ class Planner:
 
     def _leave(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
         """Out of free text: by a quote, if it is a JSON string, or by a text that ends it."""
-        if mask >> _QUOTE & 1 and not self._stays_free(matcher, (_QUOTE,)):
+        if mask >> _QUOTE & 1 and not self._stays_free(matcher, mask, (_QUOTE,)):
             return (_QUOTE,)
         for end in self._hints.ends:
-            if not self._stays_free(matcher, end):
+            if not self._stays_free(matcher, mask, end):
                 return end
         return self._letter(matcher, mask, text)
 
-    def _stays_free(self, matcher: Matcher, piece: Sequence[int]) -> bool:
+    def _stays_free(self, matcher: Matcher, before: int, piece: Sequence[int]) -> bool:
         fork = matcher.fork()
         if fork.feed(piece) != len(piece):
             return True
         mask = self.mask(fork)
-        return _is_free(mask) and not mask >> STOP & 1 and not (mask >> _QUOTE & 1 and piece[-1] != _QUOTE)
+        return is_free(mask) and not mask & ~before & _LEAVING
 
     def _value(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
         """The shortest value, or how it begins."""
@@ -258,9 +271,14 @@ class Planner:
             found = self._end(matcher, mask)
         if found:
             return found
-        allowed = mask & _BYTES & ~_BLANKS & ~_BACKSLASH or mask & _BYTES
+        all_allowed = mask & _BYTES
+        allowed = all_allowed & ~_BLANKS & ~_BACKSLASH or all_allowed
         if not allowed:
             return ()
+        if text[-1:].isdigit() and allowed & _DIGITS:  # a number goes on, unless something else may
+            ends = allowed & ~_NUMERIC or all_allowed & _BLANKS
+            if ends:
+                return ((ends & -ends).bit_length() - 1,)
         # What repeats rarely leads out of a repetition.
         recent, last = 0, _CLASSES[0]
         for byte in text[-4:]:
@@ -319,9 +337,13 @@ class _Value:
             self._depth += (byte in b"{[") - (byte in b"}]")
 
 
+def _is_indented(text: bytearray) -> bool:
+    """Whether it ends with a line break and blanks."""
+    return text[-1:] == b" " and text[len(text.rstrip(b" ")) - 1 :][:1] in (
+        bytearray(b"\n"),
+        bytearray(b"\t"),
+    )
+
+
 def _depth(text: bytearray) -> int:
     return text.count(b"{") + text.count(b"[") - text.count(b"}") - text.count(b"]")
-
-
-def _is_free(mask: int) -> bool:
-    return (mask & _PRINTABLE).bit_count() > _FREE

@@ -10,11 +10,16 @@ or array is mostly the largest by far, and there is one of it: it counts to `res
 brackets are not to be counted for that. So an answer that has more tokens left than that need not be watched.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from personae.grammar.closing.regexes import pattern_reach
+
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)+"')
+_MOST_LITERALS = 256
 
 # How many tokens are enough for what is left of a text, wherever in it an answer is.
 Measure = Callable[[bytes], int]
@@ -27,6 +32,8 @@ class Reach(msgspec.Struct, frozen=True):
     where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
     that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
     is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
+    `literals` are other texts of the grammar, for the search that takes longer.
+    `number_ends` are texts that may follow a number, beside those that do in JSON; None: there is no number.
     `texts` says that what stands in a string that may be any text is of no consequence, `blanks` that there
     may be blanks between two tokens of JSON, `endless` that no string has a bound of length.
     """
@@ -39,6 +46,8 @@ class Reach(msgspec.Struct, frozen=True):
     hints: tuple[bytes, ...] = ()
     ends: tuple[str, ...] = ()
     exits: tuple[str, ...] = ()
+    literals: tuple[str, ...] = ()
+    number_ends: tuple[str, ...] | None = None
     words_first: bool = False
     proven: bool = True
     roots: int = 0
@@ -65,6 +74,8 @@ class Reach(msgspec.Struct, frozen=True):
             tuple(dict.fromkeys(self.hints + other.hints)),
             tuple(dict.fromkeys(self.ends + other.ends)),
             tuple(dict.fromkeys(self.exits + other.exits)),
+            tuple(dict.fromkeys(self.literals + other.literals)),
+            _both(self.number_ends, other.number_ends),
             proven=self.proven and other.proven,
             texts=self.texts and other.texts,
             endless=self.endless and other.endless,
@@ -72,10 +83,29 @@ class Reach(msgspec.Struct, frozen=True):
         )
 
 
-def guessed(shortest: int) -> Reach:
+def _both(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return tuple(dict.fromkeys(one + other))
+
+
+def guessed(shortest: int, literals: Iterable[str] = ()) -> Reach:
     """For a grammar that is not understood here, by the length of its shortest text."""
     far = max(512, 8 * shortest)
-    return Reach(far, far, far, None, proven=False)
+    return Reach(far, far, far, None, literals=tuple(literals), proven=False)
+
+
+def grammar_literals(source: str) -> list[str]:
+    """The quoted texts of a grammar, be it Lark or GBNF."""
+    found = (_unquoted(quoted) for quoted in _QUOTED.findall(source))
+    return list(dict.fromkeys(text for text in found if text))[:_MOST_LITERALS]
+
+
+def _unquoted(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return ""
 
 
 def text_reach(

@@ -52,7 +52,7 @@ class _SchemaReach:
 
     def reach(self) -> Reach:
         if isinstance(self.document, bool):
-            return Reach(8, 8, _BEGUN, roots=1, texts=True, blanks=True, endless=True)
+            return Reach(8, 8, _BEGUN, number_ends=(), roots=1, texts=True, blanks=True, endless=True)
         nodes = list(self._nodes(self.document))
         self._settle(nodes)
         container = min(max(map(self._rest, self._nested(nodes)), default=0.0) + 8, _FAR)
@@ -79,6 +79,7 @@ class _SchemaReach:
             None if wide else grown,
             hints=tuple(hints_of(nodes[0])),
             ends=ends,
+            number_ends=(),
             roots=1,
             steps=_steps(nodes),
             texts=all(map(self._leaves_text_alone, nodes)),

@@ -6,7 +6,7 @@ are searched: with one token for every byte a mask takes a microsecond.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +59,11 @@ class TokenTable:
         numeric = [token for token, text in enumerate(vocabulary.tokens) if _NUMERIC.fullmatch(text)]
         self.numeric = self._bits(np.array(numeric, np.int64))
         self.not_numeric = ~self.numeric
+        self._numeric = [(token, len(vocabulary.tokens[token])) for token in numeric]
+        self._numeric_over: dict[int, Words] = {}
         longer = [token for token in numeric if len(vocabulary.tokens[token]) > 1]
         self.numeric_longer = self._bits(np.array(longer, np.int64))
         self.letters = self._named(b"ghxz")
-        self.ends_number = self._named(b",}]") | self.stops
         self.line_break = self._ids.get(b"\n", 0)
         self.quote, self.named = self._ids.get(b'"'), self._ids.get(b'":')
         # A state that allows all of these is within free text.
@@ -96,6 +97,25 @@ class TokenTable:
         """What a token writes."""
         special = self._special.get(token)
         return tuple(self.vocabulary.tokens[token]) if special is None else (special,)
+
+    def numeric_over(self, most: int) -> Words:
+        """The numeric tokens of more than `most` characters."""
+        if most not in self._numeric_over:
+            found = [token for token, length in self._numeric if length > most]
+            self._numeric_over[most] = self._bits(np.array(found, np.int64))
+        return self._numeric_over[most]
+
+    def number_ends(self, texts: Iterable[str]) -> Words:
+        """The tokens of one character or none that may follow a number: in JSON, and those that begin
+        `texts`."""
+        firsts = [piece[0] for text in texts if (piece := self.piece_of(text))]
+        special = [self._special_ids[first - STOP - 1] for first in firsts if first > STOP]
+        named = self._named(bytes(sorted({*b",}]", *(first for first in firsts if first < STOP)})))
+        return named | self.stops | self.only(*special)
+
+    def special_piece(self, token: int | None) -> int | None:
+        """What stands for a special token in a piece; None for any other token."""
+        return None if token is None else self._special.get(token)
 
     def piece_of(self, text: str) -> Piece:
         """A text in which the names of special tokens stand for these, as in structures."""

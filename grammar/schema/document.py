@@ -29,8 +29,8 @@ SAID = {
 }
 """What a kind is called where it is not by its name."""
 
-# The most whitespace characters between two tokens of JSON: enough for a line break and a deep indent, and an
-# end to a model that would write blanks for ever.
+# The most whitespace characters between two tokens of JSON, but for a line break and an indentation behind
+# it (whitespace.py): an end to a model that would write blanks for ever.
 MAX_WHITESPACE = 16
 
 # The longest schema of the public collections has less than half of this.

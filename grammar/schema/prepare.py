@@ -83,7 +83,9 @@ def check_answerable(document: Schema) -> None:
 def refusal(document: Schema, reason: Unenforced | GrammarError | None) -> GrammarError:
     """Why `document` is refused: a keyword, at the place where the caller wrote it, or a backend's words."""
     if not isinstance(reason, Unenforced):
-        return reason or GrammarError("The schema cannot be enforced.", param=SCHEMA_PARAM)
+        why = "" if reason is None else f" {reason.message}"
+        code = None if reason is None else reason.code
+        return GrammarError(f"The schema at # cannot be enforced.{why}", param=SCHEMA_PARAM, code=code)
     keyword, path = _origin(document, reason)
     return GrammarError(
         f"The keyword {keyword!r} at {pointer(path)} cannot be enforced. Remove it, or set strict to false "
@@ -104,15 +106,8 @@ def _origin(document: Schema, finding: Unenforced) -> tuple[str, Path]:
     return finding.keyword, ()
 
 
-def explained(
-    document: Schema, reason: GrammarError, reads: Callable[[str], bool]
-) -> Unenforced | GrammarError:
-    """A backend's refusal of a whole document, brought down to a keyword and its place where one is found:
-    a pattern that is not read, or bounds that nothing is between."""
-    return unread(document, reads) or _contradiction(document) or reason
-
-
-def _contradiction(document: Schema) -> GrammarError | None:
+def contradictory(document: Schema) -> GrammarError | None:
+    """The refusal of bounds that nothing is between, if there are such."""
     for one, path in subschemas(document):
         for least, most in _LEAST_AND_MOST:
             low, high = one.get(least, False), one.get(most, False)
@@ -129,23 +124,15 @@ def _contradiction(document: Schema) -> GrammarError | None:
 
 def weakened(schema: Schema, backend: str) -> Schema:
     """The schema without the keywords that `backend` does not enforce."""
-    return _without({finding.path for finding in unenforced(schema, backend)}, schema, ())
+    return without({finding.path for finding in unenforced(schema, backend)}, schema)
 
 
-def _without(dropped: set[Path], schema: Schema, path: Path) -> Schema:
+def without(dropped: set[Path], schema: Schema, path: Path = ()) -> Schema:
+    """The schema without the keywords at these paths."""
     if not isinstance(schema, dict):
         return schema
     kept = {keyword: value for keyword, value in schema.items() if (*path, keyword) not in dropped}
-    return rebuild(kept, lambda step, child: _without(dropped, child, (*path, *step)))
-
-
-def unread(schema: Schema, reads: Callable[[str], bool]) -> Unenforced | None:
-    """The first pattern that is not read: what a backend refuses a whole schema for, without its place."""
-    for one, path in subschemas(schema):
-        pattern = one.get("pattern")
-        if isinstance(pattern, str) and not reads(pattern):
-            return Unenforced("pattern", (*path, "pattern"), pattern)
-    return None
+    return rebuild(kept, lambda step, child: without(dropped, child, (*path, *step)))
 
 
 def readable(schema: Schema, reads: Callable[[str], bool]) -> Schema:

@@ -1,26 +1,88 @@
 """Keywords and formats that are spelled nearly as one that binds. JSON Schema passes over what it does not
 know; in a schema that is to be enforced wholly a slip would bind nothing, and nobody would be told.
+
+Names that other tools are known to write are no slips, however near they are: they pass, with a note.
 """
 
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from personae.errors import GrammarError
+from personae.grammar.schema.culprits import culprits, refused
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.gate import ASSERTIONS
-from personae.grammar.schema.walk import subschemas
+from personae.grammar.schema.walk import Path, subschemas
 from personae.grammar.slips import nearest
 
+_MOST_NAMED = 50
 
-def check_spelling(document: Schema) -> None:
-    """Raises GrammarError, with the place and what was probably meant. Names that begin as none of JSON
-    Schema's do (`x-`, `_`, `@`) are the writer's own."""
+# Of zod, pydantic, OpenAPI, TypeBox, Ajv, editors and other generators of schemas: they bind nothing here.
+FOREIGN_FORMATS = frozenset(
+    {"ulid", "cuid", "cuid2", "guid", "xid", "ksuid", "nanoid", "jwt", "e164", "emoji", "url", "mac"}
+    | {"base64", "base64url", "cidrv4", "cidrv6", "cidr", "ip", "ipvanyaddress", "ipvanynetwork", "hex"}
+    | {"ipv4network", "ipv4interface", "ipv6network", "ipv6interface", "ipvanyinterface", "httpurl"}
+    | {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double", "decimal"}
+    | {"byte", "binary", "password", "color", "phone", "file-path", "directory-path", "path", "name-email"}
+    | {"json-string", "datetime", "date-time-local", "unix-time", "timestamp", "time-delta", "uuid1", "uuid3"}
+    | {"uuid4", "uuid5", "uuid6", "uuid7", "uuid8", "uuidv4", "uuidv6", "uuidv7", "multi-host-uri"}
+    | {"iso-time", "iso-date-time", "lowercase", "uppercase", "safeint", "slug"}
+)
+FOREIGN_KEYWORDS = frozenset(
+    {"$extends", "multiple", "optional", "nullable", "example", "examples", "default", "title", "description"}
+    | {"const_", "types", "elements", "values", "ref", "refs", "propertyOrder", "propertyOrdering", "xml"}
+    | {"enumNames", "enumDescriptions", "enumTitles", "formatMinimum", "formatMaximum", "instanceOf"}
+    | {"instanceof", "typeof", "kind", "uniqueKeys", "uniqueItemProperties", "patternRequired", "select"}
+    | {"prohibited", "transform", "regexp", "range", "discriminator", "patternErrorMessage", "errorMessage"}
+    | {"formatExclusiveMinimum", "formatExclusiveMaximum", "contentSchema", "contentEncoding", "items_"}
+)
+
+
+class Slip(NamedTuple):
+    """A name that binds nothing, its kind and its path; what was probably meant, None of a foreign name."""
+
+    kind: str
+    name: str
+    path: Path
+    meant: str | None
+
+
+def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda _: True) -> None:
+    """Raises GrammarError for all slips, with their places and what was probably meant, and for the keywords
+    that are not enforced beside them. Names that begin as none of JSON Schema's do (`x-`, `_`, `@`) are the
+    writer's own."""
+    slips = [slip for slip in _slips(document) if slip.meant is not None]
+    if not slips:
+        return
+    said = [_sentence(slip) for slip in slips[:_MOST_NAMED]]
+    if len(slips) > _MOST_NAMED:
+        said.append(f"There are {len(slips) - _MOST_NAMED} more.")
+    said.append(f"With strict set to false {'it is' if len(slips) == 1 else 'they are'} passed over.")
+    if blamed := culprits(document, enforced):
+        said.append(refused(blamed).message)
+    raise GrammarError(" ".join(said), param=SCHEMA_PARAM)
+
+
+def foreign(document: Schema | None) -> list[str]:
+    """The pointers of foreign names that are near to one that binds: they bind nothing."""
+    return [pointer(slip.path) for slip in _slips(document) if slip.meant is None]
+
+
+def _slips(document: Schema | None) -> Iterator[Slip]:
     for schema, path in subschemas(document):
         for name, value in schema.items():
             if (meant := _meant_keyword(name)) is not None:
-                raise _refused("keyword", name, meant, pointer((*path, name)))
+                yield Slip("keyword", name, (*path, name), None if name in FOREIGN_KEYWORDS else meant)
             if name == "format" and isinstance(value, str) and (meant := _meant_format(value)) is not None:
-                raise _refused("format", value, meant, pointer((*path, name)))
+                yield Slip("format", value, (*path, name), None if value in FOREIGN_FORMATS else meant)
+
+
+def _sentence(slip: Slip) -> str:
+    return (
+        f"The {slip.kind} {slip.name[:80]!r} at {pointer(slip.path)} is not known and would bind nothing; "
+        f"did you mean {slip.meant!r}?"
+    )
 
 
 @lru_cache(4096)
@@ -33,11 +95,3 @@ def _meant_keyword(name: str) -> str | None:
 @lru_cache(4096)
 def _meant_format(name: str) -> str | None:
     return None if name in FORMATS else nearest(name, FORMATS)
-
-
-def _refused(kind: str, name: str, meant: str, place: str) -> GrammarError:
-    return GrammarError(
-        f"The {kind} {name[:80]!r} at {place} is not known and would bind nothing; did you mean {meant!r}? "
-        "With strict set to false it is passed over.",
-        param=SCHEMA_PARAM,
-    )

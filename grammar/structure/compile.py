@@ -11,23 +11,24 @@ from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
 from personae.grammar.closing.blueprint import Outline, Sketch
-from personae.grammar.closing.build import names_tokens, structure_reach
 from personae.grammar.closing.reach import Reach
+from personae.grammar.closing.structures import entries, structure_reach
 from personae.grammar.closing.table import TokenTable
+from personae.grammar.closing.token_ids import over_bytes
+from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
-    explained,
     refusal,
     weakened,
     without_ignored,
 )
 from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, Lark, Regex, decode_structure, replace_bound
+from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
 
 _BACKEND = "llguidance"
@@ -59,8 +60,13 @@ def structure_sketch(
             raise GrammarError(f"The schema cannot be analysed: {error!r}.", param=element.param) from error
         return element
 
-    def written(special: Mapping[str, int]) -> GrammarSpec:
-        return GrammarSpec("lark", lark(element, special, _written))
+    def written(whole: Element, special: Mapping[str, int]) -> GrammarSpec:
+        return GrammarSpec("lark", lark(whole, special, _written))
+
+    def by_bytes(part: Bound) -> Bound:
+        if not isinstance(part, Lark):
+            return part
+        return replace(part, source=over_bytes(part.source, table, part.param))
 
     def bounds() -> Reach | None:
         try:
@@ -69,8 +75,9 @@ def structure_sketch(
             return None
 
     element = replace_bound(decode_structure(spec.source), bind)
-    second = None if names_tokens(spec.source) else written(table.bytewise().special)
-    return Sketch(Outline(_BACKEND, written(table.vocabulary.special), second), bounds)
+    second = written(replace_bound(element, by_bytes), table.bytewise().special)
+    outline = Outline(_BACKEND, written(element, table.vocabulary.special), second)
+    return Sketch(outline, bounds, entries(element))
 
 
 def _written(element: Bound) -> str:
@@ -87,10 +94,36 @@ def _written(element: Bound) -> str:
 def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Json:
     """The element with the schema that is enforced."""
     document = without_ignored(parse_schema(json.dumps(element.schema)))
-    if element.strict:
-        check_spelling(document)
     check_answerable(document)
-    reason: Unenforced | GrammarError | None = None
+
+    def is_enforced(schema: Schema) -> bool:
+        return any(True for _ in enforced(schema, backend, rewritings))
+
+    if element.strict:
+        check_spelling(document, is_enforced)
+    reasons: list[Unenforced | GrammarError] = []
+    for schema in enforced(document, backend, rewritings, reasons):
+        return replace(element, schema=schema, strict=True)
+    if element.strict:
+        raise explanation(document, reasons[0], is_enforced)
+    for schema in (weakened(spell_formats(strip(document)), _BACKEND), {"type": "object"}):
+        try:
+            backend.compile(_spec(schema, strict=False))
+        except GrammarError as error:
+            reasons.append(error)
+        else:
+            return replace(element, schema=schema, strict=False)
+    raise refusal(document, reasons[-1])
+
+
+def enforced(
+    document: Schema,
+    backend: GrammarBackend,
+    rewritings: Rewritings,
+    reasons: list[Unenforced | GrammarError] | None = None,
+) -> Iterator[Schema]:
+    """Those of a schema's rewritings of which llguidance enforces everything; why the others are not goes to
+    `reasons`."""
     for schema in rewritings(document):
         missing: Unenforced | GrammarError | None = next(unenforced(schema, _BACKEND), None)
         if missing is None:
@@ -99,28 +132,10 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
             except GrammarError as error:
                 missing = error
             else:
-                return replace(element, schema=schema, strict=True)
-        reason = reason or missing
-    if element.strict:
-        if isinstance(reason, GrammarError):
-            reason = explained(document, reason, lambda pattern: _reads(backend, pattern))
-        raise refusal(document, reason)
-    for schema in (weakened(spell_formats(strip(document)), _BACKEND), {"type": "object"}):
-        try:
-            backend.compile(_spec(schema, strict=False))
-        except GrammarError as error:
-            reason = error
-        else:
-            return replace(element, schema=schema, strict=False)
-    raise refusal(document, reason)
-
-
-def _reads(backend: GrammarBackend, pattern: str) -> bool:
-    try:
-        backend.compile(_spec({"type": "string", "pattern": pattern}, strict=True))
-    except GrammarError:
-        return False
-    return True
+                yield schema
+                continue
+        if reasons is not None:
+            reasons.append(missing)
 
 
 def _spec(schema: Schema, *, strict: bool) -> GrammarSpec:

@@ -92,6 +92,7 @@ class AnswerParser(Reader):
         self._content = Trimmed()
         self._called = False  # and nothing but blanks since
         self._reasoning = Trimmed(leading=True)
+        self._openers = self._texts_that_open(reasoning, tools)
         self._steps = self._answer(reasoning, thinks, tools, anywhere)
         next(self._steps)
 
@@ -150,10 +151,33 @@ class AnswerParser(Reader):
 
     def _rest(self, reasoning: ReasoningFormat | None) -> Steps[None]:
         """Text to the end of the answer, or what has come of it."""
-        if reasoning is not None and reasoning.text:
-            yield from self.opens(" " + self.marks.put(reasoning.text))
+        text = "" if reasoning is None else reasoning.text
+        if text and not (yield from self.opens(" " + self.marks.put(text))):
+            yield from self._drop_begun()
         while (yield from self.more()):
             self._write_all()
+
+    def _texts_that_open(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> list[str]:
+        """What messages of a model that writes several may begin with."""
+        if reasoning is None or not reasoning.text:
+            return []
+        texts = [reasoning.text, reasoning.open, reasoning.aside, reasoning.joint]
+        texts += [way.open + way.before_name for way in (tools.ways if tools is not None else ())]
+        return [self.marks.put(text) for text in texts if text]
+
+    def _drop_begun(self) -> Steps[None]:
+        """Pass over a text that opens a message, if the answer ends in the middle of it."""
+        most = max(map(len, self._openers))
+        while not self._ended and len(self._text) - self._at < most:
+            if not self._is_begun():
+                return
+            yield
+        if self._ended and self._is_begun():
+            self._at = len(self._text)
+
+    def _is_begun(self) -> bool:
+        rest = self._text[self._at :].lstrip()
+        return any(opener.startswith(rest) for opener in self._openers)
 
     def _finds(
         self, tools: ToolFormat, reasoning: ReasoningFormat | None, anywhere: bool

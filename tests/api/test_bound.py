@@ -175,3 +175,48 @@ async def test_what_the_compiler_refuses_is_named_as_the_caller_wrote_it(
         engine.refuse_late = GrammarError("no", param=own)
         visit = await asgi.Visit(path, {"model": "base", **fields, **asked}).run(app)
         assert (visit.status, visit.error["param"]) == (400, param)
+
+
+NOT_WHOLLY = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("said", [None, False, True])
+async def test_strict_is_what_the_request_says_or_else_the_server(default: bool, said: bool | None) -> None:
+    engine = FakeEngine("[]", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    app = create_app(engine, ApiSettings(default_strict=default))
+    strict = default if said is None else said
+    named = {"name": "x", "schema": NOT_WHOLLY, **({} if said is None else {"strict": said})}
+    format = {"type": "json_schema", "json_schema": named}
+    assert (await spec_of(app, engine, "/v1/completions", response_format=format)).strict is strict
+    spec = await spec_of(app, engine, "/v1/chat/completions", response_format=format)
+    assert f'"strict":{json.dumps(strict)}' in spec.source
+    flag = {} if said is None else {"strict": said}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, **flag}}
+    spec = await spec_of(app, engine, "/v1/chat/completions", tools=[tool], tool_choice="required")
+    assert f'"strict":{json.dumps(strict)}' in spec.source
+
+
+async def test_without_strict_the_finished_answer_is_checked() -> None:
+    engine = FakeEngine('["a","a"]', tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    body = {
+        "model": "base",
+        "messages": [USER],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOT_WHOLLY}},
+    }
+    async with asgi.client(create_app(engine)) as client:
+        [choice] = (await client.post("/v1/chat/completions", json=body)).json()["choices"]
+    assert choice["personae"]["validation"]["valid"] is False
+
+
+async def test_a_header_names_what_of_a_schema_is_another_tools_and_binds_nothing() -> None:
+    engine = FakeEngine("{}", tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    schema = {"type": "object", "properties": {"id": {"type": "string", "format": "ulid"}}}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    async with asgi.client(create_app(engine)) as client:
+        body = {"model": "base", "messages": [USER]}
+        plain = await client.post("/v1/chat/completions", json=body)
+        told = await client.post("/v1/chat/completions", json=body | {"response_format": format})
+    assert "x-personae-ignored" not in plain.headers
+    place = "response_format.json_schema.schema#/properties/id/format"
+    assert told.headers["x-personae-ignored"] == place

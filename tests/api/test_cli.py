@@ -199,6 +199,7 @@ def test_every_option_is_passed_on(
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
         "--no-cuda-graphs --no-jump-forward --disable-any-whitespace --kv-cache-dtype fp8 --quantize int8 "
+        "--default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example"
     )
@@ -227,6 +228,7 @@ def test_every_option_is_passed_on(
         cuda_graphs=False,
         jump_forward=False,
         disable_any_whitespace=True,
+        default_strict=True,
         kv_cache_dtype="fp8",
         quantize="int8",
     )

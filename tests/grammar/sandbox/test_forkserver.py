@@ -66,7 +66,7 @@ def here() -> GrammarCompiler:
         REWRITTEN,
         spec_of({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"enum": ["é", 1]}}}}),
         GrammarSpec("ebnf", 'root ::= "a" | "b"'),
-        GrammarSpec("lark", "start: <[97]>"),
+        GrammarSpec("lark", 'start: "a" /b+/'),
         GrammarSpec("choice", '["b", "bc"]'),
     ],
     ids=lambda spec: spec.kind,
@@ -298,7 +298,7 @@ def test_only_what_is_not_small_or_has_to_be_rewritten_goes_there(monkeypatch: p
 def test_a_schema_whose_references_explode_is_refused_by_keyword_and_the_next_is_served(
     sandbox: Sandbox,
 ) -> None:
-    with pytest.raises(GrammarError, match="'contains' at #/\\$defs/d0/contains"):
+    with pytest.raises(GrammarError, match="'contains' at #/\\$defs/d1/contains"):
         sandbox.draft(spec_of(laughs(40)))
     assert sandbox.draft(REWRITTEN).plan
 

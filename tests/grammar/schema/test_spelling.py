@@ -9,7 +9,7 @@ from byte_bpe import byte_level_vocabulary
 from personae.errors import GrammarError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.document import parse_schema
-from personae.grammar.schema.spelling import check_spelling
+from personae.grammar.schema.spelling import check_spelling, foreign
 from personae.grammar.spec import GrammarSpec
 
 SLIPS: list[tuple[dict[str, Any], str, str]] = [
@@ -42,8 +42,9 @@ def test_a_slip_is_refused_with_its_place_and_what_was_meant(
         {"properties": {"tpye": {}, "maxlength": {}}, "enum": [{"requried": 1}], "format": "int32"},
         {"propertyOrdering": ["a"], "discriminator": {}, "format": "color"},
         {"items": {"format": "url"}},
+        {"format": "ulid", "multiple": True, "$extends": "a", "properties": {"a": {"format": "cuid2"}}},
     ],
-    ids=["annotations", "own", "names", "values", "others", "a format in use"],
+    ids=["annotations", "own", "names", "values", "others", "a format in use", "other tools'"],
 )
 def test_what_is_no_slip_is_passed_over(schema: dict[str, Any]) -> None:
     check_spelling(parse_schema(json.dumps(schema)))
@@ -55,3 +56,15 @@ def test_a_schema_that_is_not_strict_is_bound_without_it() -> None:
     with pytest.raises(GrammarError, match="'maxlength' at #/maxlength"):
         compiler.compile(GrammarSpec("json_schema", source))
     assert compiler.compile(GrammarSpec("json_schema", source, strict=False)).shortest
+
+
+def test_names_of_other_tools_that_are_near_are_told_by_their_places() -> None:
+    schema = {"properties": {"id": {"type": "string", "format": "ulid"}, "b": {"multiple": 1}}, "format": "x"}
+    assert foreign(schema) == ["#/properties/id/format", "#/properties/b/multiple"]
+
+
+def test_all_slips_are_named_at_once() -> None:
+    with pytest.raises(GrammarError) as refused:
+        check_spelling({"maxlength": 3, "items": {"requried": ["a"], "format": "URI"}})
+    for place in ("#/maxlength", "#/items/requried", "#/items/format"):
+        assert f" at {place} is not known" in refused.value.message

@@ -121,3 +121,23 @@ def test_the_time_of_a_character_does_not_depend_on_how_many_came_before(text):
 
     short, long = (min(seconds(text[:length]) for _ in range(3)) for length in (10_000, 40_000))
     assert long < 20 * short, "four times the text"
+
+
+CHANNELS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+FINAL = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+CALLED = "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}"
+
+
+@pytest.mark.parametrize("special", [{}, {name: 257 + at for at, name in enumerate(CHANNELS)}])
+@pytest.mark.parametrize("tools", [None, tool_format("harmony")])
+def test_a_tag_of_harmony_that_is_cut_is_no_text(special, tools):
+    shape = AnswerShape(
+        reasoning_format("harmony"), Thinks.MAYBE, tools=tools, use="auto" if tools else "none"
+    )
+    for whole, content in ((FINAL, "Hi"), *(((CALLED, ""),) if tools else ())):
+        for length in range(len(whole) + 1):
+            begun = whole[:length]
+            if any(begun.endswith(name[:cut]) for name in special for cut in range(1, len(name))):
+                continue  # a token is there or it is not
+            for cuts in ((), range(length)):
+                assert content.startswith(parse(shape, begun, special, cuts).content), begun

@@ -1,0 +1,108 @@
+"""Which keywords of a schema have to go so that the rest of it can be enforced: all of them at once."""
+
+from collections.abc import Callable, Iterable, Iterator
+from time import process_time
+from typing import Any
+
+from personae.errors import GrammarError
+from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
+from personae.grammar.schema.gate import ASSERTIONS, Unenforced, unenforced
+from personae.grammar.schema.prepare import contradictory, refusal, without
+from personae.grammar.schema.walk import Path, children
+
+# What is nearly always enforced, and blamed only where leaving out all the rest does not help.
+_HARMLESS = frozenset({"type", "properties", "$ref"})
+# What is blamed as a whole: without a part of them they would say something else.
+_WHOLE = frozenset({"not", "oneOf", "if", "contains", "propertyNames", "dependentSchemas", "dependencies"})
+_WITH_OTHERS = frozenset({"then", "else", "minContains", "maxContains"})  # which say nothing without them
+_BACKEND = "llguidance"
+_SECONDS = 1.0  # of processor time
+_LEAST_TRIALS = 10
+_MOST_NAMED = 50
+
+Culprit = tuple[str, Path]
+
+
+def culprits(document: Schema, enforced: Callable[[Schema], bool]) -> list[Culprit]:
+    """The keywords, with their paths, without which `enforced` says yes to the schema; none where they are
+    not found. As many of the others as possible are kept, those that come first before later ones."""
+    if isinstance(document, bool):
+        return []
+    found = list(_candidates(document, ()))
+    end = process_time() + _SECONDS
+    blamed: list[Culprit] = []
+
+    def passes(left_out: Iterable[Culprit]) -> bool:
+        return enforced(without({path for _, path in left_out}, document))
+
+    def look(group: list[Culprit], later: list[Culprit]) -> None:
+        """Blame those of `group` that have to go, while `later` are left out."""
+        if not group or process_time() > end or passes([*blamed, *later]):
+            return
+        if len(group) == 1:
+            blamed.extend(group)
+            return
+        half = len(group) // 2
+        look(group[:half], [*group[half:], *later])
+        look(group[half:], later)
+
+    for candidates in ([one for one in found if one[0] not in _HARMLESS], found):
+        begun = process_time()
+        passing = passes(candidates)
+        if process_time() - begun > _SECONDS / _LEAST_TRIALS:
+            return []  # there is no time for as many trials as it takes
+        if passing:
+            look(candidates, [])
+            break
+    for whole in [one for one in blamed if one[0] in _WHOLE]:
+        others = [one for one in blamed if one is not whole]
+        within = _unenforced_within(document, whole[1])
+        if within and process_time() < end and passes([*others, *within]):
+            blamed = [*others, *within]
+    return blamed if blamed and passes(blamed) else []
+
+
+def _candidates(schema: dict[str, Any], path: Path) -> Iterator[Culprit]:
+    """Keywords outermost first; what is within one of `_WHOLE` is blamed with it."""
+    for keyword in schema:
+        if keyword in ASSERTIONS - _WITH_OTHERS:
+            yield keyword, (*path, keyword)
+    for step, child in children(schema):
+        if step[0] not in _WHOLE | _WITH_OTHERS and isinstance(child, dict):
+            yield from _candidates(child, (*path, *step))
+
+
+def _unenforced_within(document: Schema, path: Path) -> list[Culprit]:
+    """What no backend enforces, wherever it stands, below a path."""
+    return [
+        (found.keyword, found.path)
+        for found in unenforced(document, _BACKEND)
+        if found.path[: len(path)] == path and len(found.path) > len(path)
+    ]
+
+
+def explanation(
+    document: Schema, reason: Unenforced | GrammarError | None, enforced: Callable[[Schema], bool]
+) -> GrammarError:
+    """Why a strict schema is refused: the keywords that have to go, each with its place, or bounds that
+    nothing is between; `reason` where neither is found."""
+    contradiction = contradictory(document)
+    if contradiction is not None:
+        return contradiction
+    blamed = culprits(document, enforced)
+    return refused(blamed) if blamed else refusal(document, reason)
+
+
+def refused(blamed: list[Culprit]) -> GrammarError:
+    """The refusal that names them."""
+    named = [f"{keyword!r} at {pointer(path)}" for keyword, path in blamed[:_MOST_NAMED]]
+    if len(blamed) > _MOST_NAMED:
+        named.append(f"{len(blamed) - _MOST_NAMED} more")
+    one = len(blamed) == 1
+    said = named[0] if one else f"{', '.join(named[:-1])} and {named[-1]}"
+    it = "it" if one else "them"
+    return GrammarError(
+        f"The keyword{'' if one else 's'} {said} cannot be enforced. Remove {it}, or set strict to false for "
+        "an answer that follows the schema as far as possible and is checked against it at the end.",
+        param=SCHEMA_PARAM,
+    )

@@ -1,0 +1,71 @@
+"""A refusal names every keyword that has to go, where it stands: without them the schema is accepted."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from worst import text_vocabulary
+
+from personae.errors import GrammarError
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.schema.prepare import without
+from personae.grammar.spec import GrammarSpec
+
+COMPILER = GrammarCompiler(text_vocabulary(), sandboxed=False)
+UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+LOOKING = {"type": "string", "pattern": "^(?=a)b"}
+OVERLAPPING = {"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}
+
+
+def named(schema: Any) -> list[str]:
+    """The pointers of the refusal."""
+    with pytest.raises(GrammarError) as refused:
+        COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
+    return [found.rstrip(".,;") for found in re.findall(r" at (#\S*)", refused.value.message)]
+
+
+@pytest.mark.parametrize(
+    ("properties", "places"),
+    [
+        ({"x": UNIQUE, "y": UNIQUE}, ["x/uniqueItems", "y/uniqueItems"]),
+        ({"x": UNIQUE, "y": LOOKING, "z": {"type": "string"}}, ["x/uniqueItems", "y/pattern"]),
+        ({"x": OVERLAPPING, "y": UNIQUE}, ["x/oneOf", "y/uniqueItems"]),
+        ({"x": {"items": {"type": "array", "items": LOOKING}}}, ["x/items/items/pattern"]),
+        ({"x": {"contains": {"const": 1}, "minContains": 2}}, ["x/contains"]),
+        (
+            {"x": {"oneOf": [{"type": "string"}, UNIQUE]}},
+            ["x/oneOf/1/uniqueItems"],
+        ),
+    ],
+    ids=["twice", "keyword and pattern", "oneOf and keyword", "deep", "contains", "within oneOf"],
+)
+def test_all_keywords_are_named_and_the_rest_is_accepted(
+    properties: dict[str, Any], places: list[str]
+) -> None:
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    assert sorted(named(schema)) == sorted(f"#/properties/{place}" for place in places)
+    paths: set[tuple[str | int, ...]] = {
+        ("properties", *(int(step) if step.isdigit() else step for step in place.split("/")))
+        for place in places
+    }
+    assert COMPILER.compile(GrammarSpec("json_schema", json.dumps(without(paths, schema)))).shortest
+
+
+def test_slips_and_keywords_are_named_together() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": UNIQUE, "y": {"type": "string", "maxlength": 3}, "z": {"format": "URI"}},
+    }
+    assert sorted(named(schema)) == [
+        "#/properties/x/uniqueItems",
+        "#/properties/y/maxlength",
+        "#/properties/z/format",
+    ]
+
+
+def test_a_refusal_without_a_culprit_names_no_option_of_a_library() -> None:
+    with pytest.raises(GrammarError) as refused:
+        COMPILER.compile(GrammarSpec("json_schema", json.dumps(OVERLAPPING)))
+    assert "#/oneOf" in refused.value.message
+    assert "coerce_one_of" not in refused.value.message
