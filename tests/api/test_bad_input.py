@@ -153,7 +153,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"echo": True}, "echo"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
