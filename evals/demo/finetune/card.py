@@ -1,6 +1,6 @@
 """Writes an adapter's model card, README.md beside its weights, from the results and the training's log.
 
-    python -m personae.evals.demo.finetune.card --results results --runs runs --adapters evals/demo/smollm2
+python -m personae.evals.demo.finetune.card --results results --runs runs --adapters evals/demo/smollm2
 """
 
 import argparse
@@ -66,7 +66,9 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
     """The card's text."""
     parts = [("", "right", "right")]
     if task == "tools":
-        parts += [("", "tool", "right tools")] + [(part, "right", f"right: {name}") for part, name in PARTS.items()]
+        parts += [("", "tool", "right tools")] + [
+            (part, "right", f"right: {name}") for part, name in PARTS.items()
+        ]
     if task in ("extract", "triage"):
         parts.append(("", "fields", "fields"))
     last = log[-10:]
@@ -88,7 +90,14 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
             "## Berkeley Function-Calling Leaderboard v4",
             "A sample of the questions, drawn by a seed; no question of the leaderboard was trained on. `tool_choice` is "
             "`auto`. The number of questions is that of all categories together.",
-            table(board, [(name, "right", f"`{name}`") for name in CATEGORIES if any(r["part"] == name for r in board)]),
+            table(
+                board,
+                [
+                    (name, "right", f"`{name}`")
+                    for name in CATEGORIES
+                    if any(r["part"] == name for r in board)
+                ],
+            ),
         ]
     text += [
         "## Training",
@@ -101,7 +110,9 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--adapters", type=Path, required=True)

@@ -47,9 +47,7 @@ def written_documents() -> tuple[Document, ...]:
 def _document(line: str) -> Document:
     name, fields, groups = line.split(" | ")
     pairs = [field.split(":", 1) for field in fields.split("; ")]
-    return Document(
-        name, dict(pairs), [group.split(" || ") for group in groups.split(" && ")]
-    )
+    return Document(name, dict(pairs), [group.split(" || ") for group in groups.split(" && ")])
 
 
 def _made(rng: random.Random, *, test: bool) -> Document:

@@ -1,6 +1,6 @@
 """The same questions through plain transformers and PEFT, free and greedy, to compare with the server.
 
-    python -m personae.evals.demo.finetune.reference tools --model DIR --adapter …/tools --count 20 --out results
+python -m personae.evals.demo.finetune.reference tools --model DIR --adapter …/tools --count 20 --out results
 """
 
 import argparse
@@ -20,7 +20,9 @@ VARIANT = "PEFT free"
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=sorted(GENERATORS))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--adapter", type=Path, required=True)
@@ -40,7 +42,13 @@ def main() -> None:
                 continue
             text = _answer(model, encoder, question)
             scores = grade(question, {"content": text})
-            row = {"id": question.id, "part": question.part, "variant": VARIANT, "scores": scores, "answer": text}
+            row = {
+                "id": question.id,
+                "part": question.part,
+                "variant": VARIANT,
+                "scores": scores,
+                "answer": text,
+            }
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
             out.flush()
 
@@ -49,7 +57,9 @@ def _answer(model: PeftModel, encoder: Encoder, question: Question) -> str:
     prompt = encoder.render(question.messages, question.tools)
     ids = torch.tensor([encoder.ids(prompt)])
     with torch.inference_mode():
-        made = model.generate(input_ids=ids, max_new_tokens=LIMIT, do_sample=False, eos_token_id=2, pad_token_id=2)
+        made = model.generate(
+            input_ids=ids, max_new_tokens=LIMIT, do_sample=False, eos_token_id=2, pad_token_id=2
+        )
     return encoder.tokenizer.decode(made[0, ids.shape[1] :].tolist(), skip_special_tokens=True)
 
 

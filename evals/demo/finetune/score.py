@@ -86,7 +86,9 @@ def held_out(task: str, count: int) -> Iterator[Question]:
             bound = {"structured_outputs": {"regex": r"SELECT [^;\n]{1,300};"}}
         elif task == "verse":
             bound = {"structured_outputs": {"regex": r"[A-Z][^\n]{10,70},\n[a-z][^\n]{10,70}\."}}
-        yield Question(f"{task}/{number:04}", turn.kind or task, scene.messages(turn), scene.tools, bound, turn)
+        yield Question(
+            f"{task}/{number:04}", turn.kind or task, scene.messages(turn), scene.tools, bound, turn
+        )
 
 
 def leaderboard(data: Path, count: int, categories: Sequence[str]) -> Iterator[Question]:
@@ -96,7 +98,9 @@ def leaderboard(data: Path, count: int, categories: Sequence[str]) -> Iterator[Q
         random.Random(SEED).shuffle(entries)
         answers = {}
         if "irrelevance" not in category:
-            answers = {one["id"]: one["ground_truth"] for one in read_entries(data / "possible_answer", category)}
+            answers = {
+                one["id"]: one["ground_truth"] for one in read_entries(data / "possible_answer", category)
+            }
         for entry in entries[:count]:
             tools = [tool(function, category, strict=False) for function in entry["function"]]
             facts = (category, entry["function"], answers.get(entry["id"], []))
@@ -122,7 +126,10 @@ def grade(question: Question, message: dict[str, Any]) -> dict[str, float]:
     if isinstance(question.turn, tuple):
         category, functions, answers = question.turn
         calls = calls_of(message)
-        said = [{"function": {"name": one["name"], "arguments": json.dumps(one["arguments"])}} for one in calls or []]
+        said = [
+            {"function": {"name": one["name"], "arguments": json.dumps(one["arguments"])}}
+            for one in calls or []
+        ]
         return {"right": float(calls is not None and judge(category, functions, answers, said) is None)}
     turn: Turn = question.turn
     task = question.id.partition("/")[0]
@@ -166,14 +173,23 @@ def _record(turn: Turn, text: str) -> dict[str, float]:
 
 
 async def ask_all(
-    url: str, questions: Sequence[Question], variants: Sequence[str], base: str, adapter: str, out: Path, at_once: int
+    url: str,
+    questions: Sequence[Question],
+    variants: Sequence[str],
+    base: str,
+    adapter: str,
+    out: Path,
+    at_once: int,
 ) -> None:
     """Asks what is not in the file yet."""
     done = {(row["id"], row["variant"]) for row in read_rows(out)}
     todo = [(v, q) for v in variants for q in questions if (q.id, v) not in done]
     limit, written = anyio.CapacityLimiter(at_once), out.open("a", encoding="utf-8")
     with written:
-        async with httpx.AsyncClient(base_url=url, timeout=1200) as client, anyio.create_task_group() as group:
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=1200) as client,
+            anyio.create_task_group() as group,
+        ):
 
             async def one(variant: str, question: Question) -> None:
                 async with limit:
@@ -189,7 +205,9 @@ async def ask_all(
                 if response.status_code == 200:
                     message = response.json()["choices"][0]["message"]
                     calls = message.get("tool_calls")
-                    said = json.dumps([call["function"] for call in calls]) if calls else message.get("content")
+                    said = (
+                        json.dumps([call["function"] for call in calls]) if calls else message.get("content")
+                    )
                     row |= {"scores": grade(question, message), "answer": said}
                 elif response.status_code == 400:
                     row |= {"scores": {"right": 0.0}, "refused": response.json()["error"]["message"]}
@@ -211,10 +229,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=[*sorted(GENERATORS), "bfcl"])
     parser.add_argument("--url", required=True)
-    parser.add_argument("--count", type=int, default=100, help="questions; of each category, for the leaderboard")
+    parser.add_argument(
+        "--count", type=int, default=100, help="questions; of each category, for the leaderboard"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--data", type=Path, help="folder of the leaderboard's files")
     parser.add_argument("--categories", default=",".join(CATEGORIES))
@@ -232,7 +254,9 @@ def main() -> None:
         questions = list(held_out(given.task, given.count))
     adapter = given.adapter or ("tools" if given.task == "bfcl" else given.task)
     path = given.out / f"{given.task}.jsonl"
-    anyio.run(ask_all, given.url, questions, given.variants.split(","), given.base, adapter, path, given.at_once)
+    anyio.run(
+        ask_all, given.url, questions, given.variants.split(","), given.base, adapter, path, given.at_once
+    )
 
 
 if __name__ == "__main__":

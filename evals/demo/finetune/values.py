@@ -88,7 +88,20 @@ WORDS: dict[str, str] = {
     "note": "C,D,E,F,G,A,B,F sharp,B flat",
 }
 LISTS = {name: words.split(",") for name, words in WORDS.items()}
-_MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 
 
 class Value(NamedTuple):
@@ -209,7 +222,21 @@ FORMATS = {
 }
 """What a description must say for the value to be clear."""
 
-_SMALL = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_SMALL = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 
 
 def integer(rng: random.Random, low: int, high: int) -> Value:
