@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import make_model_folder
+from tiny_models import CHATML, make_model_folder
 
 from personae.evals.demo.finetune import extract, sql
 from personae.evals.demo.finetune.encode import Batch, Encoder
@@ -72,10 +72,7 @@ def test_a_query_that_never_ends_or_is_none_is_wrong() -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     make_model_folder(folder, "llama")
-    config = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    (folder / "chat_template.jinja").write_text(
-        config + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    (folder / "chat_template.jinja").write_text(CHATML)
     return folder
 
 
