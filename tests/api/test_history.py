@@ -24,6 +24,7 @@ TEMPLATES = [path for parent in Path(__file__).parents for path in sorted((paren
 USER = {"role": "user", "content": "hi"}
 MALFORMED = ['{"a": 1', "[]", "null", "3", '"text"', "not JSON", "{'a': 1}"]
 BY_ONE = (
+    "{% if tools %}{% endif %}"
     "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
     "<{{ c.function.name }}>{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
     "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}{% endfor %}\n{% endfor %}"
@@ -88,7 +89,10 @@ def test_the_templates_of_models_show_malformed_arguments(template: Path) -> Non
 
 
 async def test_a_call_without_text_does_for_a_template_that_needs_text() -> None:
-    needy = "{% for m in messages %}{{ m.content | trim }}{% if m.content + 'x' %}|{% endif %}{% endfor %}"
+    needy = (
+        "{% if tools %}{% endif %}"
+        "{% for m in messages %}{{ m.content | trim }}{% if m.content + 'x' %}|{% endif %}{% endfor %}"
+    )
     assert await prompt(needy, [USER, called("{}")]) == "hi||"
 
 
@@ -135,5 +139,5 @@ async def test_a_schema_may_stand_beside_json_object_and_needs_no_name() -> None
             json={"messages": [USER], "response_format": {"type": "json_object", "schema": False}},
         )
     source = json.dumps(schema, separators=(",", ":"))
-    assert [log.grammar for log in engine.submitted] == [GrammarSpec("json_schema", source)] * 3
+    assert [log.grammar for log in engine.submitted] == [GrammarSpec("json_schema", source, strict=False)] * 3
     assert refused.json()["error"]["param"] == "response_format.schema"

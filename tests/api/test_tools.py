@@ -175,7 +175,7 @@ async def test_reasoning_is_apart_from_content_and_seen_by_no_schema(engine: Fak
     assert grammar is not None
     assert grammar.kind == "structure"
     [bound] = jsons(decode_structure(grammar.source))
-    assert (bound.schema, bound.strict) == ({"type": "object"}, True)
+    assert (bound.schema, bound.strict) == ({"type": "object"}, False)
 
 
 async def test_a_prompt_that_closes_reasoning_leaves_no_trace_in_the_grammar(

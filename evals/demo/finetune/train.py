@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -111,20 +112,28 @@ class Trainer:
             "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct",
         }  # fmt: skip
         (folder / "adapter_config.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
-        state = {"done": done, "kept": self._kept, "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / (STATE + ".new"))
+        state = {f"kept.{place}": value.detach().contiguous() for place, value in enumerate(self._kept)}
+        for place, moments in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{place}.{name}": value.contiguous() for name, value in moments.items()}
+        save_file(state, folder / (STATE + ".new"), metadata={"done": str(done)})
         os.replace(folder / (STATE + ".new"), folder / STATE)
 
     def resume(self, folder: Path) -> int:
         """The steps done in a folder; 0 if there is nothing. Without a state the weights are taken alone."""
         if (folder / STATE).exists():
-            state = torch.load(folder / STATE, weights_only=True)
+            state = load_file(folder / STATE)
             with torch.no_grad():
-                for kept, value in zip(self._kept, state["kept"], strict=True):
-                    kept.copy_(value)
-            self.optimizer.load_state_dict(state["optimizer"])
+                for place, kept in enumerate(self._kept):
+                    kept.copy_(state[f"kept.{place}"])
+            moments: dict[int, dict[str, torch.Tensor]] = {}
+            for key, value in state.items():
+                if key.startswith("optimizer."):
+                    _, place, name = key.split(".")
+                    moments.setdefault(int(place), {})[name] = value
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
             self._use()
-            return int(state["done"])
+            with safe_open(folder / STATE, "pt") as file:
+                return int(file.metadata()["done"])
         if (folder / WEIGHTS).exists():
             set_peft_model_state_dict(self.peft, load_file(folder / WEIGHTS))
             with torch.no_grad():

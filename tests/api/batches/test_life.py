@@ -384,7 +384,8 @@ async def test_results_count_against_the_tenants_files_and_stop_where_these_are_
         used = sum(file["bytes"] for file in listed if file["filename"] != f"{id}_errors.jsonl")
         another = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
         refused = await house.client.post("/v1/batches", json=another)
-        await house.client.delete(f"/v1/files/{batch['output_file_id']}")
+        for file in (batch["output_file_id"], batch["error_file_id"]):
+            await house.client.delete(f"/v1/files/{file}")
         taken = await house.client.post("/v1/batches", json=another)
     assert 10 < len(good) < 160
     assert len(good) + len(bad) == 200
