@@ -70,6 +70,7 @@ _REPORTS: msgspec.msgpack.Decoder[Outline | Blueprint | Refusal] = msgspec.msgpa
 )
 
 
+_SPECS = msgspec.msgpack.Decoder(GrammarSpec)
 _STARTS: msgspec.msgpack.Decoder[Compiled | Refusal] = msgspec.msgpack.Decoder(Compiled | Refusal)
 
 
@@ -278,7 +279,7 @@ def _is_kept(line: socket.socket) -> bool:
 
 def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: Limits) -> None:
     """What a child is for, for as long as its grammar is wanted."""
-    spec = msgspec.msgpack.decode(next(frames(connection)), type=GrammarSpec)
+    spec = _SPECS.decode(next(frames(connection)))
     try:
         grammar = compiler.compile_here(spec)
     except GrammarError as error:
