@@ -106,10 +106,9 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
 ) -> None:
     tight = assembled(tmp_path_factory.mktemp("tight"), 90).script
     logs = [log(tight, f"base {number}", None, LENGTH - 10, ignore_eos=True) for number in range(8)]
-    alone = {}
     async with open_stage(small.script) as client:
-        for each in logs:
-            alone |= await play(client, [each])
+        roomy = await play(client, logs)
+        assert client.stats().preemptions == 0
     async with open_stage(tight) as client:
         for name in NAMES:
             await play(client, [log(tight, name, name)])
@@ -127,7 +126,7 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
             while not came_back():  # what came back last is told with a later step, and by two actors
                 await play(client, [log(tight, "later", None)])
         assert {id: one.tokens for id, one in together.items()} == {
-            id: one.tokens for id, one in alone.items()
+            id: one.tokens for id, one in roomy.items()
         }
 
 

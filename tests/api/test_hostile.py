@@ -352,6 +352,7 @@ async def test_large_requests_of_a_tenant_are_prepared_one_at_a_time_and_small_o
         return render(self, messages, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", slow)
+    monkeypatch.setattr("personae.api.door._BRIEF_SECONDS", PATIENCE)  # small ones stay on the loop
     engine = FakeEngine(max_model_len=100_000)
     large = {"model": "base", "messages": [{"role": "user", "content": "x" * 40_000}], "max_tokens": 1}
     with open_house(tmp_path, engine) as house:
