@@ -49,6 +49,13 @@ SOUND: dict[str, Any] = {
     "input": "Hello",
     "tokens": [1, 2],
 }
+PLAIN: dict[str, str] = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/tokenize": "prompt",
+}
+"""The one field that a route needs beside `model`. It is asked first: all that is drawn may be a 400."""
 
 Described = APIOperation[Any, Any, Any, Any]
 
@@ -71,7 +78,7 @@ def ask(
     headers: dict[str, str] | None = None,
     fixed: bool = True,
 ) -> Counter[int]:
-    """Ask this many times and check every answer; the statuses that came.
+    """Ask this many times, and plainly once, and check every answer; the statuses that came.
 
     With `fixed` the requests are the same each time. Raises schemathesis's failures, which say how to ask
     again.
@@ -94,11 +101,17 @@ def ask(
             kept = data.draw(st.sets(st.sampled_from(sorted(body)), max_size=FEW))
             case.body = {name: body[name] for name in kept}
             case.body |= {"model": model, **{name: SOUND[name] for name in SOUND if name in body}}
+        send(case)
+
+    def send(case: Case[Any]) -> None:
         response = case.call(base_url=url, headers=headers)
         response.content = response.content.removesuffix(_DONE)
         case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
 
+    if mode is GenerationMode.POSITIVE and operation.path in PLAIN:
+        name = PLAIN[operation.path]
+        send(operation.Case(body={"model": model, name: SOUND[name]}, media_type="application/json"))
     try:
         once()
     except Unsatisfiable:  # there is no wrong way to ask for this
