@@ -23,9 +23,10 @@ class Compiler(Actor[Message]):
     """Answers `Compile` with `Compiled`. Each compile is a task of its own on a worker thread.
 
     Whatever a compile raises ends its own requests and nothing else: a grammar library that stumbles over
-    somebody's schema must not take everybody's engine down. One that takes more than `seconds` is answered
-    without a grammar. Its thread cannot be stopped and keeps its place among its tenant's `AT_ONCE`, which
-    are nobody else's; what it brings in the end is kept for the tenant's next who asks.
+    somebody's schema must not take everybody's engine down. After `seconds` a request is answered without a
+    grammar: its grammar is blamed if it has compiled for at least half of that time, else the queue is. The
+    thread cannot be stopped and keeps its place among its tenant's `AT_ONCE`. Each tenant has `AT_ONCE` of
+    its own. The cache keeps what a late compile brings for that tenant's next request.
     """
 
     def __init__(self, grammars: Grammars, scheduler: Ref[Message], *, seconds: float = SECONDS) -> None:
@@ -36,7 +37,7 @@ class Compiler(Actor[Message]):
             WeakValueDictionary()
         )  # while they are used
         self._begun: set[GrammarKey] = set()
-        self._late: set[GrammarKey] = set()
+        self._late: dict[GrammarKey, PersonaeError] = {}
 
     async def started(self) -> None:
         """Forget what was meant for an earlier life."""
@@ -49,8 +50,8 @@ class Compiler(Actor[Message]):
             grammar = self._grammars.get(spec, tenant)
             if grammar is not None:
                 self._scheduler.tell(Compiled(spec, tenant, grammar))
-            elif (tenant, spec) in self._late:
-                self._give_up((tenant, spec))
+            elif (error := self._late.get((tenant, spec))) is not None:
+                self._scheduler.tell(Compiled(spec, tenant, error=error))
             else:
                 threads = self._threads.setdefault(tenant, CapacityLimiter(AT_ONCE))
                 self.start_soon(self._compile, (tenant, spec), threads)
@@ -61,8 +62,7 @@ class Compiler(Actor[Message]):
             tasks.start_soon(self._lose_patience, key)
             outcome = await self.in_thread(self._outcome, key, limiter=threads)
             tasks.cancel_scope.cancel()
-        late = key in self._late
-        self._late.discard(key)
+        late = self._late.pop(key, None) is not None
         self._begun.discard(key)
         error = outcome if isinstance(outcome, PersonaeError) else None
         grammar = None if isinstance(outcome, PersonaeError) else outcome
@@ -70,19 +70,19 @@ class Compiler(Actor[Message]):
             self._scheduler.tell(Compiled(spec, tenant, grammar, error))
 
     async def _lose_patience(self, key: GrammarKey) -> None:
-        await sleep(self._seconds)
-        self._late.add(key)
-        self._give_up(key)
-
-    def _give_up(self, key: GrammarKey) -> None:
+        await sleep(self._seconds / 2)
+        compiling = key in self._begun
+        await sleep(self._seconds / 2)
+        self._late[key] = error = self._lateness(compiling)
         tenant, spec = key
-        error: PersonaeError
-        if key in self._begun:
-            why = f"The grammar could not be compiled within {self._seconds:g} seconds; make it simpler."
-            error = GrammarError(why, code="grammar_timeout")
-        else:
-            error = Overloaded("Other grammars are being compiled; try again later.")
         self._scheduler.tell(Compiled(spec, tenant, error=error))
+
+    def _lateness(self, compiling: bool) -> PersonaeError:
+        """Why there is no grammar; `compiling`: for at least half of the time."""
+        if compiling:
+            why = f"The grammar could not be compiled within {self._seconds:g} seconds; make it simpler."
+            return GrammarError(why, code="grammar_timeout")
+        return Overloaded("Other grammars are being compiled; try again later.")
 
     def _outcome(self, key: GrammarKey) -> AnyGrammar | PersonaeError:
         tenant, spec = key

@@ -15,6 +15,7 @@ from troupe import Played, Troupe
 
 from personae.engine.jump import Spelling
 from personae.engine.tokens import Tokenizer
+from personae.grammar.backend import Matcher
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
@@ -160,14 +161,20 @@ def test_a_special_token_that_is_forced_harms_nothing() -> None:
 
 
 def test_nothing_is_forced_after_the_budget() -> None:
+    class NeverClosing:
+        """The grammar without a budget of its own, so that nothing but `max_tokens` ends the answer."""
+
+        shortest, nbytes = 1, 0
+
+        def matcher(self, budget: int | None = None) -> Matcher:
+            return compiled.matcher()
+
     grammar = GrammarSpec("lark", f'start: "{LONG}"')
     compiled = compiler().compile_here(grammar)
-    for budget in range(compiled.shortest, compiled.shortest + 3):
+    for budget in range(1, 12):
         made = troupe()
-        made.grammars[grammar] = compiled
-        played = answer(made, grammar, max_tokens=budget)
-        assert played.finish in ("stop", "length")
-        assert len(played.tokens) <= budget
+        made.grammars[grammar] = NeverClosing()
+        assert len(answer(made, grammar, max_tokens=budget).tokens) == budget
 
 
 @cache

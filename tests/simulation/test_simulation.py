@@ -299,7 +299,7 @@ def test_steps_that_were_made_while_the_front_was_held_up_are_more_than_a_mailbo
 
 
 def test_a_grammar_that_takes_too_long_on_a_busy_machine_is_refused_for_now() -> None:
-    load = replace(CALM.workload, schemas=0.5, grammars=4)
+    load = replace(CALM.workload, schemas=0.5, grammars=5)
     report = simulate(replace(CALM, workload=load, costs=Costs(compile=120.0)))
     assert report.outcomes["refused"]
     assert report.outcomes.keys() <= {"stop", "length", "refused"}
