@@ -29,7 +29,8 @@
     ├── LoadError                 a model or adapter folder cannot be served
     │   ├── ModelLoadError        start-up: the message names the file and the tensor
     │   └── AdapterError          an adapter is refused; the message names the tensor or field
-    └── never on the wire: of supervision RestartsExhausted, StartFailed, BackDied, BackHangs; DriverError
+    └── never on the wire: of supervision RestartsExhausted, StartFailed, EngineCoreDied,
+        EngineCoreHangs; DriverError
 
 `status`, `type` and `code` are what the wire shows, in OpenAI's error shape
 (https://platform.openai.com/docs/guides/error-codes).
@@ -271,12 +272,13 @@ class StartFailed(PersonaeError):
     """A child could not be started the first time. Why is the `__cause__`."""
 
 
-class BackDied(PersonaeError):
-    """Back's process has ended; the message has its exit code, its last step and its last words."""
+class EngineCoreDied(PersonaeError):
+    """The engine core's process has ended; the message has its exit code, its last step and its last
+    words."""
 
 
-class BackHangs(PersonaeError):
-    """Back's process lives and does not go on."""
+class EngineCoreHangs(PersonaeError):
+    """The engine core's process lives and does not go on."""
 
 
 class DriverError(PersonaeError):

@@ -1,4 +1,5 @@
-"""From options to a script: loads the model and the adapters, and says how Back is built from them."""
+"""From options to a script: loads the model and the adapters, and says how the engine core is built from
+them."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -10,20 +11,20 @@ import torch
 
 from personae.actors.client import ModelCard
 from personae.actors.options import EngineOptions
-from personae.actors.script import Script
 from personae.actors.sizing import Sizes, choose_sizes
-from personae.engine.base_weights import DecoderWeights
+from personae.actors.spec import EngineSpec
+from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
 from personae.engine.config import GenerationDefaults
 from personae.engine.graphs import CudaCapture, DecodeGraphs
-from personae.engine.jump import Spelling
+from personae.engine.jump_forward import Retokenizer
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.engine.runner import Runner
 from personae.engine.sampler import Sampler
-from personae.engine.scheduling.background import Tiers
+from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.step import StepEngine
@@ -32,19 +33,19 @@ from personae.engine.warm_up import warm_up
 from personae.errors import AdapterError, DriverError, LoadError
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.vocabulary import Vocabulary
-from personae.kernels.branch import Branch
-from personae.kernels.container import keep_to_share
+from personae.kernels.cgroup import keep_to_share
 from personae.kernels.memory import Memory, memory_of, warn_of_fixed_shares
+from personae.kernels.side_stream import SideStream
 from personae.kernels.triton import check_launcher
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.bounds import AdapterBounds
-from personae.lora.copies import SideStream, pinned
+from personae.lora.copies import StreamCopies, pinned
 from personae.lora.library import AdapterLibrary, Prepare
-from personae.lora.pace import no_rest
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS
+from personae.lora.throttle import no_rest
 from personae.lora.writing import made_ready
 
 HOST_ADAPTER_BYTES = 2 * 2**30  # of adapters that are kept on the host beside those on the device
@@ -56,7 +57,7 @@ Progress = Callable[[int, int], None]
 class Assembly:
     """A script ready to be staged, and what the API wants to know of the model besides."""
 
-    script: Script
+    engine_spec: EngineSpec
     defaults: GenerationDefaults
     max_adapters: int
     bounds: AdapterBounds
@@ -95,12 +96,12 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     library = AdapterLibrary(shapes, known, options.adapter_store, HOST_ADAPTER_BYTES, prepare, stored)
     for adapter in adapters.values():
         library.put(prepare(adapter, rest=no_rest))
-    spelling = Spelling(tokenizer, vocabulary.tokens)
-    script = Script(
-        build_step_engine=EngineBuilder(model, shapes, sizes, spelling, options.cuda_graphs).build,
+    retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
+    engine_spec = EngineSpec(
+        build_step_engine=EngineBuilder(model, shapes, sizes, retokenizer, options.cuda_graphs).build,
         build_scheduler=lambda: Scheduler(
             layout,
-            Tiers(VirtualTokenCounters(), VirtualTokenCounters()),
+            TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
             options.background_tokens,
             sharing=True,
         ),
@@ -114,7 +115,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         late=device.type == "cpu",
     )
     return Assembly(
-        script,
+        engine_spec,
         checkpoint.generation_defaults(vocab_size),
         sizes.max_adapters,
         AdapterBounds.of_pool(shapes, sizes.ranks, model.dtype, stored),
@@ -126,13 +127,13 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
 
 @dataclass(frozen=True, slots=True)
 class EngineBuilder:
-    """Builds the engine of one life of Back after the other, around the one model. `graphs`: on a GPU decode
-    steps are captured."""
+    """Builds the engine of one epoch of the engine core after the other, around the one model. `graphs`:
+    on a GPU decode steps are captured."""
 
     model: Decoder
     shapes: LoraShapes
     sizes: Sizes
-    spelling: Spelling
+    retokenizer: Retokenizer
     graphs: bool
 
     def build(self) -> StepEngine:
@@ -158,18 +159,18 @@ class EngineBuilder:
             max_adapters=sizes.max_adapters,
             dtype=model.dtype,
             device=device,
-            base=DecoderWeights(model),
+            base=DecoderBaseWeights(model),
             spare_rows=spare_ranks,
-            copies=SideStream() if on_gpu else None,
+            copies=StreamCopies() if on_gpu else None,
             memory=memory,
         )
         captures = on_gpu and self.graphs
         kv = KVCache(model.config, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
-        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), Branch()) if captures else None
+        graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), SideStream()) if captures else None
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
         if on_gpu:
             warm_up(runner)
-        return StepEngine(runner, sampler, self.spelling)
+        return StepEngine(runner, sampler, self.retokenizer)
 
 
 def _preparation(model: Decoder) -> Prepare:

@@ -32,7 +32,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     quantization: str | None = None
 
 
-class AdapterStats(msgspec.Struct, frozen=True):
+class AdapterUsage(msgspec.Struct, frozen=True):
     """Adapters on the device and on the host, those in line for the device; loads and their seconds by source
     ("device", "host", "disk"); live sequences by digest, those that run and those that wait."""
 
@@ -51,7 +51,7 @@ class AdapterStats(msgspec.Struct, frozen=True):
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
 
-    `fairness_gap` is in weighted tokens, between the most and the least served that wait. `spent` is where
+    `fairness_gap` is in weighted tokens, between the most and the least served that wait. `timings` is where
     the time of steps went; `tokens` were computed in all, prompts included, and `step_tokens` counts steps by
     theirs, in the buckets of `messages.STEP_TOKENS`; `jumped` were forced;
     `backlog_seconds` is how long it takes to compute what waits; `pages_lent` is how many KV pages' memory
@@ -72,13 +72,13 @@ class EngineStats(msgspec.Struct, frozen=True):
     host_gap_seconds: float = 0.0
     restarts: int = 0
     fairness_gap: float = 0.0
-    adapters: AdapterStats = AdapterStats()
+    adapters: AdapterUsage = AdapterUsage()
     page_size: int = 0
     tokens: int = 0
     step_tokens: tuple[int, ...] = ()
     jumped: int = 0
     backlog_seconds: float = 0.0
-    spent: dict[str, float] = {}
+    timings: dict[str, float] = {}
     actors: tuple[Gauge, ...] = ()
 
 

@@ -1,16 +1,18 @@
-"""Every message between the actors of the cast, on one page.
+"""Every message between the actors, on one page.
 
-Front holds the requests: ingress, one queue per adapter, streamer. Back holds the device: adapter store,
-scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain data; the others
-stay on their side and may hold live objects. One message per step and hop, never one per token.
+The frontend holds the requests: ingress, one queue per adapter, streamer. The engine core holds the device:
+adapter store, scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain
+data; the others stay on their side and may hold live objects. One message per step and hop, never one per
+token.
 
-Each start of Back has a number, its `life`. What Front says to Back carries the life it is meant for, and is
-ignored by any other: whatever was on its way when Back died cannot be taken for news.
+Each start of the engine core has a number, its `epoch`. What the frontend says to the engine core carries the
+epoch it is meant for, and is ignored by any other: whatever was on its way when the engine core died cannot
+be taken for news.
 """
 
 import msgspec
 
-from personae.actors.inbox import Inbox
+from personae.actors.frontend.inbox import Inbox
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
@@ -24,8 +26,8 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """The base of all messages."""
 
 
-class Spent(msgspec.Struct, frozen=True):
-    """Where the time of steps went, in seconds, since Back started.
+class StepTimings(msgspec.Struct, frozen=True):
+    """Where the time of steps went, in seconds, since the engine core started.
 
     `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
     model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
@@ -43,11 +45,11 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets in which steps are counted by their tokens; one more has all larger steps."""
 
 
-class Load(msgspec.Struct, frozen=True):
-    """How busy Back is; travels with every step. Counters only grow; times are seconds. `in_flight` steps are
-    in the executor's hands; `step_tokens` counts steps by their tokens, in the buckets of STEP_TOKENS.
-    `jumped` tokens were forced. `fairness_gap` is in weighted tokens, between the most and the least served
-    of those that wait."""
+class SchedulerStats(msgspec.Struct, frozen=True):
+    """How busy the engine core is; travels with every step. Counters only grow; times are seconds.
+    `in_flight` steps are in the executor's hands; `step_tokens` counts steps by their tokens, in the
+    buckets of STEP_TOKENS. `jumped` tokens were forced. `fairness_gap` is in weighted tokens, between the
+    most and the least served of those that wait."""
 
     running: int = 0
     waiting: int = 0
@@ -65,11 +67,12 @@ class Load(msgspec.Struct, frozen=True):
     jumped: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
-    spent: Spent = Spent()
+    timings: StepTimings = StepTimings()
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
 
 
-# --- Front: ingress -----------------------------------------------------------------------------------------
+# --- Frontend: ingress
+# -----------------------------------------------------------------------------------------
 
 
 class Submission(Message, frozen=True):
@@ -93,14 +96,15 @@ class Progress(Message, frozen=True):
     ended: tuple[str, ...]
 
 
-class BackStarted(Message, frozen=True):
-    """*Wire.* From the scheduler, first of all: a new life of Back has begun, and it knows no sequence."""
+class EngineCoreStarted(Message, frozen=True):
+    """*Wire.* From the scheduler, first of all: a new epoch of the engine core has begun, and it knows no
+    sequence."""
 
-    life: int
-    load: Load
+    epoch: int
+    stats: SchedulerStats
 
 
-class Shut(Message, frozen=True):
+class Shutdown(Message, frozen=True):
     """From a client: end every live sequence with this error, and refuse with it whatever comes."""
 
     error: PersonaeError
@@ -113,29 +117,30 @@ class Resubmit(Message, frozen=True):
     """
 
     logs: tuple[SequenceLog, ...]
-    life: int
+    epoch: int
     last: bool
 
 
-class Returned(Message, frozen=True):
-    """From the streamer: sequences that Back has let go of without an end, as far as they got in this life.
-    They wait again."""
+class Preempted(Message, frozen=True):
+    """From the streamer: sequences that the engine core has let go of without an end, as far as they got
+    in this epoch. They wait again."""
 
     logs: tuple[SequenceLog, ...]
-    life: int
+    epoch: int
 
 
-# --- Front: adapter queue -----------------------------------------------------------------------------------
+# --- Frontend: adapter queue
+# -----------------------------------------------------------------------------------
 
 
 class Enqueue(Message, frozen=True):
-    """From the ingress: sequences for this queue's adapter, in this life of Back.
+    """From the ingress: sequences for this queue's adapter, in this epoch of the engine core.
 
-    The first of a new life: those of earlier lives are forgotten, they come again.
+    The first of a new epoch: those of earlier epochs are forgotten, they come again.
     """
 
     logs: tuple[SequenceLog, ...]
-    life: int
+    epoch: int
 
 
 class Pinned(Message, frozen=True):
@@ -145,32 +150,33 @@ class Pinned(Message, frozen=True):
     """
 
     adapter: str
-    life: int
+    epoch: int
     error: str | None = None
 
 
-class Yield(Message, frozen=True):
+class ReleaseRequest(Message, frozen=True):
     """*Wire.* From the adapter store: others wait for this adapter's place. Finish what runs, then unpin.
 
     `now`: that took too long; what runs is to wait until the adapter has a place again.
     """
 
     adapter: str
-    life: int
+    epoch: int
     now: bool = False
 
 
-# --- Front: streamer ----------------------------------------------------------------------------------------
+# --- Frontend: streamer
+# ----------------------------------------------------------------------------------------
 
 
-class Open(Message, frozen=True):
+class OpenStream(Message, frozen=True):
     """From the ingress: where the deltas of these sequences go."""
 
     logs: tuple[SequenceLog, ...]
     inbox: Inbox
 
 
-class Close(Message, frozen=True):
+class CloseStream(Message, frozen=True):
     """From the ingress: nobody listens to these sequences any more; their end is still awaited."""
 
     ids: tuple[str, ...]
@@ -180,7 +186,7 @@ class StepDone(Message, frozen=True):
     """*Wire.* From the scheduler: one step's deltas, for everyone; `admitted` are computed from now on."""
 
     deltas: tuple[Delta, ...]
-    load: Load
+    stats: SchedulerStats
     admitted: tuple[str, ...] = ()
 
 
@@ -197,21 +203,22 @@ class Refused(Message, frozen=True):
     code: str | None = None
 
 
-class Fallen(Message, frozen=True):
-    """From whoever saw Back die: the sequences that were aboard, and whether it was killed from outside."""
+class EngineDied(Message, frozen=True):
+    """From whoever saw the engine core die: the sequences that were aboard, and whether it was killed from
+    outside."""
 
-    aboard: tuple[str, ...]
+    on_device: tuple[str, ...]
     outside: bool
 
 
 class Replay(Message, frozen=True):
-    """From the ingress, when Back has started anew: answer with `Resubmit`."""
+    """From the ingress, when the engine core has started anew: answer with `Resubmit`."""
 
-    life: int
-    load: Load
+    epoch: int
+    stats: SchedulerStats
 
 
-class Holdings(Message, frozen=True):
+class AdapterStats(Message, frozen=True):
     """*Wire.* From the adapter store, when they have changed: adapters on the device and the host, those in
     line for the device; loads and their seconds by source ("device", "host", "disk": where they were)."""
 
@@ -225,24 +232,25 @@ class Holdings(Message, frozen=True):
     load_seconds: dict[str, float] = {}
 
 
-# --- Back: adapter store ------------------------------------------------------------------------------------
+# --- Engine core: adapter store
+# ------------------------------------------------------------------------------------
 
 
 class Pin(Message, frozen=True):
     """*Wire.* From a queue: have this adapter on the device; answered by `Pinned` once it is."""
 
     adapter: str
-    life: int
+    epoch: int
 
 
 class Unpin(Message, frozen=True):
     """*Wire.* From a queue: no request of this adapter is left."""
 
     adapter: str
-    life: int
+    epoch: int
 
 
-class Placed(Message, frozen=True):
+class AdapterLoaded(Message, frozen=True):
     """From the executor: whether the adapter got its place; `error` says why it never can.
 
     Of the pool as it is now: adapters in it, how many were copied to it, how many left for others.
@@ -256,42 +264,43 @@ class Placed(Message, frozen=True):
     evictions: int = 0
 
 
-class Evicted(Message, frozen=True):
+class AdaptersEvicted(Message, frozen=True):
     """From the executor: adapters left for sequences that wanted their memory. The pool's figures as in
-    `Placed`."""
+    `AdapterLoaded`."""
 
     residents: int
     loads: int
     evictions: int
 
 
-class Wanted(Message, frozen=True):
+class MemoryWanted(Message, frozen=True):
     """From the executor: sequences want memory that adapters have, and all of these are held; answered by a
     `Release` as soon as one can be let go."""
 
 
-# --- Back: scheduler ----------------------------------------------------------------------------------------
+# --- Engine core: scheduler
+# ----------------------------------------------------------------------------------------
 
 
 class Submit(Message, frozen=True):
     """*Wire.* From a queue: these sequences wait for their turn from now on."""
 
     logs: tuple[SequenceLog, ...]
-    life: int
+    epoch: int
 
 
 class Cancel(Message, frozen=True):
     """*Wire.* From a queue: end these sequences; the last delta of each says `cancelled`."""
 
     ids: tuple[str, ...]
-    life: int
+    epoch: int
 
 
-class Recall(Message, frozen=True):
+class Preempt(Message, frozen=True):
     """*Wire.* From a queue: let go of these sequences; the last delta of each says `recalled`."""
 
     ids: tuple[str, ...]
-    life: int
+    epoch: int
 
 
 class Compiled(Message, frozen=True):
@@ -325,19 +334,20 @@ class Look(Message, frozen=True):
     """From the executor to itself: see whether such masks are there."""
 
 
-class Sampled(Message, frozen=True):
+class StepFinished(Message, frozen=True):
     """From the executor: what a step brought, how long it took, and how long the device waited since.
 
-    `spent` is of all steps so far.
+    `timings` is of all steps so far.
     """
 
     result: StepResult
     seconds: float
     gap_seconds: float
-    spent: Spent = Spent()
+    timings: StepTimings = StepTimings()
 
 
-# --- Back: compiler -----------------------------------------------------------------------------------------
+# --- Engine core: compiler
+# -----------------------------------------------------------------------------------------
 
 
 class Compile(Message, frozen=True):
@@ -347,7 +357,8 @@ class Compile(Message, frozen=True):
     tenant: str = "default"
 
 
-# --- Back: executor -----------------------------------------------------------------------------------------
+# --- Engine core: executor
+# -----------------------------------------------------------------------------------------
 
 
 class Execute(Message, frozen=True):
@@ -362,13 +373,13 @@ class Execute(Message, frozen=True):
     follows: bool
 
 
-class Place(Message, frozen=True):
-    """From the adapter store: copy this adapter to the device and hold it; answered by `Placed`."""
+class LoadAdapter(Message, frozen=True):
+    """From the adapter store: copy this adapter to the device and hold it; answered by `AdapterLoaded`."""
 
     adapter: Adapter
 
 
-class Spoilt(Message, frozen=True):
+class AdapterLoadFailed(Message, frozen=True):
     """From a thread that reads beside the steps: what it read into this adapter's pages is not the adapter,
     for this reason."""
 

@@ -1,4 +1,4 @@
-"""What an engine is asked for, as plain data that travels to Back's process."""
+"""What an engine is asked for, as plain data that travels to the engine core's process."""
 
 import hashlib
 import hmac

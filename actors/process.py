@@ -1,4 +1,4 @@
-"""Back's process as Front sees it: a line to it, what it prints, and its end."""
+"""The engine core's process as the frontend sees it: a line to it, what it prints, and its end."""
 
 import os
 import socket
@@ -9,15 +9,15 @@ from typing import Protocol
 from anyio import open_process
 from anyio.abc import ByteReceiveStream, ByteStream, Process, SocketStream
 
-from personae.actors.blackbox import BlackBox
+from personae.actors.enginecore.step_recorder import StepRecorder
 
 
-class BackProcess(Protocol):
+class CoreProcess(Protocol):
     """A process that has been started, or a simulation of one."""
 
     line: ByteStream
     output: ByteReceiveStream
-    box: BlackBox
+    recorder: StepRecorder
     box_file: int  # by which it attaches to the box
 
     @property
@@ -38,17 +38,17 @@ class BackProcess(Protocol):
 class Launch(Protocol):
     """Starts a process."""
 
-    async def __call__(self) -> BackProcess:
+    async def __call__(self) -> CoreProcess:
         """Return as soon as it runs."""
 
 
 class ChildProcess:
     """A process of the operating system; stdout and stderr are one output."""
 
-    def __init__(self, process: Process, line: ByteStream, box: BlackBox, box_file: int) -> None:
+    def __init__(self, process: Process, line: ByteStream, recorder: StepRecorder, box_file: int) -> None:
         assert process.stdout is not None
         self._process = process
-        self.box = box
+        self.recorder = recorder
         self.box_file = box_file
         self.line = line
         self.output: ByteReceiveStream = process.stdout
@@ -57,7 +57,7 @@ class ChildProcess:
     async def launch(cls, command: Sequence[str]) -> "ChildProcess":
         """Start `command`, with the number of an open file added to it: its end of the line."""
         ours, theirs = socket.socketpair()
-        box, file = BlackBox.create()
+        recorder, file = StepRecorder.create()
         with theirs, os.fdopen(file):
             process = await open_process(
                 [*command, str(theirs.fileno())],
@@ -66,7 +66,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(), file),
             )
-        return cls(process, await SocketStream.from_socket(ours), box, file)
+        return cls(process, await SocketStream.from_socket(ours), recorder, file)
 
     @property
     def pid(self) -> int:

@@ -11,13 +11,13 @@ from personae.engine.kv import KVCache, pages_of_a_run
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.errors import LoadError
-from personae.kernels.container import free_memory
+from personae.kernels.cgroup import free_memory
 from personae.kernels.memory import granule_of, main_memory
 from personae.kernels.reference import FP8
 from personae.kernels.sgmv import RANK_PAGE
 from personae.kernels.triton import FP8_CAPABILITY
 from personae.lora.adapter import Adapter, LoraShapes
-from personae.lora.arenas import pool_bytes
+from personae.lora.weight_pools import pool_bytes
 
 PAGE_SIZE = 16  # tokens
 DEVICE_SHARE = 0.85  # of the free device memory goes to the KV cache, unless told otherwise

@@ -1,4 +1,4 @@
-"""The line between Front and Back: msgpack frames over a pair of Unix sockets.
+"""The line between the frontend and the engine core: msgpack frames over a pair of Unix sockets.
 
 The pair has no name: there is nothing in the file system, or anywhere, that another process could connect to.
 A frame is its length, four bytes little-endian, and a message in msgpack; no pickle, nothing that runs. The
@@ -19,18 +19,18 @@ from personae.actors.client import ModelCard
 from personae.actors.kit.gauges import Gauge
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
-    BackStarted,
+    AdapterStats,
     Cancel,
-    Holdings,
+    EngineCoreStarted,
     Message,
     Pin,
     Pinned,
-    Recall,
+    Preempt,
     Refused,
+    ReleaseRequest,
     StepDone,
     Submit,
     Unpin,
-    Yield,
 )
 from personae.actors.options import EngineOptions
 from personae.engine.config import GenerationDefaults
@@ -43,30 +43,30 @@ _CHUNK = 2**18
 
 
 class Start(Message, frozen=True):
-    """From Front, first of all: what to load, which life this is, and by which open file Back attaches to its
-    black box."""
+    """From the frontend, first of all: what to load, which life this is, and by which open file the engine
+    core attaches to its black box."""
 
     options: EngineOptions
-    life: int
+    epoch: int
     black_box: int
 
 
 class Loading(Message, frozen=True):
-    """From Back: how many of the weights' bytes are there."""
+    """From the engine core: how many of the weights' bytes are there."""
 
     done: int
     total: int
 
 
 class LoadFailed(Message, frozen=True):
-    """From Back, its last word: the LoadError of that class that ended the start."""
+    """From the engine core, its last word: the LoadError of that class that ended the start."""
 
     kind: str
     message: str
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What Front has to know of the model that Back has loaded."""
+    """What the frontend has to know of the model that the engine core has loaded."""
 
     models: dict[str, ModelCard]
     max_model_len: int
@@ -78,16 +78,17 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """From Back: everything is loaded, the actors start now."""
+    """From the engine core: everything is loaded, the actors start now."""
 
     facts: Facts
 
 
 class Pulse(Message, frozen=True):
-    """From Back, twice a second: its loop turns.
+    """From the engine core, twice a second: its loop turns.
 
     `busy`: the executor has work in hand; `handled` is how many messages it has finished, so that one that
-    hangs can be told from one that has much to do. `actors` is what each of Back's actors is doing.
+    hangs can be told from one that has much to do. `actors` is what each of the engine core's actors is
+    doing.
     """
 
     busy: bool
@@ -96,11 +97,22 @@ class Pulse(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """From Front: print what every actor and every thread is doing."""
+    """From the frontend: print what every actor and every thread is doing."""
 
 
-ToBack = Start | Submit | Cancel | Recall | Pin | Unpin | Describe
-ToFront = Loading | LoadFailed | Loaded | Pulse | BackStarted | StepDone | Refused | Pinned | Yield | Holdings
+ToCore = Start | Submit | Cancel | Preempt | Pin | Unpin | Describe
+ToFrontend = (
+    Loading
+    | LoadFailed
+    | Loaded
+    | Pulse
+    | EngineCoreStarted
+    | StepDone
+    | Refused
+    | Pinned
+    | ReleaseRequest
+    | AdapterStats
+)
 
 
 def _plain(value: object) -> Any:
@@ -123,7 +135,7 @@ def frame(message: Message) -> bytes:
 
 
 def decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Reads the body of frames of the given messages (`ToBack`, `ToFront`)."""
+    """Reads the body of frames of the given messages (`ToCore`, `ToFrontend`)."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_rich)
 
 
@@ -167,8 +179,8 @@ async def messages(line: ByteStream, kind: Any) -> AsyncGenerator[Any, None]:
 class Port(Ref[Message]):
     """A ref whose actors are in the other process: `tell` puts a frame on the line.
 
-    While nobody is there it is silent: what concerns a life of Back that has not begun is said again when it
-    has. What waits to be written is bounded by the sequences in the house.
+    While nobody is there it is silent: what concerns a epoch of the engine core that has not begun is said
+    again when it has. What waits to be written is bounded by the sequences in the house.
     """
 
     __slots__ = ("_arrived", "_frames", "_path", "is_open")

@@ -19,10 +19,10 @@ from personae.api import routes
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
 from personae.api.batches import routes as batch_routes
-from personae.api.batches.desk import Batches
+from personae.api.batches.manager import BatchManager
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
-from personae.api.door import Door, door_of
+from personae.api.context import RequestContext, context_of
 from personae.api.family import Family
 from personae.api.files import routes as files
 from personae.api.http.middleware import Gate, Prefix
@@ -42,7 +42,7 @@ from personae.errors import PersonaeError
 @operation("GET", "/openapi.json", answers={200: Content("application/json", dict[str, Any])})
 async def openapi(request: Request) -> Response:
     """Describe this API."""
-    return Response(_description(door_of(request).settings.root_path), media_type="application/json")
+    return Response(_description(context_of(request).settings.root_path), media_type="application/json")
 
 
 OPERATIONS = (
@@ -104,9 +104,9 @@ def make_door(
     client: EngineClient,
     settings: ApiSettings,
     registry: Registry | None = None,
-    batches: Batches | None = None,
+    batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
-) -> Door:
+) -> RequestContext:
     """What the routes need of an open engine.
 
     Raises ModelLoadError when the model's chat template cannot be compiled, or a format is not known.
@@ -114,7 +114,7 @@ def make_door(
     base = next(iter(client.models(DEFAULT_TENANT)))
     metrics = Metrics(client, base, settings.max_adapters, registry)
     family = Family.of(client.tokenizer, settings.tool_format, settings.reasoning_format)
-    return Door(
+    return RequestContext(
         client,
         settings,
         metrics,
@@ -140,7 +140,7 @@ def create_app(
     *,
     tenants: TenantStore | None = None,
     registry: Registry | None = None,
-    batches: Batches | None = None,
+    batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
@@ -150,17 +150,17 @@ def create_app(
     model's chat template cannot be compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    door = make_door(client, settings, registry, batches, tracing)
+    context = make_door(client, settings, registry, batches, tracing)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[
             *([Middleware(Prefix, prefix=settings.root_path)] if settings.root_path else []),
             *_cross_origin(settings.allowed_origins),
-            Middleware(Gate, settings=settings, metrics=door.metrics),
+            Middleware(Gate, settings=settings, metrics=context.metrics),
             Middleware(
                 Access,
                 store=tenants,
-                meter=door.meter,
+                meter=context.meter,
                 insecure=settings.insecure,
                 origins=settings.allowed_origins,
             ),
@@ -168,5 +168,5 @@ def create_app(
         exception_handlers={PersonaeError: personae_error, HTTPException: http_error},
     )
     app.router.redirect_slashes = False
-    app.state.door = door
+    app.state.context = context
     return app

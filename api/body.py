@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from personae.api.door import Door
+from personae.api.context import RequestContext
 from personae.api.generation import unless_disconnected
 from personae.api.wire.decode import LONG, decode
 from personae.api.wire.schema import Body
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Body)
 _SHOWN = 100
 
 
-async def read_json(request: Request, type: type[T], door: Door) -> T:
+async def read_json(request: Request, type: type[T], context: RequestContext) -> T:
     """The request's body as `type`. Raises RequestError, and what reading the body raises.
 
     A long body waits for its tenant's turn, which the request keeps until it is ready for the engine; a
@@ -24,16 +24,16 @@ async def read_json(request: Request, type: type[T], door: Door) -> T:
     is no room.
     """
     _check_headers(request)
-    body = await _receive(request, door)
-    door.caller.body_size = len(body)
-    settings = door.settings
+    body = await _receive(request, context)
+    context.caller.body_size = len(body)
+    settings = context.settings
     read = partial(
-        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=door.ignored
+        decode, body, type, settings.max_json_depth, unknown=settings.unknown_fields, ignored=context.ignored
     )
     if len(body) <= LONG:
         return read()
-    await unless_disconnected(request.receive, door.take_turn)
-    return await door.off_loop(read)
+    await unless_disconnected(request.receive, context.take_turn)
+    return await context.off_loop(read)
 
 
 def _check_headers(request: Request) -> None:
@@ -52,10 +52,10 @@ def _check_headers(request: Request) -> None:
         )
 
 
-async def _receive(request: Request, door: Door) -> bytes:
+async def _receive(request: Request, context: RequestContext) -> bytes:
     """The body, for which there is room. Starlette's own `body()` would keep it as long as the request."""
-    hold = door.bodies.hold(door.caller.identity)
-    door.caller.until_ready.callback(hold.shrink)
+    hold = context.bodies.hold(context.caller.identity)
+    context.caller.until_ready.callback(hold.shrink)
     length = request.headers.get("content-length", "")
     if length.isdigit():  # the gate has checked it
         hold.grow(int(length))

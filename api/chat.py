@@ -13,12 +13,13 @@ from personae.api.bound import Bound, as_asked, bound_of, foreign_names
 from personae.api.chat_template import PromptTooLong, plain_messages
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
+from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
-from personae.api.door import Door, door_of
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.logprobs import chat_logprobs, prompt_logprobs
+from personae.api.output_pieces import CallPart, OutputPieces
 from personae.api.packing import Pack, as_list
 from personae.api.params import (
     BYTES_OF_LOGPROB,
@@ -34,7 +35,7 @@ from personae.api.params import (
     too_many_tokens,
 )
 from personae.api.respond import wants_running_usage, wants_usage
-from personae.api.stream import AnswerForm, EventStream, respond
+from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.tools import (
     answer_shape,
     binding_field,
@@ -58,7 +59,6 @@ from personae.api.wire.answers import (
     Usage,
 )
 from personae.api.wire.schema import ChatRequest, refuse_unserved
-from personae.api.words import CallPart, Words
 from personae.engine.prompt_length import TooManyTokens, longest_text
 from personae.errors import RequestError
 from personae.grammar.spec import GrammarSpec
@@ -75,9 +75,9 @@ from personae.grammar.structure.answer import AnswerShape
 )
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a conversation, at once or as a stream."""
-    door = door_of(request)
-    body = await read_json(request, ChatRequest, door)
-    job, form = await admit(door, body)
+    context = context_of(request)
+    body = await read_json(request, ChatRequest, context)
+    job, form = await admit(context, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
@@ -91,20 +91,22 @@ class _Prepared:
     grammar: GrammarSpec | None
 
 
-async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tuple[Job, "Form"]:
+async def admit(
+    context: RequestContext, body: ChatRequest, prefix: str = "chatcmpl-"
+) -> tuple[Job, "ChatBuilder"]:
     """Check everything, render and encode; the job, whose id begins with `prefix`, is ready to run."""
     refuse_unserved(body)
-    settings, client = door.settings, door.client
-    model = door.chosen(body)
+    settings, client = context.settings, context.client
+    model = context.chosen(body)
     wants_usage(body)
     count = choices_of(body.n, settings)
     style = text_style(body, settings)
-    logprobs = _logprobs(body, door)
+    logprobs = _logprobs(body, context)
     asked, param = _max_tokens(body)
     if asked is not None and asked < 1:
         raise RequestError(f"`{param}` must be at least 1; it is {asked}.", param=param, code="out_of_range")
     kept = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
-    ready = await door.prepared(lambda brief: _prepare(door, body, kept, brief))
+    ready = await context.prepared(lambda brief: _prepare(context, body, kept, brief))
     prompt, bound, shape = ready.prompt, ready.bound, ready.shape
     length = answer_length(
         asked, prompt=len(prompt), limit=client.max_model_len, param=param, prompt_param="messages"
@@ -113,7 +115,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
     if of_prompt is not None:
         entries = count * len(prompt) * (of_prompt + 1)
         check_prompt_logprobs(entries, "prompt_logprobs", settings)
-        door.keep(BYTES_OF_LOGPROB * entries)
+        context.keep(BYTES_OF_LOGPROB * entries)
     bound_by = binding_field(body, bound)
     params = sampling_params(
         body,
@@ -122,7 +124,7 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
         max_tokens=length,
         logprobs=logprobs,
         prompt_logprobs=of_prompt,
-        left_out=await exclusions(door, body, bound_by if ready.grammar is not None else None),
+        left_out=await exclusions(context, body, bound_by if ready.grammar is not None else None),
     )
     opening = _echo(body)
     loose = loose_functions(shape)
@@ -134,35 +136,35 @@ async def admit(door: Door, body: ChatRequest, prefix: str = "chatcmpl-") -> tup
             prompt=prompt,
             opening=opening,
             shape=shape,
-            special=door.family.special,
-            check=AnswerCheck.of(door.caller.tenant, None if bound is None else bound.checked, loose),
+            special=context.family.special,
+            check=AnswerCheck.of(context.caller.tenant, None if bound is None else bound.checked, loose),
         )
         for index in range(count)
     ]
-    job = Job.begin(door, prefix, model, body, bound_by=bound_by)
+    job = Job.begin(context, prefix, model, body, bound_by=bound_by)
     job.budget_param = param
     job.add(prompt, params, ready.grammar, choices, prompt_param="messages")
     body.messages = []  # they are in the prompt, and may be long
-    return job, Form(job, body, prompt)
+    return job, ChatBuilder(job, body, prompt)
 
 
-def _prepare(door: Door, body: ChatRequest, kept: int | None, brief: bool) -> _Prepared:
+def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief: bool) -> _Prepared:
     """Render, encode, and find what binds the answer. The prompt comes first: one that is too long is not
     worth the rest."""
-    limit = door.client.max_model_len
+    limit = context.client.max_model_len
     functions_of(body.tools)
     try:
-        text = door.render_chat(
+        text = context.render_chat(
             body.messages,
             brief=brief,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            kwargs=_template_kwargs(door, body),
+            kwargs=_template_kwargs(context, body),
             tools=shown_tools(body.tools),
             chat_template=body.chat_template,
-            characters=longest_text(door.client.tokenizer, limit) if kept is None else None,
+            characters=longest_text(context.client.tokenizer, limit) if kept is None else None,
         )
-        (prompt,) = door.encode(
+        (prompt,) = context.encode(
             [text],
             add_special_tokens=bool(body.add_special_tokens),
             brief=brief,
@@ -172,21 +174,21 @@ def _prepare(door: Door, body: ChatRequest, kept: int | None, brief: bool) -> _P
         )
     except (TooManyTokens, PromptTooLong):
         raise too_many_tokens(limit, "messages") from None
-    bound = bound_of(body, strict=door.settings.default_strict)
-    door.ignored.extend(foreign_names(body))
-    shape = answer_shape(body, door.family, text, bound, strict=door.settings.default_strict)
-    return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, door.settings))
+    bound = bound_of(body, strict=context.settings.default_strict)
+    context.ignored.extend(foreign_names(body))
+    shape = answer_shape(body, context.family, text, bound, strict=context.settings.default_strict)
+    return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, context.settings))
 
 
-def _template_kwargs(door: Door, body: ChatRequest) -> dict[str, Any]:
+def _template_kwargs(context: RequestContext, body: ChatRequest) -> dict[str, Any]:
     """The variables that the request sets for the template, each by whatever name it has for it."""
-    family = door.family
+    family = context.family
     thinking, effort = family.thinking(body.enable_thinking), family.effort(body.reasoning_effort)
     return {**thinking, **effort, **(body.chat_template_kwargs or {})}
 
 
-def _logprobs(body: ChatRequest, door: Door) -> int | None:
-    top = logprob_count("top_logprobs", body.top_logprobs, door.settings)
+def _logprobs(body: ChatRequest, context: RequestContext) -> int | None:
+    top = logprob_count("top_logprobs", body.top_logprobs, context.settings)
     if top is not None and not body.logprobs:
         raise RequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     if body.prompt_logprobs is not None and body.stream:
@@ -216,7 +218,7 @@ def _echo(body: ChatRequest) -> str:
     return str(plain_messages(body.messages[-1:])[0]["content"])
 
 
-class Form(AnswerForm):
+class ChatBuilder(AnswerBuilder):
     """The shape of this route's answers.
 
     A stream's events: the role first, the text as it comes, then why it ended, then perhaps the usage.
@@ -226,7 +228,7 @@ class Form(AnswerForm):
         self._job = job
         self._body = body
         self._prompt = prompt
-        self._tokenizer = job.door.client.tokenizer
+        self._tokenizer = job.context.client.tokenizer
         self._begun: set[int] = set()
         self._usage = wants_usage(body)
         self._running_usage = wants_running_usage(body)
@@ -242,7 +244,7 @@ class Form(AnswerForm):
             job.model.name,
             [self._choice(part, pack) for part in parts],
             job.usage(),
-            job.door.fingerprint,
+            job.context.fingerprint,
         )
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(parts[0].prompt_logprobs, self._tokenizer, pack)
@@ -309,12 +311,12 @@ class Form(AnswerForm):
             job.created,
             job.model.name,
             choices,
-            job.door.fingerprint,
+            job.context.fingerprint,
             usage=usage if self._usage else UNSET,
         )
 
 
-def _message(words: Words, *, reasoning: bool) -> ChatMessage:
+def _message(words: OutputPieces, *, reasoning: bool) -> ChatMessage:
     message = ChatMessage(words.text)
     if reasoning and words.reasoning:
         message.reasoning = message.reasoning_content = words.reasoning
@@ -324,7 +326,7 @@ def _message(words: Words, *, reasoning: bool) -> ChatMessage:
     return message
 
 
-def _deltas(words: Words, *, reasoning: bool) -> Iterable[ChatDelta]:
+def _deltas(words: OutputPieces, *, reasoning: bool) -> Iterable[ChatDelta]:
     """What was said, in the order in which it was: a delta for each piece, calls beside each other in one."""
     calls: list[ToolCallDelta] = []
     for piece in words.pieces:

@@ -10,10 +10,10 @@ from anyio.lowlevel import RunVar
 from msgspec import UNSET, UnsetType
 
 from personae.api.choices import Part
+from personae.api.output_pieces import OutputPieces
 from personae.api.wire.answers import Extension, Validation, Violation
-from personae.api.words import Words
 from personae.grammar.sandbox.checker import Checker, check_at_once
-from personae.grammar.schema.validate import Validation as Found
+from personae.grammar.schema.validate import SchemaValidation as Found
 from personae.grammar.spec import GrammarSpec
 
 SECONDS = 10.0  # that an answer waits for its check
@@ -33,7 +33,7 @@ class AnswerCheck:
         self._tenant = tenant
         self._content = content
         self._functions = functions
-        self._words = Words()
+        self._words = OutputPieces()
 
     @classmethod
     def of(
@@ -42,7 +42,7 @@ class AnswerCheck:
         """The check; None if there is nothing to check."""
         return cls(tenant, content, functions or {}) if content is not None or functions else None
 
-    def take(self, words: Words) -> None:
+    def take(self, words: OutputPieces) -> None:
         """What the answer gained."""
         self._words.add(words)
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from personae.api.reading import PlainReading, Reading, ShapedReading, TextStyle
+from personae.api.output_parser import OutputParser, PlainOutputParser, ShapedOutputParser, TextStyle
+from personae.api.output_pieces import OutputPieces, Span, TokenEntry
 from personae.api.wire.answers import Validation
-from personae.api.words import Entry, Span, Words
 from personae.engine.sequence import Delta, TokenLogprobs
 from personae.engine.tokens import Detokenizer, Tokenizer
 from personae.grammar.structure.answer import AnswerShape
@@ -23,9 +23,9 @@ class Part:
     """
 
     index: int
-    words: Words = field(default_factory=Words)
+    words: OutputPieces = field(default_factory=OutputPieces)
     tokens: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
@@ -48,10 +48,10 @@ class Part:
         self.validation = later.validation
 
 
-class Check(Protocol):
+class OutputCheck(Protocol):
     """Judges a finished answer."""
 
-    def take(self, words: Words) -> None:
+    def take(self, words: OutputPieces) -> None:
         """What the answer gained."""
 
     async def outcome(self) -> Validation | None:
@@ -79,23 +79,23 @@ class Choice:
         answers: bool = True,
         shape: AnswerShape | None = None,
         special: Mapping[str, int] | None = None,
-        check: Check | None = None,
+        check: OutputCheck | None = None,
     ) -> None:
         self.index = index
         self.ended = False
         self._opening = opening
         self._prompt = prompt if echoed else ()
         self._prompt_seen = 0
-        self._unsaid: list[Entry] = []  # of tokens of which it is not known yet whether they are text
+        self._unsaid: list[TokenEntry] = []  # of tokens of which it is not known yet whether they are text
         self._answers = answers
         self._check = check if answers else None
         self._include_stop = style.include_stop
         self._eos = tokenizer.eos_ids
-        self._reading: Reading
+        self._parser: OutputParser
         if shape is None:
-            self._reading = PlainReading(tokenizer, style, prompt)
+            self._parser = PlainOutputParser(tokenizer, style, prompt)
         else:
-            self._reading = ShapedReading(tokenizer, style, prompt, shape, special or {})
+            self._parser = ShapedOutputParser(tokenizer, style, prompt, shape, special or {})
         self._places = None
         if offsets:
             self._places = _Places(
@@ -113,17 +113,17 @@ class Choice:
         for logprobs in delta.prompt_logprobs if self._prompt else ():
             token = self._prompt[self._prompt_seen]
             self._prompt_seen += 1
-            part.entries.append(Entry(token, logprobs, self._place(token)))
+            part.entries.append(TokenEntry(token, logprobs, self._place(token)))
         if self._answers:
             self._take_tokens(delta, part)
         if delta.finish is not None and not self.ended:
             self.ended = True
-            self._hear(self._reading.finish(), part)
-            part.stop_reason = self._reading.stopped
+            self._hear(self._parser.finish(), part)
+            part.stop_reason = self._parser.stopped
             if part.stop_reason is not None:
                 part.finish = "stop"
             elif self._answers:
-                called = delta.finish == "stop" and self._reading.called
+                called = delta.finish == "stop" and self._parser.called
                 part.finish = "tool_calls" if called else delta.finish
                 part.stop_reason = None if delta.stop_token in self._eos else delta.stop_token
             else:
@@ -131,7 +131,7 @@ class Choice:
         if self._check is not None:
             self._check.take(part.words)
         if self._opening:
-            opened, self._opening = Words([Span(self._opening)]), ""
+            opened, self._opening = OutputPieces([Span(self._opening)]), ""
             opened.add(part.words)
             part.words = opened
         return part
@@ -145,25 +145,25 @@ class Choice:
         for index, token in enumerate(delta.tokens):
             part.tokens.append(token)
             if delta.logprobs:
-                part.entries.append(Entry(token, delta.logprobs[index], self._place(token)))
+                part.entries.append(TokenEntry(token, delta.logprobs[index], self._place(token)))
             ends = delta.stop_token is not None and index == len(delta.tokens) - 1
             if ends and not self._include_stop:
                 return
-            thinking = self._reading.thinking
-            words = self._reading.push(token)
-            thinking = thinking or self._reading.thinking
+            thinking = self._parser.thinking
+            words = self._parser.push(token)
+            thinking = thinking or self._parser.thinking
             part.reasoned += thinking
             if thinking:
                 self._unsaid.clear()
             elif delta.logprobs:
                 self._unsaid.append(part.entries[-1])
             self._hear(words, part)
-            if self._reading.stopped is not None:
+            if self._parser.stopped is not None:
                 self.ended = True
-                part.finish, part.stop_reason = "stop", self._reading.stopped
+                part.finish, part.stop_reason = "stop", self._parser.stopped
                 return
 
-    def _hear(self, words: Words, part: Part) -> None:
+    def _hear(self, words: OutputPieces, part: Part) -> None:
         if words.credit(self._unsaid) or words.calls:
             self._unsaid.clear()
         part.words.add(words)

@@ -29,7 +29,7 @@ from personae.api.options import (
 )
 from personae.api.telemetry.logs import LogFormat
 from personae.api.tenants.cli import keys_app, size_option, tenants_app
-from personae.api.wire.elsewhere import option_here
+from personae.api.wire.compat_names import option_here
 from personae.errors import EngineLost, LoadError
 
 app = typer.Typer(

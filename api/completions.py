@@ -11,8 +11,8 @@ from personae.api.body import read_json
 from personae.api.bound import as_asked, bound_of, foreign_names
 from personae.api.check import AnswerCheck, extension
 from personae.api.choices import Choice, Part
+from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
-from personae.api.door import Door, door_of
 from personae.api.exclusion import exclusions
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
@@ -32,7 +32,7 @@ from personae.api.params import (
     too_many_tokens,
 )
 from personae.api.respond import wants_running_usage, wants_usage
-from personae.api.stream import AnswerForm, EventStream, respond
+from personae.api.stream import AnswerBuilder, EventStream, respond
 from personae.api.wire.answers import Completion, TextChoice, Usage
 from personae.api.wire.schema import CompletionRequest, refuse_unserved
 from personae.engine.prompt_length import TooManyTokens
@@ -60,17 +60,17 @@ class _Prompt:
 )
 async def completions(request: Request) -> Response | EventStream:
     """Continue one or more prompts, at once or as a stream. Choice p * n + i is prompt p's i-th."""
-    door = door_of(request)
-    body = await read_json(request, CompletionRequest, door)
-    job, form = await admit(door, body)
+    context = context_of(request)
+    body = await read_json(request, CompletionRequest, context)
+    job, form = await admit(context, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
-async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
+async def admit(context: RequestContext, body: CompletionRequest) -> tuple[Job, "CompletionBuilder"]:
     """Check everything and encode; the job is ready to run."""
     refuse_unserved(body)
-    settings, client = door.settings, door.client
-    model = door.chosen(body)
+    settings, client = context.settings, context.client
+    model = context.chosen(body)
     wants_usage(body)
     style = text_style(body, settings)
     logprobs = logprob_count("logprobs", body.logprobs, settings)
@@ -82,18 +82,18 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
     asked = _asked(body)
     answers = not (asked == 0 and body.echo)
     most = kept_of_prompt(body.truncate_prompt_tokens, answer=asked or 1, limit=client.max_model_len)
-    count, prompts = await door.prepared(lambda brief: _prepare(door, body, most, brief))
+    count, prompts = await context.prepared(lambda brief: _prepare(context, body, most, brief))
     if of_prompt is not None:
         entries = count * sum(len(prompt.tokens) for prompt in prompts) * (of_prompt + 1)
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_prompt_logprobs(entries, name, settings)
-        door.keep(BYTES_OF_LOGPROB * entries)
+        context.keep(BYTES_OF_LOGPROB * entries)
     bound = bound_of(body, strict=settings.default_strict)
-    door.ignored.extend(foreign_names(body))
+    context.ignored.extend(foreign_names(body))
     grammar = as_asked(None if bound is None else bound.spec, body, settings)
     bound_by = None if bound is None else bound.param
-    left_out = await exclusions(door, body, bound_by)
-    job = Job.begin(door, "cmpl-", model, body, bound_by=bound_by)
+    left_out = await exclusions(context, body, bound_by)
+    job = Job.begin(context, "cmpl-", model, body, bound_by=bound_by)
     for place, prompt in enumerate(prompts):
         length = _length(body, asked if answers else 1, len(prompt.tokens), client.max_model_len, prompt.name)
         params = sampling_params(
@@ -115,13 +115,13 @@ async def admit(door: Door, body: CompletionRequest) -> tuple[Job, "Form"]:
                 echoed=bool(body.echo) and logprobs is not None,
                 offsets=logprobs is not None,
                 answers=answers,
-                check=None if bound is None else AnswerCheck.of(door.caller.tenant, bound.checked),
+                check=None if bound is None else AnswerCheck.of(context.caller.tenant, bound.checked),
             )
             for index in range(count)
         ]
         job.add(prompt.tokens, params, grammar, choices, prompt_param=prompt.name)
     body.prompt = ""  # it is in the logs, and may be long
-    return job, Form(job, body, prompts, count)
+    return job, CompletionBuilder(job, body, prompts, count)
 
 
 def _asked(body: CompletionRequest) -> int | None:
@@ -136,9 +136,11 @@ def _length(body: CompletionRequest, asked: int | None, prompt: int, limit: int,
     return answer_length(asked, prompt=prompt, limit=limit, param="max_tokens", prompt_param=name)
 
 
-def _prepare(door: Door, body: CompletionRequest, most: int | None, brief: bool) -> tuple[int, list[_Prompt]]:
+def _prepare(
+    context: RequestContext, body: CompletionRequest, most: int | None, brief: bool
+) -> tuple[int, list[_Prompt]]:
     """How many choices each prompt has, and the prompts: of longer ones the last `most` tokens."""
-    limit, settings = door.client.max_model_len, door.settings
+    limit, settings = context.client.max_model_len, context.settings
     most_prompts = max(limit if most is None else len(body.prompt), settings.max_sequences)
     if isinstance(body.prompt, list) and len(body.prompt) > most_prompts:
         if isinstance(body.prompt[0], int):
@@ -148,7 +150,7 @@ def _prepare(door: Door, body: CompletionRequest, most: int | None, brief: bool)
     count = choices_of(body.n, settings, len(texts or ids))
     if body.best_of not in (None, count):
         raise UnsupportedParameter("`best_of` is not served; it may only equal `n`.", param="best_of")
-    return count, _encode(door, body, texts, ids, most, brief)
+    return count, _encode(context, body, texts, ids, most, brief)
 
 
 def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
@@ -168,7 +170,7 @@ def _given(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[l
 
 
 def _encode(
-    door: Door,
+    context: RequestContext,
     body: CompletionRequest,
     texts: list[str],
     ids: list[list[int]],
@@ -178,24 +180,24 @@ def _encode(
     """The prompts, of texts or of ids; of longer ones the last `most` tokens. Raises RequestError."""
     one = not isinstance(body.prompt, list) or isinstance(body.prompt[0], int)
     names = ["prompt" if one else f"prompt[{index}]" for index in range(len(texts or ids))]
-    limit = door.client.max_model_len
+    limit = context.client.max_model_len
     for name, tokens in zip(names, ids, strict=False):
         if most is None and len(tokens) >= limit:
             answer_length(None, prompt=len(tokens), limit=limit, param="", prompt_param=name)
-        door.check_ids(tokens, name)
+        context.check_ids(tokens, name)
     first = keeps_first(body)
     if most is not None:
         ids = [tokens[:most] if first else tokens[-most:] for tokens in ids]
     special = body.add_special_tokens is not False
     if texts:
         try:
-            ids = door.encode(
+            ids = context.encode(
                 texts, add_special_tokens=special, brief=brief, most=most, first=first, limit=limit
             )
         except TooManyTokens as found:
             raise too_many_tokens(limit, names[found.index]) from None
     if body.echo and (most is not None or not texts):
-        texts = door.decode(ids, skip_special_tokens=body.skip_special_tokens is not False, brief=brief)
+        texts = context.decode(ids, skip_special_tokens=body.skip_special_tokens is not False, brief=brief)
     for name, tokens in zip(names, ids, strict=True):
         if not tokens:
             raise RequestError(f"`{name}` is empty.", param=name)
@@ -203,7 +205,7 @@ def _encode(
     return [_Prompt(*each) for each in zip(ids, shown, names, strict=True)]
 
 
-class Form(AnswerForm):
+class CompletionBuilder(AnswerBuilder):
     """The shape of this route's answers; a stream's events have the shape of the whole."""
 
     def __init__(self, job: Job, body: CompletionRequest, prompts: list[_Prompt], count: int) -> None:
@@ -211,7 +213,7 @@ class Form(AnswerForm):
         self._body = body
         self._prompts = prompts
         self._count = count
-        self._tokenizer = job.door.client.tokenizer
+        self._tokenizer = job.context.client.tokenizer
         self._usage = wants_usage(body)
         self._running_usage = wants_running_usage(body)
         self._begun: set[int] = set()
@@ -242,7 +244,7 @@ class Form(AnswerForm):
 
     def _answer(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> Completion:
         job = self._job
-        return Completion(job.id, job.created, job.model.name, choices, job.door.fingerprint, usage=usage)
+        return Completion(job.id, job.created, job.model.name, choices, job.context.fingerprint, usage=usage)
 
     def _choice(self, part: Part, pack: Pack = as_list) -> TextChoice:
         asked = self._body.logprobs is not None

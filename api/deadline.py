@@ -12,11 +12,11 @@ import anyio
 from msgspec import Meta
 from starlette.requests import Request
 
-from personae.api.http.operation import Parameter
+from personae.api.http.operation import HeaderParameter
 from personae.errors import RequestError
 
 HEADER = "X-Request-Timeout"
-TIMEOUT = Parameter(
+TIMEOUT = HeaderParameter(
     HEADER,
     Annotated[float, Meta(gt=0)],
     "Seconds after which the client has no use for the answer; the request then ends with a 504.",

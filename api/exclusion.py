@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from personae.api.door import Door
+from personae.api.context import RequestContext
 from personae.api.wire.schema import Sampling
 from personae.errors import RequestError
 from personae.grammar.bitmask import mask_of
@@ -26,7 +26,7 @@ class Exclusions:
 NOTHING = Exclusions()
 
 
-async def exclusions(door: Door, body: Sampling, bound_by: str | None) -> Exclusions:
+async def exclusions(context: RequestContext, body: Sampling, bound_by: str | None) -> Exclusions:
     """What the request leaves out. `bound_by` is the field that binds the answer, if one does.
 
     Raises RequestError for a list that is wrong, and where nothing may be left to be said.
@@ -41,11 +41,11 @@ async def exclusions(door: Door, body: Sampling, bound_by: str | None) -> Exclus
             "could then not be completed. Give one of the two.",
             param=names[0],
         )
-    vocab, eos = door.client.vocab_size, door.client.tokenizer.eos_ids
-    words = await _bad_words(door, body.bad_words or ())
+    vocab, eos = context.client.vocab_size, context.client.tokenizer.eos_ids
+    words = await _bad_words(context, body.bad_words or ())
     left = np.ones(vocab, np.bool_)
     if body.allowed_token_ids is not None:
-        left = _allowed(door, body.allowed_token_ids)
+        left = _allowed(context, body.allowed_token_ids)
     allowed = b"" if left.all() else mask_of(left).tobytes()
     left[[word[-1] for word in words]] = False
     if body.min_tokens:
@@ -58,19 +58,19 @@ async def exclusions(door: Door, body: Sampling, bound_by: str | None) -> Exclus
     return Exclusions(allowed, words)
 
 
-def _allowed(door: Door, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    vocab = door.client.vocab_size
+def _allowed(context: RequestContext, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    vocab = context.client.vocab_size
     if not 0 < len(ids) <= vocab:
         raise RequestError(
             f"`allowed_token_ids` must have 1 to {vocab} ids; null allows all.", param="allowed_token_ids"
         )
-    door.check_ids(ids, "allowed_token_ids")
+    context.check_ids(ids, "allowed_token_ids")
     allowed = np.zeros(vocab, np.bool_)
     allowed[ids] = True
     return allowed
 
 
-async def _bad_words(door: Door, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+async def _bad_words(context: RequestContext, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The token ids of each word, as it begins a text and as it comes after a space."""
     if len(words) > _MOST_WORDS:
         raise RequestError(f"`bad_words` may have at most {_MOST_WORDS} words.", param="bad_words")
@@ -84,8 +84,10 @@ async def _bad_words(door: Door, words: Sequence[str]) -> tuple[tuple[int, ...],
                 param=name,
             )
         spelled += bare, f" {bare}"
-    lists = await door.prepared(lambda brief: door.encode(spelled, add_special_tokens=False, brief=brief))
+    lists = await context.prepared(
+        lambda brief: context.encode(spelled, add_special_tokens=False, brief=brief)
+    )
     if sum(map(len, lists)) > _MOST_TOKENS:
         raise RequestError(f"`bad_words` may have at most {_MOST_TOKENS} tokens in all.", param="bad_words")
     # A tokenizer may know more ids than the model: what cannot be said need not be left out.
-    return tuple(dict.fromkeys(tuple(ids) for ids in lists if ids and max(ids) < door.client.vocab_size))
+    return tuple(dict.fromkeys(tuple(ids) for ids in lists if ids and max(ids) < context.client.vocab_size))

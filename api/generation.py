@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from personae.actors.client import ModelCard
 from personae.api.choices import Choice, Part
-from personae.api.door import Door
+from personae.api.context import RequestContext
 from personae.api.params import sibling
 from personae.api.telemetry import logs
 from personae.api.telemetry.metrics import SequenceClock
@@ -58,7 +58,7 @@ class Job:
 
     id: str
     model: ModelCard
-    door: Door
+    context: RequestContext
     arrived: float
     bound_by: str | None = None
     deadline: float = math.inf
@@ -78,7 +78,7 @@ class Job:
     @classmethod
     def begin(
         cls,
-        door: Door,
+        context: RequestContext,
         prefix: str,
         model: ModelCard,
         body: Sampling,
@@ -99,8 +99,8 @@ class Job:
         if salt is not None and not 0 < len(salt) <= _MAX_SALT:
             raise RequestError(f"`cache_salt` must have 1 to {_MAX_SALT} characters.", param="cache_salt")
         id, began = f"{prefix}{uuid.uuid4().hex}", time.perf_counter()
-        deadline = door.deadline(body.timeout)
-        return cls(id, model, door, began, bound_by, deadline, priority, cache_salt=salt)
+        deadline = context.deadline(body.timeout)
+        return cls(id, model, context, began, bound_by, deadline, priority, cache_salt=salt)
 
     def add(
         self,
@@ -115,7 +115,7 @@ class Job:
 
         Raises RequestError for a token that the model has no embedding of: a tokenizer may know more ids.
         """
-        client, caller = self.door.client, self.door.caller
+        client, caller = self.context.client, self.context.caller
         self._check_prompt(prompt, prompt_param)
         if grammar is not None:
             self._check_grammar(grammar)
@@ -141,7 +141,7 @@ class Job:
                 tenant=caller.tenant,
                 salt=salt,
                 after=first,
-                background=self.door.background,
+                background=self.context.background,
                 adapter_start=start,
                 priority=self.priority,
                 weight=caller.identity.limits.weight or 1.0,
@@ -151,7 +151,7 @@ class Job:
             self.choices[log.id] = choice
 
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        client = self.door.client
+        client = self.context.client
         if prompt and not 0 <= min(prompt) <= max(prompt) < client.vocab_size:
             strange = next(token for token in prompt if not 0 <= token < client.vocab_size)
             text = client.tokenizer.token_text(strange)
@@ -163,7 +163,7 @@ class Job:
 
     def _check_grammar(self, grammar: GrammarSpec) -> None:
         """Its size, and the tenant's limit on new ones."""
-        settings = self.door.settings
+        settings = self.context.settings
         most = settings.max_choice_bytes if grammar.kind == "choice" else settings.max_grammar_bytes
         if len(grammar.source) > most:
             raise RequestError(
@@ -171,7 +171,7 @@ class Job:
                 param=self.bound_by,
                 code="grammar_too_large",
             )
-        self.door.meter.schema(self.door.caller.identity, grammar.source)
+        self.context.meter.schema(self.context.caller.identity, grammar.source)
 
     async def run(self, sink: Sink) -> None:
         """Hand every part to `sink` as it comes, until all choices have ended.
@@ -179,18 +179,18 @@ class Job:
         Raises RateLimited, what the engine refuses with, DeadlineExceeded, and RequestFailed if a sequence
         could not be finished. However this ends, the engine has let go of the request when it does.
         """
-        metrics, meter, who = self.door.metrics, self.door.meter, self.door.caller.identity
-        meter.prompt(who, self.prompt_tokens, spare=self.door.background)
+        metrics, meter, who = self.context.metrics, self.context.meter, self.context.caller.identity
+        meter.prompt(who, self.prompt_tokens, spare=self.context.background)
         label = self._label()
         clocks = {log.id: SequenceClock(metrics, label, self.arrived, log.prompt_length) for log in self.logs}
         logs.note(model=self.model.name, answer=self.id)
-        with self.door.tracing.generation(self, clocks), metrics.answering(label, self.asked):
+        with self.context.tracing.generation(self, clocks), metrics.answering(label, self.asked):
             await self._timed(clocks, sink)
 
     def _label(self) -> str:
         """The model in metrics; the base has one name there."""
-        name = self.model.name if self.model.adapter is not None else self.door.base
-        return self.door.metrics.label(name)
+        name = self.model.name if self.model.adapter is not None else self.context.base
+        return self.context.metrics.label(name)
 
     async def _timed(self, clocks: dict[str, SequenceClock], sink: Sink) -> None:
         """Follow until the end or the deadline; the clocks are told how it ended."""
@@ -216,7 +216,7 @@ class Job:
             reason = "abort"
             raise
         finally:
-            self.door.meter.answer(self.door.caller.identity, self.completion_tokens)
+            self.context.meter.answer(self.context.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
 
@@ -224,8 +224,8 @@ class Job:
         failure: PersonaeError | None = None
         leaders = {log.id for log in self.logs if log.after is None}
         live = len(self.logs)
-        async with self.door.client.stream(self.logs) as stream:
-            self.door.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
+        async with self.context.client.stream(self.logs) as stream:
+            self.context.metrics.prompt_tokens.labels(self._label()).inc(self.prompt_tokens)
             async for delta in stream:
                 choice = self.choices[delta.id]
                 if choice.ended:

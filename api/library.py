@@ -4,7 +4,7 @@
         answer = await engine.chat([{"role": "user", "content": "Hello!"}], model="poet", max_tokens=64)
         print(answer.choices[0].message.content)
 
-The fields, their ranges and the errors are those of docs/api.md; an error is raised as the class of
+The fields, their ranges and the errors are those of docs/guide/api.md; an error is raised as the class of
 `personae.errors` that the server would have sent. `response_format` may also be a Python type: a pydantic
 model, a dataclass, a TypedDict, a Literal, an Enum, or a term of `outlines.types` (python_types.py).
 """
@@ -24,13 +24,13 @@ from personae.api.bundled import is_model, no_model
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
-from personae.api.door import Door
+from personae.api.context import RequestContext
 from personae.api.generation import Job
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions, parse_size
 from personae.api.python_types import with_types
 from personae.api.settings import serve_settings
-from personae.api.stream import AnswerForm
+from personae.api.stream import AnswerBuilder
 from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.wire.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.wire.decode import decode
@@ -41,31 +41,31 @@ from personae.errors import LoadError, ModelLoadError, UnsupportedParameter
 class Engine:
     """An open engine. Any number of tasks may use it at the same time; their requests share batches."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names that `model` may be, the base first."""
-        return tuple(card.name for card in self._door.models())
+        return tuple(card.name for card in self._context.models())
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and its counters: what `/metrics` shows."""
-        return self._door.client.stats()
+        return self._context.client.stats()
 
     async def chat(self, messages: Sequence[dict[str, Any]], **fields: Any) -> ChatCompletion:
         """Answer a conversation; `fields` are those of `/v1/chat/completions`, `model` the base unless
         given."""
         _check_whole(fields)
-        with self._asked({"messages": messages, **fields}, ChatRequest) as (door, body):
-            job, form = await admit_chat(door, body)
+        with self._asked({"messages": messages, **fields}, ChatRequest) as (context, body):
+            job, form = await admit_chat(context, body)
             return form.whole(await job.gather(_never))
 
     async def complete(self, prompt: str | Sequence[Any], **fields: Any) -> Completion:
         """Continue a prompt; `fields` are those of `/v1/completions`, `model` the base unless given."""
         _check_whole(fields)
-        with self._asked({"prompt": prompt, **fields}, CompletionRequest) as (door, body):
-            job, form = await admit_completion(door, body)
+        with self._asked({"prompt": prompt, **fields}, CompletionRequest) as (context, body):
+            job, form = await admit_completion(context, body)
             return form.whole(await job.gather(_never))
 
     @asynccontextmanager
@@ -76,21 +76,21 @@ class Engine:
 
         Leaving the block ends the request.
         """
-        with self._asked({"messages": messages, **fields, "stream": True}, ChatRequest) as (door, body):
-            job, form = await admit_chat(door, body)
+        with self._asked({"messages": messages, **fields, "stream": True}, ChatRequest) as (context, body):
+            job, form = await admit_chat(context, body)
             async with _streamed(job, form) as chunks:
                 yield chunks
 
     @contextmanager
-    def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[Door, Any]]:
+    def _asked(self, fields: dict[str, Any], type: type[Any]) -> Iterator[tuple[RequestContext, Any]]:
         # Through JSON, so that a field means here exactly what it means on the wire.
         body = msgspec.json.encode({"model": self.models[0], **with_types(fields)})
         caller = Caller(NOBODY_ASKED)
         caller.body_size = len(body)
-        settings = self._door.settings
+        settings = self._context.settings
         asked = decode(body, type, settings.max_json_depth, unknown=settings.unknown_fields)
         with caller.until_done:
-            yield replace(self._door, caller=caller), asked
+            yield replace(self._context, caller=caller), asked
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ def _check_whole(fields: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def _streamed(job: Job, form: AnswerForm) -> AsyncIterator[AsyncIterator[Any]]:
+async def _streamed(job: Job, form: AnswerBuilder) -> AsyncIterator[AsyncIterator[Any]]:
     """Run the job in a task of its own while the block iterates over its chunks."""
     send, receive = anyio.create_memory_object_stream[Part](float("inf"))  # bounded by max_tokens
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from anyio import to_thread
 
 from personae.actors.assembly import assemble
-from personae.actors.company import open_company
+from personae.actors.in_process import open_in_process
+from personae.actors.multi_process import open_multi_process
 from personae.actors.options import EngineOptions
-from personae.actors.stage import open_stage
 from personae.api.bundled import bundled
 from personae.api.options import Opened, ServeOptions
 
@@ -55,17 +55,17 @@ async def open_engine(
         quantize=options.quantize,
     )
     if not options.one_process:
-        async with open_company(
+        async with open_multi_process(
             engine_options,
             on_progress,
             max_restarts=options.max_restarts,
             hang_seconds=options.hang_timeout,
-        ) as company:
-            client = company.client
-            facts = (company.defaults, company.max_adapters, company.bounds)
-            yield Opened(client, *facts, client.lost, client.end_all, client.describe, company.about)
+        ) as engine_processes:
+            client = engine_processes.client
+            facts = (engine_processes.defaults, engine_processes.max_adapters, engine_processes.bounds)
+            yield Opened(client, *facts, client.lost, client.end_all, client.describe, engine_processes.about)
         return
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
-    async with open_stage(assembly.script, max_restarts=options.max_restarts) as client:
+    async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
         yield Opened(client, *facts, client.lost, client.end_all, client.describe, assembly.about)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from personae.api.output_pieces import TokenEntry
 from personae.api.packing import Pack, as_list
 from personae.api.wire.answers import (
     ChatLogprobs,
@@ -12,7 +13,6 @@ from personae.api.wire.answers import (
     TextLogprobs,
     TopLogprob,
 )
-from personae.api.words import Entry
 from personae.engine.sequence import TokenLogprobs
 from personae.engine.tokens import Tokenizer
 
@@ -21,7 +21,7 @@ _LEAST = -9999.0
 
 
 def chat_logprobs(
-    entries: Iterable[Entry], tokenizer: Tokenizer, pack: Pack = as_list, *, as_ids: bool = False
+    entries: Iterable[TokenEntry], tokenizer: Tokenizer, pack: Pack = as_list, *, as_ids: bool = False
 ) -> ChatLogprobs:
     """`choices[].logprobs` of chat completions; with `as_ids` tokens are written as their ids."""
 
@@ -29,7 +29,7 @@ def chat_logprobs(
         text = _as_id(token) if as_ids else tokenizer.token_text(token)
         return TopLogprob(text, max(logprob, _LEAST), list(tokenizer.token_bytes(token)))
 
-    def content(entry: Entry) -> ContentLogprob:
+    def content(entry: TokenEntry) -> ContentLogprob:
         token, logprobs, _ = entry
         assert logprobs is not None, "an emitted token has logprobs"
         chosen = top(token, logprobs.logprob)
@@ -40,7 +40,7 @@ def chat_logprobs(
 
 
 def text_logprobs(
-    entries: Sequence[Entry], tokenizer: Tokenizer, pack: Pack = as_list, *, as_ids: bool = False
+    entries: Sequence[TokenEntry], tokenizer: Tokenizer, pack: Pack = as_list, *, as_ids: bool = False
 ) -> TextLogprobs:
     """`choices[].logprobs` of completions; with `as_ids` tokens are written as their ids.
 
@@ -49,7 +49,7 @@ def text_logprobs(
     """
     spelled = _as_id if as_ids else partial(_spelled, tokenizer)
 
-    def top(entry: Entry) -> dict[str, float] | None:
+    def top(entry: TokenEntry) -> dict[str, float] | None:
         if entry.logprobs is None:
             return None
         found: dict[str, float] = {}

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from personae.api.exclusion import Exclusions
-from personae.api.reading import TextStyle
+from personae.api.output_parser import TextStyle
 from personae.api.settings import ApiSettings
 from personae.api.wire.schema import SamplingFields
 from personae.engine.params import GREEDY_BELOW, SamplingParams

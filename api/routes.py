@@ -8,7 +8,7 @@ import personae
 from personae.actors.client import ModelCard
 from personae.api.body import read_json
 from personae.api.chat_template import PromptTooLong
-from personae.api.door import Door, door_of
+from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import Content, operation
 from personae.api.respond import encode_json, json_response
 from personae.api.tools import functions_of, shown_tools
@@ -29,13 +29,13 @@ _OF_MESSAGES = (
 """Fields of `/tokenize` that say how a conversation becomes a prompt."""
 
 
-def _model(card: ModelCard, door: Door) -> Model:
+def _model(card: ModelCard, context: RequestContext) -> Model:
     return Model(
         card.name,
         card.created,
-        door.client.max_model_len,
+        context.client.max_model_len,
         card.parent,
-        root=card.parent or (card.name if card.adapter else door.base),
+        root=card.parent or (card.name if card.adapter else context.base),
         quantization=card.quantization,
     )
 
@@ -43,15 +43,15 @@ def _model(card: ModelCard, door: Door) -> Model:
 @operation("GET", "/v1/models", answers={200: ModelList})
 async def list_models(request: Request) -> Response:
     """List the base, then the adapters."""
-    door = door_of(request)
-    return json_response(ModelList([_model(card, door) for card in door.models()]))
+    context = context_of(request)
+    return json_response(ModelList([_model(card, context) for card in context.models()]))
 
 
 @operation("GET", "/v1/models/{id:path}", answers={200: Model}, refuses=(404,))
 async def get_model(request: Request) -> Response:
     """Show the base or an adapter."""
-    door = door_of(request)
-    return json_response(_model(door.model(request.path_params["id"]), door))
+    context = context_of(request)
+    return json_response(_model(context.model(request.path_params["id"]), context))
 
 
 @operation("GET", "/health", answers={200: Status})
@@ -67,7 +67,7 @@ async def ready(request: Request) -> Response:
 
 
 def _readiness(request: Request) -> Response:
-    if not door_of(request).client.stats().ready:
+    if not context_of(request).client.stats().ready:
         raise Overloaded("The engine is not ready.", code="not_ready")
     return json_response(Status("ready"))
 
@@ -87,7 +87,7 @@ async def post_ping(request: Request) -> Response:
 @operation("GET", "/load", answers={200: Load})
 async def load(request: Request) -> Response:
     """Count the requests that are being answered, of all tenants."""
-    return json_response(Load(door_of(request).metrics.in_flight))
+    return json_response(Load(context_of(request).metrics.in_flight))
 
 
 @operation("GET", "/version", answers={200: Version})
@@ -99,34 +99,34 @@ async def version(request: Request) -> Response:
 @operation("GET", "/metrics", answers={200: Content("text/plain")}, admin=True)
 async def metrics(request: Request) -> Response:
     """Show the metrics in Prometheus's text format; for admins, since they name every tenant's adapters."""
-    door = door_of(request)
-    return Response(door.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    context = context_of(request)
+    return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @operation("POST", "/tokenize", body=TokenizeRequest, answers={200: Tokens}, refuses=(404,))
 async def tokenize(request: Request) -> Response:
     """Show the ids that a prompt or a conversation has; nothing is generated."""
-    door = door_of(request)
-    body = await read_json(request, TokenizeRequest, door)
+    context = context_of(request)
+    body = await read_json(request, TokenizeRequest, context)
     if body.model is not None:
-        door.model(body.model)
+        context.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either `prompt` or `messages`.", param="prompt")
     if body.messages is None:
         for name in _OF_MESSAGES:
             if getattr(body, name) is not None:
                 raise RequestError(f"`{name}` belongs to `messages`, not to `prompt`.", param=name)
-    answer = await door.prepared(lambda brief: _tokenized(door, body, brief))
+    answer = await context.prepared(lambda brief: _tokenized(context, body, brief))
     return Response(answer, media_type="application/json")
 
 
-def _tokenized(door: Door, body: TokenizeRequest, brief: bool) -> bytes:
+def _tokenized(context: RequestContext, body: TokenizeRequest, brief: bool) -> bytes:
     """The answer, encoded. Raises RequestError for what is far longer than any prompt."""
-    most = _most_tokens(door)
+    most = _most_tokens(context)
     try:
         if body.messages is not None:
             functions_of(body.tools)
-            text = door.render_chat(
+            text = context.render_chat(
                 body.messages,
                 brief=brief,
                 add_generation_prompt=body.add_generation_prompt,
@@ -134,38 +134,38 @@ def _tokenized(door: Door, body: TokenizeRequest, brief: bool) -> bytes:
                 kwargs=body.chat_template_kwargs,
                 tools=shown_tools(body.tools),
                 chat_template=body.chat_template,
-                characters=longest_text(door.client.tokenizer, most),
+                characters=longest_text(context.client.tokenizer, most),
             )
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False
-        (ids,) = door.encode([text], add_special_tokens=special, brief=brief, limit=most)
+        (ids,) = context.encode([text], add_special_tokens=special, brief=brief, limit=most)
     except (TooManyTokens, PromptTooLong):
         raise _too_long("prompt" if body.messages is None else "messages", most) from None
-    tokenizer = door.client.tokenizer
+    tokenizer = context.client.tokenizer
     strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    return encode_json(Tokens(len(ids), door.client.max_model_len, ids, strings))
+    return encode_json(Tokens(len(ids), context.client.max_model_len, ids, strings))
 
 
 @operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))
 async def detokenize(request: Request) -> Response:
     """Show the text of token ids, special tokens included."""
-    door = door_of(request)
-    body = await read_json(request, DetokenizeRequest, door)
+    context = context_of(request)
+    body = await read_json(request, DetokenizeRequest, context)
     if body.model is not None:
-        door.model(body.model)
-    if len(body.tokens) > (most := _most_tokens(door)):
+        context.model(body.model)
+    if len(body.tokens) > (most := _most_tokens(context)):
         raise _too_long("tokens", most)
-    door.check_ids(body.tokens, "tokens")
-    (text,) = await door.prepared(
-        lambda brief: door.decode([body.tokens], skip_special_tokens=False, brief=brief)
+    context.check_ids(body.tokens, "tokens")
+    (text,) = await context.prepared(
+        lambda brief: context.decode([body.tokens], skip_special_tokens=False, brief=brief)
     )
     return json_response(Text(text))
 
 
-def _most_tokens(door: Door) -> int:
+def _most_tokens(context: RequestContext) -> int:
     """How long a text may be that is no prompt, but may have to be cut into some."""
-    return max(_CONTEXTS * door.client.max_model_len, _LEAST_TOKENS)
+    return max(_CONTEXTS * context.client.max_model_len, _LEAST_TOKENS)
 
 
 def _too_long(param: str, most: int) -> RequestError:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from personae.api.choices import Part
-from personae.api.door import Door
+from personae.api.context import RequestContext
 from personae.api.generation import Job, Sink, unless_disconnected
 from personae.api.packing import Pack, as_json, as_list
 from personae.api.respond import encode_json
@@ -34,7 +34,7 @@ _FEW_PLACES = 128  # tokens whose log-probabilities are encoded on the event loo
 _encode = msgspec.json.Encoder().encode
 
 
-class AnswerForm(Protocol):
+class AnswerBuilder(Protocol):
     """How one route's answers are written, whole or cut into events. An event that is a tagged struct has the
     tag as its name."""
 
@@ -64,7 +64,9 @@ class EventStream:
 
     background = None
 
-    def __init__(self, request: Request, work: Callable[[Sink], Awaitable[None]], form: AnswerForm) -> None:
+    def __init__(
+        self, request: Request, work: Callable[[Sink], Awaitable[None]], form: AnswerBuilder
+    ) -> None:
         self._request_id: str = request.state.request_id
         self._work = work
         self._form = form
@@ -119,20 +121,20 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def respond(request: Request, job: Job, form: AnswerForm, *, stream: bool) -> Response | EventStream:
+async def respond(request: Request, job: Job, form: AnswerBuilder, *, stream: bool) -> Response | EventStream:
     """The answer of a job that is ready to run, whole or as a stream. Raises what `Job.gather` does."""
-    job.door.caller.ready()
+    job.context.caller.ready()
     if stream:
         return EventStream(request, job.run, form)
-    answer = await encoded(job.door, form, await job.gather(request.receive))
+    answer = await encoded(job.context, form, await job.gather(request.receive))
     return Response(answer, media_type="application/json")
 
 
-async def encoded(door: Door, form: AnswerForm, parts: list[Part]) -> bytes:
+async def encoded(context: RequestContext, form: AnswerBuilder, parts: list[Part]) -> bytes:
     """The whole answer as JSON; made off the event loop if it has many log-probabilities."""
     if sum(len(part.entries) + len(part.prompt_logprobs) for part in parts) <= _FEW_PLACES:
         return encode_json(form.whole(parts))
-    return await door.off_loop(lambda: encode_json(form.whole(parts, as_json)))
+    return await context.off_loop(lambda: encode_json(form.whole(parts, as_json)))
 
 
 class _Outbox:

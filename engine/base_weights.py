@@ -9,7 +9,7 @@ from personae.lora.adapter import GROUPS
 from personae.lora.base import Site, chunks
 
 
-class DecoderWeights:
+class DecoderBaseWeights:
     """A decoder as `BaseWeights`. Norms are kept once they were asked for."""
 
     def __init__(self, model: Decoder) -> None:

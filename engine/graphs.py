@@ -31,8 +31,8 @@ from personae.engine.kv import KVCache
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.branch import Branch
 from personae.kernels.sgmv import WorkList
+from personae.kernels.side_stream import SideStream
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch
 
@@ -105,11 +105,11 @@ class DecodeGraphs:
         pool: LoraPool,
         layout: MemoryLayout,
         capture: Capture,
-        branch: Branch | None = None,
+        side_stream: SideStream | None = None,
     ) -> None:
         assert kv.spare_page is not None, "unused rows need a page of their own"
         self._model, self._kv, self._pool, self._layout = model, kv, pool, layout
-        self._branch = branch
+        self._side_stream = side_stream
         self._capture: Capture | None = capture  # None: given up
         self._buckets = buckets(layout.max_seqs)
         self._graphs: dict[tuple[int, bool], Graph] = {}
@@ -160,7 +160,7 @@ class DecodeGraphs:
         assert self._capture is not None
         graph = self._graphs.get((bucket, adapters))
         if graph is None:
-            graph = Graph(*self._capture(lambda: self._forward(bucket, adapters, self._branch)))
+            graph = Graph(*self._capture(lambda: self._forward(bucket, adapters, self._side_stream)))
             self._graphs[bucket, adapters] = graph
         return graph
 
@@ -223,7 +223,7 @@ class DecodeGraphs:
                 buffer[:segments].copy_(values)
                 buffer[segments:bucket].zero_()
 
-    def _forward(self, bucket: int, adapters: bool, branch: Branch | None = None) -> Tensor:
+    def _forward(self, bucket: int, adapters: bool, side_stream: SideStream | None = None) -> Tensor:
         """A step of `bucket` rows as it lies in the buffers; with the branch, what is captured."""
         batch = AttentionBatch(
             self._query_start[: bucket + 1],
@@ -237,7 +237,7 @@ class DecodeGraphs:
         if adapters:  # a list of its own, so that its plans are made within the graph
             own = self._work
             work = WorkList(own.first_row[:bucket], own.rows[:bucket], own.adapter[:bucket])
-            lora = LoraBatch(self._pool, work, branch=branch)
+            lora = LoraBatch(self._pool, work, side_stream=side_stream)
         return self._model.forward(self._tokens[:bucket], self._positions[:bucket], self._kv, batch, lora)
 
 

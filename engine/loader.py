@@ -12,7 +12,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.quantization.base import load
 from personae.errors import ModelLoadError
-from personae.kernels.container import free_memory
+from personae.kernels.cgroup import free_memory
 from personae.kernels.decoder import Weight
 from personae.kernels.memory import give_back_freed
 from personae.lora.base import fingerprint

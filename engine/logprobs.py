@@ -8,9 +8,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from personae.engine.arrival import to_host
+from personae.engine.device_event import to_host
 from personae.engine.sequence import TokenLogprobs
-from personae.kernels.choice import top as largest
+from personae.kernels.reference_sampler import top as largest
 from personae.kernels.upload import upload
 
 

@@ -130,23 +130,24 @@ class Runner:
     def forward(
         self,
         packed: PackedStep,
-        meanwhile: Callable[[], None] | None = None,
-        needed: Callable[[], torch.Tensor | None] = lambda: None,
+        overlap: Callable[[], None] | None = None,
+        logit_mask: Callable[[], torch.Tensor | None] = lambda: None,
     ) -> Forward:
-        """Run the model over packed rows. `meanwhile` is for a CPU: this thread does it when others have
-        begun to compute. Then `needed` is asked which logits are: a bitmask [S, ceil(V / 32)], None for all.
+        """Run the model over packed rows. `overlap` is for a CPU: this thread does it when others have
+        begun to compute. Then `logit_mask` is asked which logits are: a bitmask [S, ceil(V / 32)], None for
+        all.
         """
         tokens = self._tokens(packed)
         hidden = self._replayed(packed, tokens)
         if hidden is None:
             hidden = self.model.forward(
-                tokens, packed.positions, self.kv, packed.attention, packed.lora, meanwhile
+                tokens, packed.positions, self.kv, packed.attention, packed.lora, overlap
             )
-        elif meanwhile is not None:
-            meanwhile()
+        elif overlap is not None:
+            overlap()
         slots = packed.sampled_slots
         output = self.output_of(slots, [1] * len(slots))
-        logits = self.model.logits(hidden[packed.sampled], output, needed())
+        logits = self.model.logits(hidden[packed.sampled], output, logit_mask())
         return Forward(packed, hidden, logits)
 
     def rehearse(self, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -174,9 +175,9 @@ class Runner:
 
     def output_of(self, slots: list[int], counts: list[int]) -> LoraOutput | None:
         """What adapters do to the logits of these slots' rows, counts[i] each; None for nothing."""
-        if not self.adapters.extras:
+        if not self.adapters.deltas:
             return None
-        return self.adapters.extras.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
+        return self.adapters.deltas.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
     def pack(self, rows: tuple[Row, ...]) -> PackedStep:
         """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row, after

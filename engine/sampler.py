@@ -7,7 +7,7 @@ after a preemption. A row's logits go through, in this order:
     2. logit_bias                                       5. top_k, then top_p of what top_k left, then min_p
     3. the row's bitmask; min_tokens                    6. one uniform number, inverse CDF in vocabulary order
 
-    7. where the grammar objects to the token (`grammar/closing`): 3 to 6 again without it, with a new number
+    7. where the grammar objects to the token (`grammar/budget`): 3 to 6 again without it, with a new number
 
 A bitmask comes from a grammar, or from what the request excludes (exclusion.py).
 Before min_tokens EOS and stop ids are left out, unless the grammar allows nothing else: then it has ended.
@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personae.engine.arrival import Arrival, to_host
+from personae.engine.device_event import DeviceToHostEvent, to_host
 from personae.engine.logprobs import LogprobRows, logprob_rows
 from personae.engine.params import GREEDY_BELOW
 from personae.engine.penalties import Additions, IntArray, Penalties
@@ -38,30 +38,30 @@ from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.grammar.bitmask import allow_only, words_of
 from personae.grammar.masks import allocate_bitmask
 from personae.grammar.sandbox.masks import UNDECIDED, Undecided
+from personae.kernels.counter_rng import stream
 from personae.kernels.masks import Scratch
-from personae.kernels.noise import stream
 from personae.kernels.sampling import SamplingRows, choose, overwrites
 from personae.kernels.upload import upload
 
-Words = NDArray[np.uint32]  # a row of a bitmask
+MaskWords = NDArray[np.uint32]  # a row of a bitmask
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = "no token is allowed next: the grammar and the logits exclude all of them"
 
 
-class Asking(Protocol):
+class HostVerification(Protocol):
     """Who is asked about a row's token before it is taken."""
 
-    def objection(self, token: int) -> Words | Undecided | None:
+    def veto(self, token: int) -> MaskWords | Undecided | None:
         """What is to be left out instead of taking `token`; None to let it be. Asked again about what is then
         chosen, it lets something be in the end. Where that is not known yet the row has no token."""
 
 
-NOBODY: Mapping[int, Asking] = MappingProxyType({})
+NO_VERIFICATION: Mapping[int, HostVerification] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class TokenChoices:
     """A step's tokens on the host, by row. A failed row's token is None and its reason is in `failures`. So
     is the token of an `undecided` one, which is as if it had not been sampled."""
 
@@ -71,7 +71,7 @@ class Choices:
     undecided: frozenset[int] = frozenset()
 
 
-class Sampled:
+class SampledTokens:
     """A step's tokens on their way to the host: the copies were queued behind the sampling, `read` waits for
     them. Where somebody is asked about them they are not final before `settle`."""
 
@@ -101,7 +101,7 @@ class Sampled:
         self._tokens = to_host(self.tokens)
         self._best = to_host(self._best_of_device)
         self._found = found and found.to_host()
-        self._arrival = Arrival(self.tokens.device)
+        self._arrival = DeviceToHostEvent(self.tokens.device)
 
     @property
     def ready(self) -> bool:
@@ -116,7 +116,7 @@ class Sampled:
             self.undecided = ask(self._tokens.tolist())
             self._send(self._conclude(self.undecided))
 
-    def read(self) -> Choices:
+    def read(self) -> TokenChoices:
         """Wait until the tokens are final and on the host, and return them."""
         self.settle()
         self._arrival.wait()
@@ -133,7 +133,7 @@ class Sampled:
         logprobs = {row: entry for row, entry in zip(self._rows, found, strict=True) if row not in failures}
         for row in self.undecided:
             logprobs.pop(row, None)
-        return Choices(tokens, logprobs, failures, self.undecided)
+        return TokenChoices(tokens, logprobs, failures, self.undecided)
 
 
 class Sampler:
@@ -148,7 +148,7 @@ class Sampler:
         self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=self._device)
         self._penalties = Penalties(max_slots, self._device)
         self._biases = Additions(max_slots, self._device)
-        self._stops: dict[int, Words] = {}  # of slots with min_tokens, as a row of a bitmask
+        self._stops: dict[int, MaskWords] = {}  # of slots with min_tokens, as a row of a bitmask
         self._scratch = Scratch(self._device)
         # Per slot, on the host.
         self._admitted = np.zeros(max_slots, np.bool_)
@@ -213,13 +213,13 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None = None,
-        asking: Mapping[int, Asking] = NOBODY,
-    ) -> Sampled:
+        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+    ) -> SampledTokens:
         """Choose a token for each row.
 
         logits: [S, V] float32 on the sampler's device; may be overwritten. Row i belongs to `slots[i]`
         (distinct, admitted) and chooses the token at absolute position `positions[i]`. bitmask: int32 CPU
-        [S, ceil(V / 32)], all ones in rows that nothing binds. `asking` are rows with a grammar whose
+        [S, ceil(V / 32)], all ones in rows that nothing binds. `verifications` are rows with a grammar whose
         tokens are asked about before they are taken: then `settle` what is returned before the slots change
         hands, or `last_tokens`, `bitmask` or the memory of `logits` are used. A row is a failure if a logit
         that is allowed is a NaN or plus infinity, or none is allowed: it has no token, and no other row
@@ -234,9 +234,9 @@ class Sampler:
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
         self._change(logits, slot, penalised)
-        kept = logits.clone() if asking and overwrites(self._device) else logits
+        kept = logits.clone() if verifications and overwrites(self._device) else logits
         rows = self._rows(slot, position)
-        stops: dict[int, Words] = {}
+        stops: dict[int, MaskWords] = {}
         if len(early := np.flatnonzero(position < self._stops_from[slot])):
             if bitmask is None:
                 bitmask = allocate_bitmask(len(slot), self._vocab_size)
@@ -264,10 +264,10 @@ class Sampler:
 
         def ask(chosen: list[int]) -> frozenset[int]:
             assert bitmask is not None
-            return self._ask(asking, kept, rows, bitmask, stops, tokens, best, chosen)
+            return self._ask(verifications, kept, rows, bitmask, stops, tokens, best, chosen)
 
-        asked = ask if asking and bitmask is not None else None
-        return Sampled(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
+        asked = ask if verifications and bitmask is not None else None
+        return SampledTokens(tokens, best, wanting.tolist(), tops.tolist(), conclude, asked)
 
     def _change(self, logits: Tensor, slot: IntArray, penalised: IntArray) -> None:
         """Steps 1 and 2, in place."""
@@ -277,11 +277,11 @@ class Sampler:
         if len(biased := np.flatnonzero(self._biased[slot])):
             self._biases.apply(logits, biased, slot[biased])
 
-    def _leave_out_stops(self, bitmask: Tensor, early: IntArray, slot: IntArray) -> dict[int, Words]:
+    def _leave_out_stops(self, bitmask: Tensor, early: IntArray, slot: IntArray) -> dict[int, MaskWords]:
         """Of rows before their min_tokens, in `bitmask`, unless a grammar allows nothing else. Returns them,
         by row."""
         words = bitmask.numpy().view(np.uint32)
-        left_out: dict[int, Words] = {}
+        left_out: dict[int, MaskWords] = {}
         for row in early.tolist():
             stops = words[row] & self._stops[int(slot[row])]
             words[row] ^= stops
@@ -293,11 +293,11 @@ class Sampler:
 
     def _ask(
         self,
-        asking: Mapping[int, Asking],
+        verifications: Mapping[int, HostVerification],
         logits: Tensor,
         rows: SamplingRows,
         bitmask: Tensor,
-        stops: dict[int, Words],
+        stops: dict[int, MaskWords],
         tokens: Tensor,
         best: Tensor,
         chosen: list[int],
@@ -308,13 +308,13 @@ class Sampler:
         Choosing again from what is left, with a new number, is choosing from what nobody objects to.
         """
         words = bitmask.numpy().view(np.uint32)
-        open_rows = sorted(asking)
+        open_rows = sorted(verifications)
         answers = [chosen[row] for row in open_rows]
         undecided: set[int] = set()
         for attempt in count(1):
             refused = []
             for row, token in zip(open_rows, answers, strict=True):
-                left_out = asking[row].objection(token)
+                left_out = verifications[row].veto(token)
                 if left_out is UNDECIDED:
                     undecided.add(row)
                 elif left_out is not None:

@@ -59,12 +59,12 @@ class Delta(msgspec.Struct, frozen=True):
     """What one step did for one sequence.
 
     `finish` is None while it goes on, else "stop" (EOS or a stop token), "length" or "error", and between
-    Back and Front also "cancelled" or "recalled"; `stop_token` is the id that stopped it (it is the last of
-    `tokens`). `prompt_logprobs` has an entry for each prompt
-    token computed in this step; the first prompt token's is None, nothing comes before it.
-    `cached` (first delta only) counts prompt tokens whose KV came from the prefix cache. `queued` (first
-    delta only; Front fills it in) is how many seconds the sequence waited before it was computed. `code` is
-    that of an `error` that is the caller's to mend.
+    The engine core and the frontend also "cancelled" or "recalled"; `stop_token` is the id that stopped it
+    (it is the last of `tokens`). `prompt_logprobs` has an entry for each prompt token computed in this step;
+    the first prompt token's is None, nothing comes before it. `cached` (first delta only) counts prompt
+    tokens whose KV came from the prefix cache. `queued` (first delta only; Front fills it in) is how many
+    seconds the sequence waited before it was computed. `code` is that of an `error` that is the caller's to
+    mend.
     """
 
     id: str

@@ -20,18 +20,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from personae.engine.arrival import Arrival
 from personae.engine.deferral import Deferrals
+from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.exclusion import Exclusion, excludes
-from personae.engine.jump import Forced, Jump, Spelling, jumps
+from personae.engine.jump_forward import JumpForward, KnownToken, Retokenizer, jumps
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
 from personae.engine.plan import Row, StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
-from personae.engine.sampler import Sampled, Sampler
+from personae.engine.sampler import SampledTokens, Sampler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.errors import Overloaded
 from personae.grammar.backend import Binding, BoundGrammar, Matcher
-from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.masks import BitmaskPool, fill_masks
 from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
@@ -50,19 +50,19 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedStep:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
     `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
     log-probabilities. `deferred` are rows, by index in the plan, that sit it out."""
 
     plan: StepPlan
-    sampled: Sampled | None
+    sampled: SampledTokens | None
     rows: list[int]
     matchers: list[Binding | None]
-    jumps: list[Jump | None]
+    jumps: list[JumpForward | None]
     bitmask: torch.Tensor | None
     prompt_logprobs: dict[int, PromptLogprobs]
-    arrival: Arrival | None
+    arrival: DeviceToHostEvent | None
     deferred: frozenset[int] = frozenset()
 
 
@@ -70,20 +70,20 @@ class StepEngine:
     """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
-    `spelling` is how forced text is written; without it none is.
+    `retokenizer` is how forced text is written; without it none is.
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler, spelling: Spelling | None = None) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, retokenizer: Retokenizer | None = None) -> None:
         self.runner = runner
         self.sampler = sampler
-        self._spelling = spelling
+        self._retokenizer = retokenizer
         self.runs_ahead = runner.device.type != "cpu"
         self._bitmask: torch.Tensor | None = None  # of the step whose forward pass has begun
-        self._sampled: tuple[Sampled, int, PackedStep] | None = None  # the last, maybe not settled yet
+        self._sampled: tuple[SampledTokens, int, PackedStep] | None = None  # the last, maybe not settled yet
         self._bitmasks = BitmaskPool(runner.layout.max_seqs, runner.model.config.vocab_size)
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Binding] = {}
-        self._jumps: dict[int, Jump] = {}
+        self._jump_forwards: dict[int, JumpForward] = {}
         self._lent: list[int] = []  # KV pages whose memory adapters have
         self._deferrals = Deferrals()
 
@@ -108,7 +108,7 @@ class StepEngine:
             self._logs.pop(slot, None)
             if isinstance(matcher := self._matchers.pop(slot, None), RemoteMatcher):
                 self._deferrals.leave(slot, matcher)
-            self._jumps.pop(slot, None)
+            self._jump_forwards.pop(slot, None)
         self.runner.apply(plan)
         for admission in plan.admissions:
             log = admission.log
@@ -127,22 +127,22 @@ class StepEngine:
             self._deferrals.count += 1
             return
         self._matchers[slot] = matcher = replayed(grammar, log, longest)
-        if self._spelling is not None and jumps(log, self.runner.graphs is None):
+        if self._retokenizer is not None and jumps(log, self.runner.graphs is None):
             limit = log.prompt_length + log.budget(longest)
-            self._jumps[slot] = jump = Jump(matcher, log, limit, self._spelling)
-            self.runner.extend(slot, len(log.tokens), jump.untold)
+            self._jump_forwards[slot] = jump = JumpForward(matcher, log, limit, self._retokenizer)
+            self.runner.extend(slot, len(log.tokens), jump.pending)
 
-    def forward(self, packed: PackedStep | None, beside: Callable[[], None] = _nothing) -> Forward | None:
-        """Start the forward pass of what has been prepared. `beside` is called once, while it runs: there the
-        step before may be finished, and the masks be filled."""
+    def forward(self, packed: PackedStep | None, overlap: Callable[[], None] = _nothing) -> Forward | None:
+        """Start the forward pass of what has been prepared. `overlap` is called once, while it runs: there
+        the step before may be finished, and the masks be filled."""
         if packed is None:
-            beside()
+            overlap()
             return None
         self._settle()
         if not self.runs_ahead:
-            return self.runner.forward(packed, beside, lambda: self._needed(packed))
+            return self.runner.forward(packed, overlap, lambda: self._logit_mask(packed))
         launched = self.runner.forward(packed)
-        beside()
+        overlap()
         return launched
 
     def fill(self, packed: PackedStep | None) -> None:
@@ -153,28 +153,28 @@ class StepEngine:
             self._bitmask = self._bitmasks.acquire()
             fill_masks(self._bitmask, matchers)
 
-    def _needed(self, packed: PackedStep) -> torch.Tensor | None:
+    def _logit_mask(self, packed: PackedStep) -> torch.Tensor | None:
         """The logits that are looked at, as a bitmask: of tokens that may be chosen, and all of rows that
         want log-probabilities, or whose mask is not there yet. None: all."""
         if self._bitmask is None:
             return None
         slots = packed.sampled_slots
-        needed = self._bitmask[: len(slots)]
+        logit_mask = self._bitmask[: len(slots)]
         whole = [row for row, slot in enumerate(slots) if self._logs[slot].params.logprobs is not None]
         if whole:
-            needed = needed.clone()
-            needed[whole] = -1
-        return needed
+            logit_mask = logit_mask.clone()
+            logit_mask[whole] = -1
+        return logit_mask
 
-    def sample(self, plan: StepPlan, forward: Forward | None) -> Launched:
+    def sample(self, plan: StepPlan, forward: Forward | None) -> LaunchedStep:
         """Fill the masks and start sampling. The tokens of the step before must have been read."""
         if forward is None:
-            return Launched(plan, None, [], [], [], None, {}, None)
+            return LaunchedStep(plan, None, [], [], [], None, {}, None)
         if self._deferrals.count and (out := self._deferrals.sits_out(forward.packed, self._matchers)):
             return self._sample_others(plan, forward, out)
         return self._sample(plan, forward)
 
-    def _sample(self, plan: StepPlan, forward: Forward) -> Launched:
+    def _sample(self, plan: StepPlan, forward: Forward) -> LaunchedStep:
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
         matchers = self._choosing(forward.packed)
         sampled = None
@@ -184,26 +184,28 @@ class StepEngine:
             self._fill_late(matchers)
         bitmask, self._bitmask = self._bitmask, None
         if rows:
-            asking = {
+            verifications = {
                 row: matcher
                 for row, matcher in enumerate(matchers)
-                if isinstance(matcher, ClosingMatcher | LimitedMatcher | RemoteMatcher) and matcher.asks
+                if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies
             }
             logits = forward.logits
-            if asking and any(self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows):
+            if verifications and any(
+                self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows
+            ):
                 logits = logits.clone()  # the model writes the prompts' over them before all is chosen
             sampled = self.sampler.sample(
                 logits,
                 slots,
                 forward.packed.sampled_ends,
                 None if bitmask is None else bitmask[: len(rows)],
-                asking,
+                verifications,
             )
             self._sampled = sampled, plan.step, forward.packed
         prompts = self._prompt_logprobs(plan, forward)
-        arrival = Arrival(self.runner.device) if prompts else None
-        jumping = [self._jumps.get(slot) for slot in slots]
-        return Launched(plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival)
+        arrival = DeviceToHostEvent(self.runner.device) if prompts else None
+        jumping = [self._jump_forwards.get(slot) for slot in slots]
+        return LaunchedStep(plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival)
 
     def _fill_late(self, matchers: list[Binding | None]) -> None:
         """The masks that have come since the others were filled."""
@@ -212,7 +214,7 @@ class StepEngine:
             if isinstance(matcher, RemoteMatcher):
                 matcher.fill(self._bitmask.numpy(), row)
 
-    def _sample_others(self, plan: StepPlan, forward: Forward, out: list[int]) -> Launched:
+    def _sample_others(self, plan: StepPlan, forward: Forward, out: list[int]) -> LaunchedStep:
         """As `sample`, without the packed samples `out`: as if their rows were of prompts that go on."""
         packed = forward.packed
         others = [i for i in range(len(packed.sampled_rows)) if i not in out]
@@ -235,7 +237,7 @@ class StepEngine:
         chosen = []
         for slot, end in zip(packed.sampled_slots, packed.sampled_ends, strict=True):
             known = self.runner.known(slot, end)
-            chosen.append(self._matchers.get(slot) if known is None else Forced(known))
+            chosen.append(self._matchers.get(slot) if known is None else KnownToken(known))
         return chosen
 
     def _settle(self) -> None:
@@ -247,12 +249,12 @@ class StepEngine:
             for i in sampled.undecided:
                 self._deferrals.defer(step, packed.sampled_slots[i], packed.sampled_ends[i])
 
-    def ready(self, launched: Launched) -> bool:
+    def ready(self, launched: LaunchedStep) -> bool:
         """Whether `finish` would not wait for the device."""
         there = launched.arrival is None or launched.arrival.reached
         return there and (launched.sampled is None or launched.sampled.ready)
 
-    def finish(self, launched: Launched) -> StepResult:
+    def finish(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and read its tokens, which the grammars take."""
         tokens: list[int | None] = [None] * len(launched.plan.rows)
         logprobs: dict[int, TokenLogprobs] = {}
@@ -272,9 +274,9 @@ class StepEngine:
             ):
                 tokens[row] = token
                 place = launched.plan.rows[row]
-                if isinstance(matcher, Forced):
+                if isinstance(matcher, KnownToken):
                     assert jump is not None
-                    forced[row], jump.untold = jump.untold, ()
+                    forced[row], jump.pending = jump.pending, ()
                 elif isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
                     tokens[row], failures[row] = None, matcher.failure
                     if matcher.code is not None:
@@ -295,7 +297,9 @@ class StepEngine:
         step = launched.plan.step
         return StepResult(step, tuple(tokens), logprobs, prompts, failures, forced, codes, deferred)
 
-    def _take(self, row: Row, matcher: Binding, jump: Jump | None, token: int) -> tuple[int, ...] | None:
+    def _take(
+        self, row: Row, matcher: Binding, jump: JumpForward | None, token: int
+    ) -> tuple[int, ...] | None:
         """Have a row's grammar take its token. What this brings: the token, and those that are forced behind
         it. None if the grammar refuses it."""
         if jump is None:
@@ -347,7 +351,7 @@ class StepEngine:
     def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
         """Adapters may have the memory of these KV pages, whole runs, which no later step touches: after the
         last piece."""
-        before = Arrival(self.runner.device)
+        before = DeviceToHostEvent(self.runner.device)
         while not before.reached:
             yield
         yield from self.runner.kv.giving_back(pages)
@@ -371,7 +375,7 @@ class StepEngine:
         yield from self.runner.kv.having_back(pages)
 
     @property
-    def holdings(self) -> tuple[int, int, int]:
+    def adapter_stats(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
         pool = self.runner.adapters
         return len(pool.residents), pool.loads, pool.evictions

@@ -1,11 +1,11 @@
-"""Kills Back again and again under load, and compares every answer with that of a calm run.
+"""Kills the engine core again and again under load, and compares every answer with that of a calm run.
 
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
 
 Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema,
 some with two choices, half with logprobs, and what a schema forces is appended in the other half. Each of
-the `--streams` clients asks for one answer after the other, until Back has been killed (`kill -9`, with
---stop hung by SIGSTOP, with --crash by an exception in the executor) so many times at random moments. A
+the `--streams` clients asks for one answer after the other, until the engine core has been killed (`kill -9`,
+with --stop hung by SIGSTOP, with --crash by an exception in the executor) so many times at random moments. A
 sequence that was aboard in two hangs or crashes in a row would be ended, so these wait until as many answers
 have come as there are streams. Prints the answers that were lost or differ, and how long the streams paused.
 Exit code 1 if any was lost or differs.
@@ -25,8 +25,8 @@ import anyio
 import typer
 from msgspec.structs import replace
 
-from personae.actors.company import COMMAND, Company, open_company
-from personae.actors.host import Host
+from personae.actors.frontend.engine_process import EngineProcess
+from personae.actors.multi_process import COMMAND, MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
@@ -45,8 +45,8 @@ Answer = tuple[tuple[tuple[int, ...], str, int], ...]  # of each choice: tokens,
 class Chaos:
     """One run against one engine."""
 
-    def __init__(self, company: Company, tokens: int, seed: int, streams: int) -> None:
-        self.company = company
+    def __init__(self, engine_processes: MultiProcessEngine, tokens: int, seed: int, streams: int) -> None:
+        self.engine_processes = engine_processes
         self.streams = streams
         self.tokens = tokens
         self.rng = random.Random(seed)
@@ -59,7 +59,7 @@ class Chaos:
 
     def log(self, number: int, id: str) -> SequenceLog:
         """Request `number` under a fresh id."""
-        client = self.company.client
+        client = self.engine_processes.client
         cards = list(client.models("default").values())
         rng = random.Random(number)
         length = rng.randrange(8, 200)
@@ -91,9 +91,12 @@ class Chaos:
         tokens: dict[str, list[int]] = {log.id: [] for log in logs}
         logprobs = dict.fromkeys(tokens, 0)
         finish = dict.fromkeys(tokens, "")
-        async with self.company.client.stream(logs) as stream:
+        async with self.engine_processes.client.stream(logs) as stream:
             async for delta in stream:
-                if self.killed_at is not None and self.company.client.stats().restarts > self.restarts:
+                if (
+                    self.killed_at is not None
+                    and self.engine_processes.client.stats().restarts > self.restarts
+                ):
                     self.pauses.append(time.monotonic() - self.killed_at)
                     self.killed_at = None
                 tokens[delta.id] += delta.tokens
@@ -123,19 +126,19 @@ class Chaos:
                     print(f"different: request {number}, from token {at}")
 
     async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
-        """Kill Back at random moments, each time when it is ready again."""
+        """Kill the engine core at random moments, each time when it is ready again."""
         for number in range(kills):
             enough = self.answers + self.streams if number and how != signal.SIGKILL else 0
             while self.answers < enough:  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
             await anyio.sleep(self.rng.uniform(0.1, pause))
-            while not self.company.client.stats().ready:  # noqa: ASYNC110  nobody tells when it is
+            while not self.engine_processes.client.stats().ready:  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
-            self.restarts = self.company.client.stats().restarts
+            self.restarts = self.engine_processes.client.stats().restarts
             self.killed_at = time.monotonic()
             os.kill(processes[-1], how)
             print(f"kill {number + 1}: {self.answers} answers so far", flush=True)
-            while self.company.client.stats().restarts == self.restarts:  # noqa: ASYNC110  as above
+            while self.engine_processes.client.stats().restarts == self.restarts:  # noqa: ASYNC110  as above
                 await anyio.sleep(0.01)
         self.done = True
 
@@ -144,14 +147,14 @@ processes: list[int] = []
 
 
 def _note_processes() -> None:
-    """Remember the process id of every Back."""
-    load = Host._load
+    """Remember the process id of every engine core."""
+    load = EngineProcess._load
 
-    async def noted(self: Host) -> None:
+    async def noted(self: EngineProcess) -> None:
         processes.append(self._process.pid)
         await load(self)
 
-    Host._load = noted  # type: ignore[method-assign]  # looks on
+    EngineProcess._load = noted  # type: ignore[method-assign]  # looks on
 
 
 async def run(
@@ -165,21 +168,21 @@ async def run(
 ) -> bool:
     """True if nothing was lost and nothing differs."""
     _note_processes()
-    async with open_company(
+    async with open_multi_process(
         options,
         max_restarts=kills + 1,
         hang_seconds=3.0 if how == signal.SIGSTOP else 60.0,
         report=lambda incident: None,
-        command=(sys.executable, "-m", "personae.evals.crashing_back") if how == signal.SIGUSR2 else COMMAND,
-    ) as company:
-        chaos = Chaos(company, tokens, seed, streams)
+        command=(sys.executable, "-m", "personae.evals.crashing_core") if how == signal.SIGUSR2 else COMMAND,
+    ) as engine_processes:
+        chaos = Chaos(engine_processes, tokens, seed, streams)
         for number in range(PROMPTS):
             chaos.calm[number] = await chaos.ask(number, f"calm-{number}")
         async with anyio.create_task_group() as tasks:
             for name in range(streams):
                 tasks.start_soon(chaos.client, name)
             await chaos.killer(kills, pause, how)
-        stats = company.client.stats()
+        stats = engine_processes.client.stats()
         print(
             f"{kills} kills, {stats.restarts} restarts, {chaos.answers} answers, {chaos.lost} lost, "
             f"{chaos.different} different; pause p50 {statistics.median(chaos.pauses):.2f} s, "

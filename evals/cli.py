@@ -64,7 +64,7 @@ def run(
     from rich.console import Console
 
     from personae.evals.harness.records import read_run
-    from personae.evals.harness.sitting import EvalOptions, sit
+    from personae.evals.harness.session import EvalOptions, sit
     from personae.evals.report.terminal import summary
     from personae.evals.report.write import write_reports
     from personae.evals.served import exit_on_sigterm

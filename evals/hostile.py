@@ -266,7 +266,7 @@ def new_body(model: str, name: str, number: int) -> bytes:
 
 
 @dataclass(slots=True)
-class Findings:
+class HostileFindings:
     """What was seen of each schema, and all waits of the other client, in seconds."""
 
     rounds: dict[str, Rounds]
@@ -296,9 +296,9 @@ class Findings:
             )
 
 
-async def measure(url: str, calm: float, rounds: int, names: Sequence[str] = ()) -> Findings:
+async def measure(url: str, calm: float, rounds: int, names: Sequence[str] = ()) -> HostileFindings:
     """Send each of these schemas (default: all) so often, and look at another client meanwhile."""
-    found = Findings({name: Rounds() for name in names or (CONTROL, *SCHEMAS, *GRAMMARS)})
+    found = HostileFindings({name: Rounds() for name in names or (CONTROL, *SCHEMAS, *GRAMMARS)})
     async with httpx.AsyncClient(base_url=url, timeout=120) as client, anyio.create_task_group() as tasks:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         senders = [

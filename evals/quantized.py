@@ -29,7 +29,7 @@ BASE = "personae-demo"
 
 
 @dataclass(slots=True)
-class Told:
+class TokenTrace:
     """Of one sample: the true answer's logprob and tokens, and what the model answered."""
 
     logprob: float = 0.0
@@ -37,12 +37,12 @@ class Told:
     text: str = ""
 
 
-async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str, list[Told]]:
+async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str, list[TokenTrace]]:
     """All samples of all tasks, each by the model that its task is for."""
-    told = {task: [Told() for _ in samples] for task, samples in tasks.items()}
+    delivered = {task: [TokenTrace() for _ in samples] for task, samples in tasks.items()}
     async with personae.open(NAMED, dtype="bfloat16", quantize=quantize, device="cpu") as engine:
 
-        async def one(task: str, sample: Sample, into: Told) -> None:
+        async def one(task: str, sample: Sample, into: TokenTrace) -> None:
             model = task if task in data.ADAPTER_TASKS else BASE
             answer = await engine.complete(sample.prompt, model=model, temperature=0, max_tokens=LIMIT)
             into.text = answer.choices[0].text.partition(END_OF_TURN)[0]
@@ -55,38 +55,38 @@ async def ask(tasks: dict[str, list[Sample]], quantize: str | None) -> dict[str,
 
         async with anyio.create_task_group() as group:
             for task, samples in tasks.items():
-                for sample, into in zip(samples, told[task], strict=True):
+                for sample, into in zip(samples, delivered[task], strict=True):
                     group.start_soon(one, task, sample, into)
-    return told
+    return delivered
 
 
-def perplexity(told: Sequence[Told]) -> float:
+def perplexity(delivered: Sequence[TokenTrace]) -> float:
     """Of the true answers, a token."""
-    return math.exp(-sum(one.logprob for one in told) / sum(one.tokens for one in told))
+    return math.exp(-sum(one.logprob for one in delivered) / sum(one.tokens for one in delivered))
 
 
-def right(samples: Sequence[Sample], told: Sequence[Told]) -> float:
+def right(samples: Sequence[Sample], delivered: Sequence[TokenTrace]) -> float:
     """Share of answers that are right in full."""
-    grades = [grade(sample, one.text)["exact"] for sample, one in zip(samples, told, strict=True)]
+    grades = [grade(sample, one.text)["exact"] for sample, one in zip(samples, delivered, strict=True)]
     return sum(grades) / len(grades)
 
 
-def agreement(told: Sequence[Told], other: Sequence[Told]) -> float:
+def agreement(delivered: Sequence[TokenTrace], other: Sequence[TokenTrace]) -> float:
     """Share of answers that are the same text."""
-    return sum(one.text == two.text for one, two in zip(told, other, strict=True)) / len(told)
+    return sum(one.text == two.text for one, two in zip(delivered, other, strict=True)) / len(delivered)
 
 
 def table(tasks: dict[str, list[Sample]]) -> Table:
     """Ask in all ways and compare."""
-    told = [anyio.run(ask, tasks, quantize) for quantize in (None, *QUANTIZATIONS)]
+    delivered = [anyio.run(ask, tasks, quantize) for quantize in (None, *QUANTIZATIONS)]
     ways, same = ("bfloat16", *QUANTIZATIONS), [f"same text, {way}" for way in QUANTIZATIONS]
     found = Table("task", *(f"perplexity, {way}" for way in ways), *(f"right, {way}" for way in ways), *same)
     for task, samples in tasks.items():
-        plain, *others = (way[task] for way in told)
+        plain, *others = (way[task] for way in delivered)
         found.add_row(
             task,
-            *(f"{perplexity(way[task]):.4f}" for way in told),
-            *(f"{right(samples, way[task]):.1%}" for way in told),
+            *(f"{perplexity(way[task]):.4f}" for way in delivered),
+            *(f"{right(samples, way[task]):.1%}" for way in delivered),
             *(f"{agreement(plain, other):.1%}" for other in others),
         )
     return found

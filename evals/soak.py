@@ -4,9 +4,9 @@ Every third answer is bound by one of many schemas, so grammars come and go as w
 
     python -m personae.evals.soak --model evals/demo/model --adapters evals/demo/adapters --minutes 60
 
-Samples, every `--every` seconds: resident memory and open files of Front and Back, and Front's tasks. The
-first fifth of the samples is warming up. Exit code 1 if anything grows by more than `--growth` (a share) from
-the second fifth to the last.
+Samples, every `--every` seconds: resident memory and open files of the frontend and the engine core, and the
+frontend's tasks. The first fifth of the samples is warming up. Exit code 1 if anything grows by more than
+`--growth` (a share) from the second fifth to the last.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from personae.actors.company import Company, open_company
+from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
@@ -35,8 +35,8 @@ SLACK = {"front MiB": 8, "back MiB": 8, "front files": 2, "back files": 2, "task
 class Soak:
     """One run: `samples` has a row for each look, in the order of NAMES."""
 
-    def __init__(self, company: Company, seconds: float, tokens: int) -> None:
-        self.company = company
+    def __init__(self, engine_processes: MultiProcessEngine, seconds: float, tokens: int) -> None:
+        self.engine_processes = engine_processes
         self.tokens = tokens
         self.ends = time.monotonic() + seconds
         self.answers = self.left = 0
@@ -45,7 +45,7 @@ class Soak:
     async def client(self, number: int) -> None:
         """Ask again and again; every fourth client leaves early, every eighth reads slowly."""
         dice = random.Random(number)
-        client = self.company.client
+        client = self.engine_processes.client
         cards = list(client.models("default").values())
         turn = 0
         while time.monotonic() < self.ends:
@@ -127,14 +127,14 @@ async def run(
     options: EngineOptions, minutes: float, streams: int, tokens: int, every: float, growth: float
 ) -> bool:
     """True if nothing has grown."""
-    async with open_company(options) as company:
-        soak = Soak(company, 60 * minutes, tokens)
+    async with open_multi_process(options) as engine_processes:
+        soak = Soak(engine_processes, 60 * minutes, tokens)
         async with anyio.create_task_group() as clients:
             clients.start_soon(soak.watch, child(os.getpid()), every)
             for number in range(streams):
                 clients.start_soon(soak.client, number)
         await anyio.sleep(1)
-        stats = company.client.stats()
+        stats = engine_processes.client.stats()
         grown = soak.grown(growth)
         print(f"{soak.answers} answers, {soak.left} of them left early; {stats.restarts} restarts")
         print(f"left over: {stats.running} running, {stats.waiting} waiting, {stats.pages_used} pages")

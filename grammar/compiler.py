@@ -15,19 +15,18 @@ import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.backend import BoundGrammar, GrammarBackend
-from personae.grammar.closing.automaton import Automaton
-from personae.grammar.closing.blueprint import Blueprint, Outline, Sketch
-from personae.grammar.closing.build import Compiling, build, draft, sketch_of
-from personae.grammar.closing.grammar import ClosingGrammar
-from personae.grammar.closing.table import TokenTable
-from personae.grammar.growth import growth
+from personae.grammar.budget.analysis import Analysis, CompilePlan, PendingAnalysis
+from personae.grammar.budget.automaton import Automaton
+from personae.grammar.budget.build import Compiling, analysis_of, build, draft
+from personae.grammar.budget.grammar import BudgetGrammar
+from personae.grammar.budget.table import TokenTable
 from personae.grammar.productive import matches_nothing
 from personae.grammar.reasoning.limit import LimitedGrammar, Tags
 from personae.grammar.registry import BACKENDS_OF_KIND, make_backend
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.masks import AnyGrammar, Processes, RemoteGrammar
 from personae.grammar.sandbox.small import is_foreign, is_small
-from personae.grammar.sandbox.tour import TOUR
+from personae.grammar.sandbox.warm_up import TOUR
 from personae.grammar.schema.canonical import canonicalise
 from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.disjoint import without_disjoint_one_of
@@ -44,19 +43,20 @@ from personae.grammar.schema.prepare import (
 )
 from personae.grammar.schema.shared import shared_as_written
 from personae.grammar.schema.spelling import check_spelling
+from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
-from personae.grammar.structure.compile import Rewritings, enforced, structure_sketch
+from personae.grammar.structure.compile import Rewritings, enforced, structure_analysis
 from personae.grammar.structure.loosened import loosened
 from personae.grammar.vocabulary import Vocabulary
 
 Made = TypeVar("Made")  # of a sketch
 
 
-def _nobody(outline: Outline) -> None:
+def _nobody(compile_plan: CompilePlan) -> None:
     """Hears of it."""
 
 
-class _Elsewhere(Exception):
+class _NeedsSandbox(Exception):
     """A spec turns out to need what is done in the sandbox alone."""
 
 
@@ -104,7 +104,7 @@ class GrammarCompiler:
             self._sandbox.start()
         self._backend("outlines")
         for spec in TOUR:
-            with suppress(GrammarError, _Elsewhere):
+            with suppress(GrammarError, _NeedsSandbox):
                 self._compile(spec, self._build)
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> AnyGrammar | None:
@@ -121,7 +121,7 @@ class GrammarCompiler:
     def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str = "") -> None:
         """Keep a compiled grammar, unless it alone is over the cache's bytes."""
         here = isinstance(grammar, Automaton | RemoteGrammar)
-        nbytes = grammar.nbytes + (0 if here else growth(spec))
+        nbytes = grammar.nbytes + (0 if here else size_estimate(spec))
         key = (tenant, spec)
         with self._lock:
             if key in self._cached or nbytes > self._cache_bytes:
@@ -167,13 +167,13 @@ class GrammarCompiler:
         if automaton is not None:
             return automaton
         if self._sandbox is not None:
-            with suppress(_Elsewhere):
+            with suppress(_NeedsSandbox):
                 if is_small(spec):
                     return self._compiled_here(spec)
             return self._compiled_by(self._sandbox, spec)
         return self._compiled_here(spec)
 
-    def _compiled_here(self, spec: GrammarSpec) -> ClosingGrammar:
+    def _compiled_here(self, spec: GrammarSpec) -> BudgetGrammar:
         """Of what cannot be closed and is not strict, what can be had: hardly bound."""
         try:
             return self._compile(spec, self._build)
@@ -184,8 +184,8 @@ class GrammarCompiler:
             return self._compile(looser, self._build)
 
     def draft(
-        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] = _nobody
-    ) -> Blueprint:
+        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[CompilePlan], None] = _nobody
+    ) -> Analysis:
         """What compiling comes to, of a spec without a limit on its reasoning. Raises as `compile` does.
 
         Unless `rewritten`, schemas that are not enforced as they are written are not brought into another
@@ -195,7 +195,9 @@ class GrammarCompiler:
         rewritings = self._rewritings if rewritten else _as_written
         return self._compile(
             spec,
-            lambda sketch: draft(sketch, self._bytewise_backend(sketch.outline.backend), self._table, tell),
+            lambda pending: draft(
+                pending, self._bytewise_backend(pending.compile_plan.backend), self._table, tell
+            ),
             rewritings,
         )
 
@@ -213,24 +215,26 @@ class GrammarCompiler:
             self._processes.leave(tenant)
             raise
 
-    def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> ClosingGrammar:
+    def _compiled_by(self, sandbox: Sandbox, spec: GrammarSpec) -> BudgetGrammar:
         """Here it is compiled while there its answers are analysed: what has been compiled once, ends.
 
         Over the model's tokens it may take more than over bytes, and be refused only here.
         """
         begun: list[Compiling] = []
-        blueprint = self._drafted(
-            spec, sandbox, lambda outline: begun.append(Compiling(outline, *self._pair(outline)))
+        analysis = self._drafted(
+            spec,
+            sandbox,
+            lambda compile_plan: begun.append(Compiling(compile_plan, *self._pair(compile_plan))),
         )
         try:
-            return begun[-1].grammar(blueprint, self._table)
+            return begun[-1].grammar(analysis, self._table)
         except GrammarError:
             looser = loosened(spec)
             if looser is None or looser == spec:
                 raise
             return self._compiled_by(sandbox, looser)
 
-    def _drafted(self, spec: GrammarSpec, sandbox: Sandbox, tell: Callable[[Outline], None]) -> Blueprint:
+    def _drafted(self, spec: GrammarSpec, sandbox: Sandbox, tell: Callable[[CompilePlan], None]) -> Analysis:
         """Of what is too complex and not strict, what can be had: as it is written, or hardly bound."""
         try:
             return sandbox.draft(spec, tell=tell)
@@ -247,10 +251,10 @@ class GrammarCompiler:
     def _compile(
         self,
         spec: GrammarSpec,
-        finish: Callable[[Sketch], Made],
+        finish: Callable[[PendingAnalysis], Made],
         rewritings: Rewritings | None = None,
     ) -> Made:
-        """What `finish` makes of the spec's sketch. Raises _Elsewhere where there is a sandbox, and it is
+        """What `finish` makes of the spec's sketch. Raises _NeedsSandbox where there is a sandbox, and it is
         needed."""
         rewritings = rewritings or self._rewritings
         if spec.kind == "json_schema":
@@ -263,8 +267,8 @@ class GrammarCompiler:
         name = BACKENDS_OF_KIND[spec.kind][-1]
         if spec.kind == "structure":
             backend = self._backend(name)
-            return finish(structure_sketch(spec, backend, self._table, rewritings))
-        return finish(sketch_of(name, spec, self._table))
+            return finish(structure_analysis(spec, backend, self._table, rewritings))
+        return finish(analysis_of(name, spec, self._table))
 
     def _automaton(self, spec: GrammarSpec) -> BoundGrammar | None:
         """Where it is one, and small: its size is seen before it is made. Raises GrammarError if a backend is
@@ -297,7 +301,7 @@ class GrammarCompiler:
         return LimitedGrammar(inner, limit, tags)
 
     def _compile_schema(
-        self, spec: GrammarSpec, finish: Callable[[Sketch], Made], rewritings: Rewritings
+        self, spec: GrammarSpec, finish: Callable[[PendingAnalysis], Made], rewritings: Rewritings
     ) -> Made:
         document = without_ignored(parse_schema(spec.source))
         check_answerable(document)
@@ -311,7 +315,7 @@ class GrammarCompiler:
                 missing: Unenforced | GrammarError | None = next(unenforced(schema, name), None)
                 if missing is None:
                     try:
-                        return finish(self._sketch(name, spec, schema, strict=True))
+                        return finish(self._analyse(name, spec, schema, strict=True))
                     except GrammarError as error:
                         missing = error
                 if name == BACKENDS_OF_KIND["json_schema"][0]:
@@ -331,7 +335,7 @@ class GrammarCompiler:
         """
         if self._sandbox is not None:
             yield from _as_written(document)
-            raise _Elsewhere
+            raise _NeedsSandbox
         for written in _as_written(document):
             shorter = shared_as_written(written)
             if shorter is not written:
@@ -341,13 +345,17 @@ class GrammarCompiler:
             yield spell_formats(strip(canonicalise(document)))
 
     def _compile_best_effort(
-        self, spec: GrammarSpec, document: Schema, finish: Callable[[Sketch], Made], rewritten: list[Schema]
+        self,
+        spec: GrammarSpec,
+        document: Schema,
+        finish: Callable[[PendingAnalysis], Made],
+        rewritten: list[Schema],
     ) -> Made:
         """As much of the schema as llguidance takes; any JSON at the least."""
         for schema in self._looser(document, rewritten):
             with suppress(GrammarError):
-                return finish(self._sketch("llguidance", spec, schema, strict=False))
-        return finish(self._sketch("llguidance", spec, True, strict=False))
+                return finish(self._analyse("llguidance", spec, schema, strict=False))
+        return finish(self._analyse("llguidance", spec, True, strict=False))
 
     def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
         """Schemas that bind less and less of `document`, which `rewritten` are equal to."""
@@ -366,15 +374,15 @@ class GrammarCompiler:
             return False
         return True
 
-    def _sketch(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> Sketch:
+    def _analyse(self, name: str, spec: GrammarSpec, schema: Schema, *, strict: bool) -> PendingAnalysis:
         bound = msgspec.structs.replace(spec, source=json.dumps(schema), strict=strict)
-        return sketch_of(name, bound, self._table)
+        return analysis_of(name, bound, self._table)
 
-    def _build(self, sketch: Sketch) -> ClosingGrammar:
-        return build(sketch, *self._pair(sketch.outline), self._table)
+    def _build(self, pending: PendingAnalysis) -> BudgetGrammar:
+        return build(pending, *self._pair(pending.compile_plan), self._table)
 
-    def _pair(self, outline: Outline) -> tuple[GrammarBackend, GrammarBackend]:
-        return self._backend(outline.backend), self._bytewise_backend(outline.backend)
+    def _pair(self, compile_plan: CompilePlan) -> tuple[GrammarBackend, GrammarBackend]:
+        return self._backend(compile_plan.backend), self._bytewise_backend(compile_plan.backend)
 
     def _bytewise_backend(self, name: str) -> GrammarBackend:
         with self._backends_lock:

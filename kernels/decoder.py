@@ -102,15 +102,15 @@ class FusedDecoder(Protocol):
         cache: Tensor,
         batch: AttentionBatch,
         lora: LoraStep | None,
-        meanwhile: Callable[[], None] | None = None,
+        overlap: Callable[[], None] | None = None,
     ) -> Tensor:
         """tokens, positions: [T] int64; cache: [layers, 2, pages, kv_heads, page_size, D] -> [T, H] float32.
 
-        Appends the tokens' keys and values; a row of the result has the same bits in any company. `meanwhile`
+        Appends the tokens' keys and values; a row of the result has the same bits in any company. `overlap`
         is done by this thread while others have begun to compute; what it raises is raised in the end.
         """
 
-    def logits(self, hidden: Tensor, needed: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, logit_mask: Tensor | None = None) -> Tensor:
         """Rows of `forward`'s result [S, H] -> [S, V] float32, in memory that the next call writes again.
 
         needed: a bitmask [S, ceil(V / 32)] int32. Where a word of it is 0 the row's 32 logits may be

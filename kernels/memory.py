@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from personae.errors import DriverError
-from personae.kernels.container import memory_limit
+from personae.kernels.cgroup import memory_limit
 from personae.kernels.vmm import DeviceMemory, Driver
 
 _log = logging.getLogger("personae.kernels")

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.kernels.choice import draw, greatest, thresholds
+from personae.kernels.counter_rng import uniforms
 from personae.kernels.masks import Scratch, apply_bitmask
-from personae.kernels.noise import uniforms
+from personae.kernels.reference_sampler import draw, greatest, thresholds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from personae.kernels.attention import AttentionBatch
     from personae.kernels.sampling import SamplingRows
-    from personae.kernels.sgmv import Arena, RankTable, WorkList
+    from personae.kernels.sgmv import RankTable, WeightPool, WorkList
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -186,7 +186,7 @@ def _attend(
 def sgmv(
     x: Tensor,
     ys: tuple[Tensor, ...],
-    arenas: tuple[Arena, ...],
+    weight_pools: tuple[WeightPool, ...],
     tables: tuple[RankTable, ...],
     work: WorkList,
 ) -> None:
@@ -201,11 +201,11 @@ def sgmv(
     for first, count, slot in segments:
         segment = slice(first, first + count)
         xs = x[segment].to(wide)
-        for y, arena, table in zip(ys, arenas, tables, strict=True):
+        for y, weight_pool, table in zip(ys, weight_pools, tables, strict=True):
             rows = table.rows(slot)
             if len(rows):
-                shrunk = xs @ arena.a[rows].to(wide).T
-                y[segment] = (y[segment].to(wide) + shrunk @ arena.b[rows].to(wide)).to(y.dtype)
+                shrunk = xs @ weight_pool.a[rows].to(wide).T
+                y[segment] = (y[segment].to(wide) + shrunk @ weight_pool.b[rows].to(wide)).to(y.dtype)
 
 
 def choose(

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personae.kernels import reference
+from personae.kernels.counter_rng import again
 from personae.kernels.masks import Scratch
-from personae.kernels.noise import again
 from personae.kernels.registry import optional, select
 
 
@@ -26,7 +26,7 @@ class SamplingRows:
     min_p: NDArray[np.float32]
     """0 is off."""
     streams: NDArray[np.uint64]
-    """The streams of the rows' seeds; see `kernels/noise.py`."""
+    """The streams of the rows' seeds; see `kernels/counter_rng.py`."""
     positions: NDArray[np.int64]
     """The absolute positions that are chosen."""
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.branch import Branch
 from personae.kernels.registry import optional, select
+from personae.kernels.side_stream import SideStream
 
 RANK_PAGE = 8  # ranks a page
 
@@ -64,7 +64,7 @@ class RankTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class WeightPool:
     """One module of one layer: the rank rows of all adapters, in the model's dtype.
 
     a: [capacity_rows, in], rows of A. b: [capacity_rows, out], rows of B^T with the adapter's scaling
@@ -78,7 +78,7 @@ class Arena:
 def sgmv(
     x: Tensor,
     ys: tuple[Tensor, ...],
-    arenas: tuple[Arena, ...],
+    weight_pools: tuple[WeightPool, ...],
     tables: tuple[RankTable, ...],
     work: WorkList,
 ) -> None:
@@ -89,15 +89,15 @@ def sgmv(
     the same x (q, k, v; gate, up; o; down). All tensors have x's dtype. For float16 and bfloat16, products
     and sums are float32 and y is rounded once.
     """
-    select(reference.sgmv, x.device)(x, ys, arenas, tables, work)
+    select(reference.sgmv, x.device)(x, ys, weight_pools, tables, work)
 
 
 def begin_sgmv(
     x: Tensor,
-    arenas: tuple[Arena, ...],
+    weight_pools: tuple[WeightPool, ...],
     tables: tuple[RankTable, ...],
     work: WorkList,
-    branch: Branch | None,
+    branch: SideStream | None,
 ) -> Finish:
     """`sgmv` around what ys are made by: begun before, and completed by the call of what is returned.
 
@@ -106,6 +106,6 @@ def begin_sgmv(
     """
     begin = None if branch is None else optional("begin_sgmv", x.device)
     if begin is None:
-        return lambda ys: sgmv(x, ys, arenas, tables, work)
-    finish: Finish = begin(x, arenas, tables, work, branch)
+        return lambda ys: sgmv(x, ys, weight_pools, tables, work)
+    finish: Finish = begin(x, weight_pools, tables, work, branch)
     return finish

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from personae.lora.affine import Affine
-from personae.lora.pace import Rest, no_rest
+from personae.lora.dora import DoraBias
 from personae.lora.single import magnitude
+from personae.lora.throttle import Rest, no_rest
 from personae.lora.vocabulary import VocabularyChange
 
 # The linear modules of a layer that an adapter may change, by the input they share (one SGMV call each).
@@ -84,7 +84,7 @@ class StoredHalf:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StackFile:
     """A file of stacks, and where the halves, "a" and "b", of its modules lie in it (`lora/stored.py`)."""
 
     path: Path
@@ -113,11 +113,11 @@ class Adapter:
     ranks: Mapping[str, int]
     peak: float
     nbytes: int
-    affine: Mapping[tuple[int, str], Affine] = field(default_factory=dict)
+    dora_bias: Mapping[tuple[int, str], DoraBias] = field(default_factory=dict)
     vocabulary: tuple[VocabularyChange, ...] = ()
     invocation: tuple[int, ...] = ()
     stacks: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    stored: Stored | None = None
+    stored: StackFile | None = None
     reach: float = 0.0
 
     @property
@@ -127,12 +127,12 @@ class Adapter:
 
     def extra_bytes(self, shapes: LoraShapes) -> int:
         """The device memory that it takes beside its ranks, in bytes, at most."""
-        vectors = 2 * 4 * shapes.layers * sum(shapes.modules[m][1] for m in {m for _, m in self.affine})
+        vectors = 2 * 4 * shapes.layers * sum(shapes.modules[m][1] for m in {m for _, m in self.dora_bias})
         return vectors + sum(4 * t.numel() for change in self.vocabulary for _, t in change.tensors())
 
     def traits(self) -> tuple[str, ...]:
         """What it is beside low rank on linear modules, in words."""
-        names = {name for affine in self.affine.values() for name, _ in affine.tensors()}
+        names = {name for dora_bias in self.dora_bias.values() for name, _ in dora_bias.tensors()}
         words = {"magnitude": "DoRA", "lora_bias": "a bias on lora_B", "bias": "trained biases"}
         found = [words[name] for name in words if name in names]
         found += [change.kind for change in self.vocabulary]
@@ -143,7 +143,7 @@ def make_adapter(
     name: str,
     pairs: Mapping[tuple[int, str], LoraPair],
     *,
-    affine: Mapping[tuple[int, str], Affine] | None = None,
+    dora_bias: Mapping[tuple[int, str], DoraBias] | None = None,
     vocabulary: tuple[VocabularyChange, ...] = (),
     invocation: tuple[int, ...] = (),
     digest: str | None = None,
@@ -159,22 +159,22 @@ def make_adapter(
         peak, reach = max(peak, *pair.peaks()), max(reach, pair.reach())
         nbytes += pair.a.nbytes + pair.b.nbytes
     adapter = Adapter(
-        name, digest or "", dict(pairs), ranks, peak, nbytes, dict(affine or {}), vocabulary, invocation
+        name, digest or "", dict(pairs), ranks, peak, nbytes, dict(dora_bias or {}), vocabulary, invocation
     )
     for change in vocabulary:
         reach = max(reach, change.reach())
-    extras = list(_extras(adapter))
-    for label, tensor in extras:
+    deltas = list(_deltas(adapter))
+    for label, tensor in deltas:
         nbytes += tensor.nbytes
         if not label.endswith(" ids"):
             peak = max(peak, magnitude(tensor))
-    digest = digest or _digest(pairs, extras, invocation, rest)
+    digest = digest or _digest(pairs, deltas, invocation, rest)
     return replace(adapter, peak=peak, reach=reach, nbytes=nbytes, digest=digest)
 
 
-def _extras(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
-    for (layer, module), affine in sorted(adapter.affine.items(), key=lambda item: item[0]):
-        for name, tensor in affine.tensors():
+def _deltas(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
+    for (layer, module), dora_bias in sorted(adapter.dora_bias.items(), key=lambda item: item[0]):
+        for name, tensor in dora_bias.tensors():
             yield f"{layer} {module} {name}", tensor
     for change in sorted(adapter.vocabulary, key=lambda change: change.kind):
         for name, tensor in change.tensors():
@@ -183,7 +183,7 @@ def _extras(adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
 
 def _digest(
     pairs: Mapping[tuple[int, str], LoraPair],
-    extras: Iterable[tuple[str, Tensor]],
+    deltas: Iterable[tuple[str, Tensor]],
     invocation: tuple[int, ...],
     rest: Rest,
 ) -> str:
@@ -194,7 +194,7 @@ def _digest(
         for half in (pair.a, pair.b):
             rest()
             _add(digest, half)
-    for label, tensor in extras:
+    for label, tensor in deltas:
         rest()
         digest.update(f"{label} ".encode())
         _add(digest, tensor)

@@ -10,9 +10,9 @@ import torch
 from personae.errors import AdapterError
 from personae.lora import peft_vocabulary
 from personae.lora.adapter import Adapter, LoraShapes
-from personae.lora.arenas import pool_bytes
 from personae.lora.peft import tensor_name
 from personae.lora.single import magnitude
+from personae.lora.weight_pools import pool_bytes
 
 MAX_UPDATE = math.sqrt(torch.finfo(torch.float32).max)
 MAX_RANK = 512  # of one adapter's module: kernels size their scratch memory by it
@@ -90,8 +90,8 @@ def _peaks(adapter: Adapter, merged: bool) -> Iterator[tuple[str, float]]:
     for (layer, module), pair in adapter.pairs.items():
         for role, value in zip("AB", pair.peaks(), strict=True):
             yield tensor_name(layer, module, role, merged), value
-    for (layer, module), affine in adapter.affine.items():
-        for role, tensor in affine.tensors():
+    for (layer, module), dora_bias in adapter.dora_bias.items():
+        for role, tensor in dora_bias.tensors():
             yield tensor_name(layer, module, role, merged), magnitude(tensor)
     for change in adapter.vocabulary:
         for role, tensor in change.tensors():

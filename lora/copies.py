@@ -14,7 +14,7 @@ from torch import Tensor
 from personae.lora.single import scaled
 
 
-class Mark(Protocol):
+class CopyEvent(Protocol):
     """A place in the order of the copies."""
 
     @property
@@ -42,15 +42,15 @@ class Copies(Protocol):
     def clear(self, target: Tensor) -> None:
         """Fill with zeros, in the same order."""
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> CopyEvent | None:
         """The place behind all of them so far; None if they have arrived."""
 
-    def beside(self) -> AbstractContextManager[object]:
+    def overlap(self) -> AbstractContextManager[object]:
         """What the device is told within the block is in the same order: who reads what comes of it waits for
         the copies, and not for the steps that were launched since `begin`."""
 
 
-class AtOnce:
+class HostCopies:
     """Copies within the host's memory: done when asked for, by the thread that asks."""
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -72,12 +72,12 @@ class AtOnce:
     def mark(self) -> None:
         """There is nothing to wait for."""
 
-    def beside(self) -> AbstractContextManager[object]:
+    def overlap(self) -> AbstractContextManager[object]:
         """See Copies."""
         return nullcontext()
 
 
-class SideStream:
+class StreamCopies:
     """Copies on a CUDA stream. Made and used on the thread that runs the steps."""
 
     def __init__(self) -> None:
@@ -101,18 +101,18 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             target.zero_()
 
-    def mark(self) -> Mark:
+    def mark(self) -> CopyEvent:
         """See Copies."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
         event.record(self._stream)
-        return _EventMark(event)
+        return _CudaCopyEvent(event)
 
-    def beside(self) -> AbstractContextManager[object]:
+    def overlap(self) -> AbstractContextManager[object]:
         """See Copies."""
         return torch.cuda.stream(self._stream)
 
 
-class _EventMark:
+class _CudaCopyEvent:
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
 

@@ -12,9 +12,9 @@ from typing import Protocol
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.mix import mixed, parts_of
-from personae.lora.pace import Pace, Rest
 from personae.lora.peft import read_adapter
 from personae.lora.stored import find, store
+from personae.lora.throttle import Rest, Throttle
 
 
 class Prepare(Protocol):
@@ -66,36 +66,36 @@ class AdapterLibrary:
 
         A mix is made of its parts as their files have them.
         """
-        pace = Pace()
+        throttle = Throttle()
         parts = parts_of(digest)
         if parts is None:
             if (stored := self._find(digest)) is not None:
                 return stored
-            adapter = self._read(digest, pace)
-            if (stored := self._store(adapter, pace)) is not None:
+            adapter = self._read(digest, throttle)
+            if (stored := self._store(adapter, throttle)) is not None:
                 return stored
         else:
-            adapter = mixed(digest, [(self._read(part, pace), weight) for part, weight in parts])
-        return adapter if self._prepare is None else self._prepare(adapter, rest=pace.rest)
+            adapter = mixed(digest, [(self._read(part, throttle), weight) for part, weight in parts])
+        return adapter if self._prepare is None else self._prepare(adapter, rest=throttle.rest)
 
     def _find(self, digest: str) -> Adapter | None:
         if self._stored is None or self._folder is None or digest in self._known:
             return None
         return find(self._folder / digest, digest, self._shapes, self._stored)
 
-    def _store(self, adapter: Adapter, pace: Pace) -> Adapter | None:
+    def _store(self, adapter: Adapter, throttle: Throttle) -> Adapter | None:
         """The adapter from a file that is written now, where it may be."""
         if self._stored is None or self._folder is None or adapter.digest in self._known:
             return None
-        store(adapter, self._folder / adapter.digest, self._shapes, self._stored, pace.rest)
+        store(adapter, self._folder / adapter.digest, self._shapes, self._stored, throttle.rest)
         return self._find(adapter.digest)
 
-    def _read(self, digest: str, pace: Pace) -> Adapter:
+    def _read(self, digest: str, throttle: Throttle) -> Adapter:
         folder = self._known.get(digest) or (self._folder and self._folder / digest)
         if folder is None or not folder.is_dir():
             raise AdapterError(f"adapter {digest}: it is not there any more")
         try:
-            adapter = read_adapter(folder, self._shapes, pace.rest)
+            adapter = read_adapter(folder, self._shapes, throttle.rest)
         except OSError as error:
             raise AdapterError(f"adapter {digest}: {error.strerror}") from None
         if adapter.digest != digest:

@@ -16,11 +16,11 @@ from pathlib import Path
 from personae.errors import AdapterError
 from personae.lora import peft_vocabulary
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.affine import Affine
-from personae.lora.pace import Rest, no_rest
+from personae.lora.dora import DoraBias
 from personae.lora.peft_config import PeftConfig, read_config
 from personae.lora.safetensors_file import SafetensorsFile, refusal
 from personae.lora.single import transposed
+from personae.lora.throttle import Rest, no_rest
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -95,7 +95,7 @@ def read_adapter(folder: Path, shapes: LoraShapes, rest: Rest = no_rest) -> Adap
         return make_adapter(
             folder.name,
             {site: pair for site, (pair, _) in read.items() if pair is not None},
-            affine={site: affine for site, (_, affine) in read.items() if affine is not None},
+            dora_bias={site: dora_bias for site, (_, dora_bias) in read.items() if dora_bias is not None},
             vocabulary=peft_vocabulary.read(file, vocabulary, config, shapes),
             invocation=config.invocation,
             rest=rest,
@@ -128,7 +128,7 @@ def tensor_name(layer: int, module: str, role: str, merged: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AdapterTensors:
     """The tensors of what is one module to PEFT, which fit the config and the base; their data is not read
     yet. sites: those whose outputs it has."""
 
@@ -171,7 +171,7 @@ def _plan(
     file: SafetensorsFile,
     config: PeftConfig,
     shapes: LoraShapes,
-) -> Plan:
+) -> AdapterTensors:
     layer, module = place
     given = next(iter(names.values()))
     path = given[len(PREFIX) : given.index(module) + len(module)]  # as config's patterns see it
@@ -194,12 +194,12 @@ def _plan(
         raise refusal(names["bias"], "the config's bias is 'none'")
     for role in names.keys() - {"A", "B"}:
         file.check_shape(names[role], (outputs,))
-    return Plan(tuple((layer, part) for part in parts), names, config.scaling(path))
+    return AdapterTensors(tuple((layer, part) for part in parts), names, config.scaling(path))
 
 
 def _read(
-    file: SafetensorsFile, plan: Plan, shapes: LoraShapes
-) -> Iterator[tuple[Site, tuple[LoraPair | None, Affine | None]]]:
+    file: SafetensorsFile, plan: AdapterTensors, shapes: LoraShapes
+) -> Iterator[tuple[Site, tuple[LoraPair | None, DoraBias | None]]]:
     """What the adapter does to each site. All tensors but A have a row for each output."""
     tensors = {role: file.read_finite(name) for role, name in plan.names.items()}
     if "lora_bias" in tensors:
@@ -209,6 +209,6 @@ def _read(
         rows = slice(first, first + shapes.modules[site[1]][1])
         own = {role: tensor[rows] for role, tensor in tensors.items() if role != "A"}
         pair = LoraPair(tensors["A"], transposed(own.pop("B")), plan.scaling) if "A" in tensors else None
-        affine = Affine(own.get("magnitude"), own.get("lora_bias"), own.get("bias")) if own else None
-        yield site, (pair, affine)
+        dora_bias = DoraBias(own.get("magnitude"), own.get("lora_bias"), own.get("bias")) if own else None
+        yield site, (pair, dora_bias)
         first = rows.stop

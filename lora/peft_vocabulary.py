@@ -7,8 +7,8 @@ import torch
 
 from personae.errors import AdapterError
 from personae.lora.adapter import LoraShapes
-from personae.lora.affine import Affine
 from personae.lora.base import fingerprint
+from personae.lora.dora import DoraBias
 from personae.lora.peft_config import PeftConfig
 from personae.lora.safetensors_file import SafetensorsFile, refusal
 from personae.lora.single import transposed
@@ -154,7 +154,7 @@ def _low_rank(
             raise refusal(roles[role], f"the config does not ask for a {role}")
     found = {role: file.read_checked(roles[role], (outputs,)) for role in roles.keys() & BESIDE}
     lora_bias = found.get("lora_bias")
-    affine = Affine(found.get("magnitude"), None if lora_bias is None else lora_bias.float() * scaling)
+    dora_bias = DoraBias(found.get("magnitude"), None if lora_bias is None else lora_bias.float() * scaling)
     a = file.read_checked(roles["A"], (rank, inputs))
     b = file.read_checked(roles["B"], (outputs, rank))
-    return LowRank(place, a, transposed(b), scaling, affine)
+    return LowRank(place, a, transposed(b), scaling, dora_bias)

@@ -2,7 +2,7 @@
 
 Each module (q, k, v, ...) has a page table for all layers. An adapter occupies, per module, the pages for its
 largest rank over the layers; where a layer has fewer ranks the rest of its rows are zero. Where pages lie,
-and what memory they take, is told in `lora/arenas.py`.
+and what memory they take, is told in `lora/weight_pools.py`.
 
 Adapters are known by digest. A pinned one stays; of the others the least recently used leave when room is
 needed. The pool is synchronous and has one owner; its copies to a device are beside the steps
@@ -17,17 +17,17 @@ import torch
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
 from personae.kernels.memory import Memory, memory_of
-from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool
 from personae.kernels.upload import upload
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
-from personae.lora.arenas import RankArenas, RankPages, pool_bytes
 from personae.lora.base import BaseWeights
 from personae.lora.bounds import AdapterBounds
-from personae.lora.copies import AtOnce, Copies, Mark
-from personae.lora.extras import Extras
+from personae.lora.copies import Copies, CopyEvent, HostCopies
+from personae.lora.non_lora_deltas import NonLoraDeltas
 from personae.lora.resident import Resident
 from personae.lora.stacking import stacking
-from personae.lora.stored import Filler, Pieces, finished
+from personae.lora.stored import PageReader, Pieces, finished
+from personae.lora.weight_pools import RankPages, RankPools, pool_bytes
 from personae.lora.writing import sending
 
 
@@ -66,7 +66,7 @@ class LoraPool:
         self.max_adapters = max_adapters
         most_pages = self.bounds.max_rank // RANK_PAGE  # of one adapter's module
         memory = memory_of(device, 0) if memory is None else memory
-        self._halves = RankArenas(memory, shapes, self.num_pages, dtype)
+        self._halves = RankPools(memory, shapes, self.num_pages, dtype)
         self._tables = {
             module: RankTable(
                 torch.zeros(max_adapters, dtype=torch.int32, device=device),
@@ -78,26 +78,26 @@ class LoraPool:
             module: LoraStack(a.layers(), b.layers(), self._tables[module])
             for module, (a, b) in self._halves.items()
         }
-        self._arenas = {
+        self._weight_pools = {
             group: [
-                tuple(Arena(self.stacks[m].a[layer], self.stacks[m].b[layer]) for m in modules)
+                tuple(WeightPool(self.stacks[m].a[layer], self.stacks[m].b[layer]) for m in modules)
                 for layer in range(shapes.layers)
             ]
             for group, modules in GROUPS.items()
             if shapes.modules.keys() >= set(modules)
         }
         self._group_tables = {
-            group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._arenas
+            group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._weight_pools
         }
         self._pages = RankPages(self._halves, self.num_pages)
         self._free_slots = list(reversed(range(max_adapters)))
         self._residents: dict[str, Resident] = {}  # by digest, the least recently used first
-        self.extras = Extras(shapes, base, dtype, device)
+        self.deltas = NonLoraDeltas(shapes, base, dtype, device)
         self.budget = pool_bytes(shapes, capacity_rows, dtype, memory.granule)
         self._borrows = spare_rows > 0
-        self._copies: Copies = AtOnce() if copies is None else copies
-        self._filler = Filler({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
-        self._arriving: dict[int, list[Mark]] = {}  # by slot, one for each layer
+        self._copies: Copies = HostCopies() if copies is None else copies
+        self._filler = PageReader({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
+        self._arriving: dict[int, list[CopyEvent]] = {}  # by slot, one for each layer
         self.loads = self.evictions = 0
 
     @property
@@ -105,9 +105,9 @@ class LoraPool:
         """The digests of the adapters in the pool, the least recently used first."""
         return tuple(self._residents)
 
-    def arenas(self, layer: int, group: str) -> tuple[Arena, ...]:
+    def weight_pools(self, layer: int, group: str) -> tuple[WeightPool, ...]:
         """The arenas of a group's modules in a layer, in the order of GROUPS."""
-        return self._arenas[group][layer]
+        return self._weight_pools[group][layer]
 
     def tables(self, group: str) -> tuple[RankTable, ...]:
         """The rank tables of a group's modules, the same in every layer."""
@@ -118,7 +118,7 @@ class LoraPool:
         resident = self._residents.get(digest)
         return None if resident is None else resident.slot
 
-    def arriving(self, slots: Collection[int]) -> tuple[Sequence[Mark], ...]:
+    def arriving(self, slots: Collection[int]) -> tuple[Sequence[CopyEvent], ...]:
         """For each adapter of these slots that may not all be there yet the marks of its layers."""
         self._arriving = {slot: marks for slot, marks in self._arriving.items() if not marks[-1].reached}
         return tuple(marks for slot, marks in self._arriving.items() if slot in slots)
@@ -227,7 +227,7 @@ class LoraPool:
         if adapter.stored is not None:
             resident.pins -= 1
             return self._filler.begin(adapter.stored, pages, adapter.ranks)
-        marks: list[Mark] = []
+        marks: list[CopyEvent] = []
         self._copies.begin()
         try:
             if adapter.stacks:
@@ -236,7 +236,7 @@ class LoraPool:
                         yield from stacking(half.data, own, stack)
             else:
                 yield from self._by_layer(adapter, slot, pages, marks)
-            yield from self.extras.place(slot, adapter)
+            yield from self.deltas.place(slot, adapter)
         except AdapterError:
             resident.pins = 0
             self.unload(adapter.digest)
@@ -253,7 +253,7 @@ class LoraPool:
             raise ValueError(f"adapter {digest} is pinned")
         del self._residents[digest]
         self._free_slots.append(resident.slot)
-        self.extras.drop(resident.slot)
+        self.deltas.drop(resident.slot)
         self._arriving.pop(resident.slot, None)
         for module, pages in resident.pages.items():
             self._halves.left(module, self._pages.put(module, pages))
@@ -292,11 +292,11 @@ class LoraPool:
     def _victims(self, adapter: Adapter) -> list[str] | None:
         """Whom to evict so that the adapter fits, the least recently used first; None if that is not
         enough."""
-        counts, books = _pages(adapter), self._pages.copy()
+        counts, free_pages = _pages(adapter), self._pages.copy()
         slots = 1 - len(self._free_slots)
         extra = adapter.extra_bytes(self.shapes) - self.bounds.max_extra
         extra += sum(resident.extra for resident in self._residents.values())
-        missing, size = self._missing(books, counts)
+        missing, size = self._missing(free_pages, counts)
         victims = []
         for digest, resident in self._residents.items():
             if max(slots, extra, size, *missing.values()) <= 0:
@@ -313,20 +313,20 @@ class LoraPool:
             slots -= 1
             extra -= resident.extra
             for module, pages in resident.pages.items():
-                books.put(module, pages)
-            missing, size = self._missing(books, counts)
+                free_pages.put(module, pages)
+            missing, size = self._missing(free_pages, counts)
         return victims if max(slots, extra, size, *missing.values()) <= 0 else None
 
-    def _missing(self, books: RankPages, counts: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    def _missing(self, free_pages: RankPages, counts: Mapping[str, int]) -> tuple[dict[str, int], int]:
         """The pages of each module, and the bytes, that so many pages lack."""
-        pages = {module: count - len(books.free[module]) for module, count in counts.items()}
-        return pages, books.cost(counts) - (self.budget - books.used)
+        pages = {module: count - len(free_pages.free[module]) for module, count in counts.items()}
+        return pages, free_pages.cost(counts) - (self.budget - free_pages.used)
 
     def _by_layer(
-        self, adapter: Adapter, slot: int, pages: Mapping[str, tuple[int, ...]], marks: list[Mark]
+        self, adapter: Adapter, slot: int, pages: Mapping[str, tuple[int, ...]], marks: list[CopyEvent]
     ) -> Iterator[None]:
         """Copy layer after layer, with a mark behind each that is on its way."""
-        modules = {**pages, **dict.fromkeys(module for _, module in adapter.affine)}
+        modules = {**pages, **dict.fromkeys(module for _, module in adapter.dora_bias)}
         for layer in range(self.shapes.layers):
             for module in modules:
                 yield from self._writing(adapter, layer, module, slot, pages.get(module, ()))
@@ -337,7 +337,7 @@ class LoraPool:
         self, adapter: Adapter, layer: int, module: str, slot: int, pages: tuple[int, ...]
     ) -> Iterator[None]:
         """Copy one module of a layer to its pages, the scaling folded into B; rows past a rank are zeroed."""
-        gain = self.extras.gain(slot, adapter, layer, module, self._copies) if adapter.affine else None
+        gain = self.deltas.gain(slot, adapter, layer, module, self._copies) if adapter.dora_bias else None
         if not pages:
             yield
             return

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from personae.errors import AdapterError
-from personae.lora.pace import Rest, no_rest
 from personae.lora.single import magnitude
 from personae.lora.strict_json import decode_object
+from personae.lora.throttle import Rest, no_rest
 
 MAX_HEADER = 4 * 2**20  # bytes; seven modules of 128 layers need 0.3 MB
 MAX_NAME = 256  # characters of a tensor's name

@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from personae.kernels.branch import Branch
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish, WorkList, begin_sgmv
+from personae.kernels.side_stream import SideStream
 from personae.kernels.upload import uploads
-from personae.lora.copies import Mark
-from personae.lora.extras import StepExtras
+from personae.lora.copies import CopyEvent
+from personae.lora.non_lora_deltas import StepDeltas
 from personae.lora.pool import LoraPool
 
 
-class LoraLayers(Protocol):
+class LoraHooks(Protocol):
     """What a model's layer calls around its base linears, to let adapters add their updates."""
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
@@ -64,16 +64,16 @@ def _on_device(segments: Sequence[tuple[int, int, int]], device: torch.device) -
 
 
 def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int]) -> "LoraBatch | None":
-    """The LoraLayers of a step, its rows as for `segments_of`; None if there is no adapter in it."""
+    """The LoraHooks of a step, its rows as for `segments_of`; None if there is no adapter in it."""
     segments = segments_of(slots, counts)
     if not segments:
         return None
     arriving = pool.arriving({slot for _, _, slot in segments})
-    return LoraBatch(pool, _on_device(segments, pool.device), pool.extras.of_step(segments), arriving)
+    return LoraBatch(pool, _on_device(segments, pool.device), pool.deltas.of_step(segments), arriving)
 
 
 class LoraBatch:
-    """One step's LoraLayers: the pool's adapters applied to the rows of a work list.
+    """One step's LoraHooks: the pool's adapters applied to the rows of a work list.
 
     arriving: for each adapter that may not all be there yet the marks of its layers. branch: where updates
     begin, beside the base's products.
@@ -83,42 +83,44 @@ class LoraBatch:
         self,
         pool: LoraPool,
         work: WorkList,
-        extras: StepExtras | None = None,
-        arriving: Sequence[Sequence[Mark]] = (),
-        branch: Branch | None = None,
+        deltas: StepDeltas | None = None,
+        arriving: Sequence[Sequence[CopyEvent]] = (),
+        side_stream: SideStream | None = None,
     ) -> None:
-        assert branch is None or not arriving, "a branch would read adapters before anybody waits for them"
+        assert side_stream is None or not arriving, (
+            "a branch would read adapters before anybody waits for them"
+        )
         self._pool = pool
         self._work = work
-        self._extras = extras
+        self._deltas = deltas
         self._arriving = arriving
-        self._branch = branch
+        self._side_stream = side_stream
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
-        """See LoraLayers."""
-        arenas, tables = self._pool.arenas(layer, group), self._pool.tables(group)
-        add = begin_sgmv(x, arenas, tables, self._work, self._branch)
+        """See LoraHooks."""
+        weight_pools, tables = self._pool.weight_pools(layer, group), self._pool.tables(group)
+        add = begin_sgmv(x, weight_pools, tables, self._work, self._side_stream)
 
         def finish(ys: tuple[Tensor, ...]) -> None:
             for marks in self._arriving:
                 marks[layer].wait()
-            if self._extras is not None:
-                self._extras.apply(layer, group, ys)
+            if self._deltas is not None:
+                self._deltas.apply(layer, group, ys)
             add(ys)
 
         return finish
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
-        """See LoraLayers."""
-        if self._extras is not None:
-            self._extras.embed(tokens, x)
+        """See LoraHooks."""
+        if self._deltas is not None:
+            self._deltas.embed(tokens, x)
 
     @property
     def work(self) -> WorkList | None:
         """The work list, if it is all that there is: None when an adapter of the step is more than ranks, or
         still on its way."""
-        return self._work if self._extras is None and not self._arriving else None
+        return self._work if self._deltas is None and not self._arriving else None
 
     def fused(self) -> LoraStep | None:
-        """See LoraLayers. None where `work` is."""
+        """See LoraHooks. None where `work` is."""
         return LoraStep(self._pool.stacks, self._work) if self.work is not None else None

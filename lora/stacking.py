@@ -13,15 +13,15 @@ from torch import Tensor
 
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraPair
-from personae.lora.pace import Rest, no_rest
 from personae.lora.single import AT_ONCE
+from personae.lora.throttle import Rest, no_rest
 from personae.lora.writing import fold
 
 
 def stacked(adapter: Adapter, layers: int, dtype: torch.dtype, rest: Rest = no_rest) -> Adapter:
     """The adapter with `stacks`, zero where a layer has fewer ranks, of which its pairs are parts; as it is,
     if its B depends on the base (DoRA). `rest` is called every now and then."""
-    if adapter.affine:
+    if adapter.dora_bias:
         return adapter
     widths = {module: (pair.a.shape[1], pair.b.shape[1]) for (_, module), pair in adapter.pairs.items()}
     stacks: dict[str, tuple[Tensor, Tensor]] = {}

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from personae.errors import AdapterError
 from personae.kernels.sgmv import RANK_PAGE
-from personae.lora.adapter import Adapter, LoraShapes, Stored, StoredHalf
+from personae.lora.adapter import Adapter, LoraShapes, StackFile, StoredHalf
 from personae.lora.disk import check_free
-from personae.lora.pace import Pace, Rest, no_rest
 from personae.lora.safetensors_file import DTYPES, SafetensorsFile
 from personae.lora.stacking import stacked
 from personae.lora.strict_json import decode_object
+from personae.lora.throttle import Rest, Throttle, no_rest
 from personae.lora.writing import runs
 
 Bytes = NDArray[np.uint8]
@@ -47,7 +47,7 @@ def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: R
 
     kind: its dtype, as safetensors names it. `rest` is called every now and then.
     """
-    if adapter.affine or adapter.vocabulary:
+    if adapter.dora_bias or adapter.vocabulary:
         return
     halves = {
         f"{module}.{half}": tensor
@@ -74,7 +74,7 @@ def store(adapter: Adapter, folder: Path, shapes: LoraShapes, kind: str, rest: R
 
 def stored_bytes(adapter: Adapter, shapes: LoraShapes, kind: str) -> int:
     """What `store` would write, but for the header: 0 if there is no file of such an adapter."""
-    if adapter.affine or adapter.vocabulary:
+    if adapter.dora_bias or adapter.vocabulary:
         return 0
     elements = sum(rank * sum(shapes.modules[module]) for module, rank in adapter.ranks.items())
     return shapes.layers * elements * DTYPES[kind].itemsize
@@ -100,7 +100,7 @@ def find(folder: Path, digest: str, shapes: LoraShapes, kind: str) -> Adapter | 
         return None
     if notes.digest != digest or {(m, half) for m in ranks for half in "ab"} != halves.keys():
         return None
-    stored = Stored(path, halves)
+    stored = StackFile(path, halves)
     return Adapter(digest, digest, {}, ranks, notes.peak, 0, invocation=notes.invocation, stored=stored)
 
 
@@ -124,34 +124,34 @@ def finished(pieces: Pieces) -> Future[None] | None:
             return cast("Future[None] | None", end.value)
 
 
-class Filler:
+class PageReader:
     """Reads adapters into their pages, on threads of its own: a large one does not hold up a small one.
 
     arenas: by module, A's and B's, [groups, layers, pages, RANK_PAGE, width] in the host's memory.
     """
 
-    def __init__(self, arenas: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        self._arenas = arenas
+    def __init__(self, weight_pools: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        self._weight_pools = weight_pools
         self._threads = ThreadPoolExecutor(2, "adapters")
 
     def begin(
-        self, stored: Stored, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]
+        self, stored: StackFile, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]
     ) -> Future[None]:
         """Done when all is there; the rest of a module's last page is zeroed. It fails with an AdapterError
         if the file is not what was written; then it is gone."""
         return self._threads.submit(self._fill, stored, pages, ranks)
 
-    def _fill(self, stored: Stored, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]) -> None:
-        pace = Pace()
+    def _fill(self, stored: StackFile, pages: Mapping[str, Sequence[int]], ranks: Mapping[str, int]) -> None:
+        throttle = Throttle()
         try:
             file = os.open(stored.path, os.O_RDONLY)
         except OSError as error:
             raise AdapterError(f"{stored.path.name}: {error.strerror}") from None
         try:
             for module, own in pages.items():
-                for half, arena in zip("ab", self._arenas[module], strict=True):
-                    parts, left = _parts(_bytes_of(arena), own, ranks[module])
-                    if not _read(file, stored.halves[module, half], parts, pace.rest):
+                for half, weight_pool in zip("ab", self._weight_pools[module], strict=True):
+                    parts, left = _parts(_bytes_of(weight_pool), own, ranks[module])
+                    if not _read(file, stored.halves[module, half], parts, throttle.rest):
                         stored.path.unlink(missing_ok=True)
                         raise AdapterError(f"{stored.path.name} has changed since it was written")
                     left[:] = 0

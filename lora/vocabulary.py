@@ -1,8 +1,8 @@
 """What adapters do where tokens come in and go out: at the embedding, and at the output matrix.
 
-Each kind of change is a class that knows its tensors, as its file has them, and makes a `Placed` of them: the
-tensors on the device and what they do to the rows of one adapter. It runs once per step and adapter, not per
-layer, so plain torch is fast enough.
+Each kind of change is a class that knows its tensors, as its file has them, and makes a `DeviceDelta` of
+them: the tensors on the device and what they do to the rows of one adapter. It runs once per step and
+adapter, not per layer, so plain torch is fast enough.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from personae.lora.affine import Affine
 from personae.lora.base import BaseWeights, Site
+from personae.lora.dora import DoraBias
 from personae.lora.single import magnitude
 
 Place = Literal["embedding", "output"]
 
 
-class Placed(Protocol):
+class DeviceDelta(Protocol):
     """A change on the device."""
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
@@ -47,7 +47,7 @@ class VocabularyChange(Protocol):
     def reach(self) -> float:
         """What no entry of the change of a matrix exceeds, where it is a product; else 0."""
 
-    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
+    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> DeviceDelta:
         """Its form on the device. Raises AdapterError if its numbers cannot be computed with."""
 
 
@@ -63,7 +63,7 @@ class LowRank:
     a: Tensor
     b: Tensor
     scaling: float
-    affine: Affine
+    dora_bias: DoraBias
 
     @property
     def kind(self) -> str:
@@ -79,27 +79,27 @@ class LowRank:
         """See VocabularyChange."""
         yield "a", self.a
         yield "b", self.b.float() * self.scaling
-        yield from self.affine.tensors()
+        yield from self.dora_bias.tensors()
 
     def reach(self) -> float:
         """See VocabularyChange."""
         return len(self.a) * magnitude(self.a) * magnitude(self.b) * abs(self.scaling)
 
-    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
+    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> DeviceDelta:
         """See VocabularyChange."""
         a, b = self.a.float(), self.b.float() * self.scaling
         site: Site = self.place
-        gain, shift = self.affine.resolve(base, site, a, b)
+        gain, shift = self.dora_bias.resolve(base, site, a, b)
         if gain is not None:
             b = b * gain.cpu()
         vectors = [None if vector is None else vector.to(device) for vector in (gain, shift)]
         if self.place == "embedding":
-            return PlacedEmbedding(a.T.contiguous().to(device, dtype), b.to(device, dtype), *vectors)
-        return PlacedOutput(a.to(device, dtype), b.to(device, dtype), *vectors)
+            return DeviceEmbeddingDelta(a.T.contiguous().to(device, dtype), b.to(device, dtype), *vectors)
+        return DeviceOutputDelta(a.to(device, dtype), b.to(device, dtype), *vectors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedEmbedding:
+class DeviceEmbeddingDelta:
     """x <- gain x + shift + a[token] b; a: [vocabulary, rank], b: [rank, hidden]."""
 
     a: Tensor
@@ -121,7 +121,7 @@ class PlacedEmbedding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedOutput:
+class DeviceOutputDelta:
     """y <- gain y + shift + x A^T b; a: [rank, hidden], b: [rank, vocabulary]."""
 
     a: Tensor
@@ -167,14 +167,14 @@ class Rows:
         """It is no product."""
         return 0.0
 
-    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> Placed:
+    def placed(self, base: BaseWeights, dtype: torch.dtype, device: torch.device) -> DeviceDelta:
         """See VocabularyChange."""
         ids = None if self.ids is None else self.ids.to(device)
-        return PlacedRows(self.places, ids, self.rows.to(device, dtype))
+        return DeviceRows(self.places, ids, self.rows.to(device, dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedRows:
+class DeviceRows:
     """The rows on the device."""
 
     places: tuple[Place, ...]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from personae.lora.adapter import Adapter, LoraPair
 from personae.lora.copies import Copies
-from personae.lora.pace import Rest, no_rest
 from personae.lora.single import scaled
+from personae.lora.throttle import Rest, no_rest
 
 Half = Literal["a", "b"]
 Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -63,7 +63,7 @@ def fold(out: Tensor, pair: LoraPair, half: Half, gain: Tensor | None = None) ->
 def made_ready(adapter: Adapter, dtype: torch.dtype, host: Host, rest: Rest = no_rest) -> Adapter:
     """The adapter as the device will have it, in memory from `host`; as it is, if its B depends on the base
     (DoRA). `rest` is called every now and then."""
-    if adapter.affine:
+    if adapter.dora_bias:
         return adapter
     # All in one: asking a driver for such memory takes long, and holds up whoever launches work meanwhile.
     memory = host((sum(pair.a.numel() + pair.b.numel() for pair in adapter.pairs.values()),), dtype)

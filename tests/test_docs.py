@@ -1,4 +1,5 @@
-"""The pages below: what they show is run, and brings what it shows (docs/tools.md has a test of its own).
+"""The pages below: what they show is run, and brings what it shows (docs/guide/tools.md has a test of its
+own).
 
 Against the small model served by the real server, or the default one where that is named: a `python` block is
 executed and its output compared with the `text` block right after it, if there is one; a `sh` block that
@@ -32,12 +33,12 @@ ADDRESS = "http://127.0.0.1:8000"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = (
     "README.md",
-    "docs/batches.md",
-    "docs/bench.md",
-    "docs/examples.md",
-    "docs/structured_output.md",
+    "docs/guide/batches.md",
+    "docs/guide/bench.md",
+    "docs/guide/examples.md",
+    "docs/guide/structured_output.md",
 )
-CLIENTS = "docs/clients.md"
+CLIENTS = "docs/guide/clients.md"
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 COMMANDS = ("curl ", "personae bench ")
 VARY = {"id", "created", "call_id", "system_fingerprint"}
@@ -109,14 +110,14 @@ def test_an_example_brings_what_is_shown(
             assert printed.getvalue() == example.shown
         return
     assert shutil.which("curl"), "the examples use curl"
-    beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `personae` is
+    overlap = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `personae` is
     done = subprocess.run(
         ["bash", "-c", source],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
-        env=os.environ | {"PATH": beside},
+        env=os.environ | {"PATH": overlap},
     )
     if example.shown is not None:
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
@@ -143,7 +144,7 @@ def test_another_client_does_what_is_shown(example: Example, server: Running, tm
 
 
 def test_the_options_that_others_servers_have_become_are_options_of_ours() -> None:
-    page = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guide/migrating.md").read_text(encoding="utf-8")
     rows = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ")]
     named = {option for row in rows for option in re.findall(r"(?<!hf download NAME )--[a-z-]+", row)}
     serve = get_command(app).commands["serve"]

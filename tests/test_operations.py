@@ -1,4 +1,5 @@
-"""docs/operations.md and the Grafana dashboard, against a scrape of a server that has served something."""
+"""docs/operate/operations.md and the Grafana dashboard, against a scrape of a server that has served
+something."""
 
 import json
 import re
@@ -46,7 +47,7 @@ def scraped() -> dict[str, list[Any]]:
 
 
 def expressions() -> list[str]:
-    dashboard = json.loads((DOCS / "grafana" / "personae.json").read_text(encoding="utf-8"))
+    dashboard = json.loads((DOCS / "operate" / "grafana" / "personae.json").read_text(encoding="utf-8"))
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
@@ -65,7 +66,7 @@ def test_every_label_that_the_dashboard_groups_by_is_there(scraped: dict[str, li
 
 
 def test_the_table_has_every_metric_and_no_other(scraped: dict[str, list[Any]]) -> None:
-    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+    page = (DOCS / "operate" / "operations.md").read_text(encoding="utf-8")
     table = {name for line in page.splitlines() if line.startswith("| `") for name in METRIC.findall(line)}
     assert table == {MADE.sub("", name) for name in scraped}
 

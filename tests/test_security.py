@@ -1,4 +1,5 @@
-"""What must not stand in the tree, and that docs/security.md does not promise tests that there are not."""
+"""What must not stand in the tree, and that docs/operate/security.md does not promise tests that there are
+not."""
 
 import ast
 import re
@@ -29,7 +30,7 @@ MODULES = {
 }
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 CALLS = {"os.system", "os.popen", "torch.hub.load", "yaml.load", "numpy.load", "np.load", "torch.load"}
-MAKES_PICKLES = "evals/tenants/spoiling.py"  # evil ones, to upload them; it reads none
+MAKES_PICKLES = "evals/tenants/corruption.py"  # evil ones, to upload them; it reads none
 FLAGS = {"shell", "trust_remote_code", "allow_pickle", "weights_only"}
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client", "urllib3"}
 MAY_ASK = {  # commands, not the server
@@ -189,7 +190,7 @@ def test_no_regular_expression_of_ours_can_run_away() -> None:
 
 
 def rows() -> list[list[str]]:
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operate" / "security.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
     return [row for row in cells if set("".join(row)) != {"-"}][1:]

@@ -52,7 +52,7 @@ class Actor(ABC, Generic[M]):
     """Derive from it and write `receive`. `self.ref` and the other helpers work from `started()` on, not in
     `__init__`."""
 
-    _cell: "Cell[M]"
+    _cell: "ActorCell[M]"
     _tasks: TaskGroup
 
     @property
@@ -88,8 +88,8 @@ class Actor(ABC, Generic[M]):
         The drained messages count as taken: a crash loses them, and fails their askers.
         """
         messages = []
-        while (letter := self._cell.mailbox.take()) is not None:
-            messages.append(letter.message)
+        while (envelope := self._cell.mailbox.take()) is not None:
+            messages.append(envelope.message)
         self._cell.handled += len(messages)
         return messages
 
@@ -135,10 +135,10 @@ class BaseCell(ABC, Generic[M]):
 
     @abstractmethod
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+        """Live one epoch. Calls `ready` when started; raises what killed it; returns when stopped."""
 
     def stop(self, final: bool = False) -> None:
-        """Ask for the end of this life, after the message in hand. `final` matters to supervisors only."""
+        """Ask for the end of this epoch, after the message in hand. `final` matters to supervisors only."""
         self.stopping = True
         self.mailbox.ring()
 
@@ -153,7 +153,7 @@ class BaseCell(ABC, Generic[M]):
             self._report(f"dropped {dropped} messages", None)
 
 
-class Cell(BaseCell[M]):
+class ActorCell(BaseCell[M]):
     """The home of an `Actor`."""
 
     def __init__(
@@ -166,10 +166,10 @@ class Cell(BaseCell[M]):
     ) -> None:
         super().__init__(path, Mailbox(path, capacity, loop), report)
         self._factory = factory
-        self.actor: Actor[M] | None = None  # of this life, for those who look on
+        self.actor: Actor[M] | None = None  # of this epoch, for those who look on
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+        """Live one epoch. Calls `ready` when started; raises what killed it; returns when stopped."""
         death: Exception | None = None
         try:
             with self._scope:
@@ -203,14 +203,14 @@ class Cell(BaseCell[M]):
         mailbox = self.mailbox
         turn = MESSAGES_PER_TURN
         while not self.stopping:
-            letter = mailbox.take()
-            if letter is None:
+            envelope = mailbox.take()
+            if envelope is None:
                 self.state = "idle"
                 turn = MESSAGES_PER_TURN
                 await mailbox.wait()
                 continue
             self.state = "busy"
-            await _guarded(actor.receive, letter.message)
+            await _guarded(actor.receive, envelope.message)
             self.handled += 1
             turn -= 1
             if not turn:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """What a thread sleeps on: `get` takes a token, waiting for one, `put` adds one."""
 
     def get(self) -> None:
@@ -48,7 +48,7 @@ class Threads:
         """Let time pass; called on one of the threads."""
         time.sleep(seconds)
 
-    def bell(self) -> Bell:
+    def wakeup(self) -> Wakeup:
         """A bell without a token."""
         return queue.SimpleQueue[None]()
 

@@ -43,7 +43,7 @@ def log_incident(incident: Incident) -> None:
     )
 
 
-class Node(Protocol):
+class Supervised(Protocol):
     """What a supervisor needs of a child: a cell, or another supervisor."""
 
     path: str
@@ -52,7 +52,7 @@ class Node(Protocol):
         """Get ready for a life."""
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one life. Calls `ready` when started; raises what killed it; returns when stopped."""
+        """Live one epoch. Calls `ready` when started; raises what killed it; returns when stopped."""
 
     def stop(self, final: bool = False) -> None:
         """Ask for its end. `final`: there will be no further life, for it and all below it."""
@@ -65,7 +65,7 @@ class Node(Protocol):
 
 
 @dataclass(slots=True)
-class Life:
+class ChildRun:
     """One run of a child. `settled`: it has started, or ended without that. `expected`: its end was asked
     for.
     """
@@ -90,11 +90,11 @@ class Child:
     supervisor ran, and forgotten when that run ends. `leaving`: to be removed; `gone` is set when it is.
     """
 
-    node: Node
+    node: Supervised
     restart: Restart
     stop_timeout: float | None
     passing: bool = False
-    life: Life | None = None
+    epoch: ChildRun | None = None
     restarts: int = 0
     leaving: bool = False
     gone: Event = field(default_factory=Event)

@@ -85,7 +85,7 @@ class Reply(Generic[T]):
         return self._value  # type: ignore[return-value]  # settled without an error: tell() has set it
 
 
-class Letter(Generic[M]):
+class Envelope(Generic[M]):
     """A message in a mailbox: when it was put there, on the loop's clock, and the asker if it was an ask."""
 
     __slots__ = ("message", "reply", "time")
@@ -107,18 +107,18 @@ class Mailbox(Generic[M]):
         self.loop = loop
         self.closed = False
         self.owed: set[Reply[object]] = set()  # taken by the actor, not answered yet
-        self._letters: deque[Letter[M]] = deque()
-        self._senders: deque[tuple[Letter[M], Event]] = deque()
-        self._bell: Event | None = None
+        self._envelopes: deque[Envelope[M]] = deque()
+        self._senders: deque[tuple[Envelope[M], Event]] = deque()
+        self._wakeup: Event | None = None
 
     def __len__(self) -> int:
-        return len(self._letters)
+        return len(self._envelopes)
 
     @property
     def oldest(self) -> float | None:
         """When the message that has waited longest was put, on the loop's clock."""
         try:
-            return self._letters[0].time
+            return self._envelopes[0].time
         except IndexError:
             return None
 
@@ -128,15 +128,15 @@ class Mailbox(Generic[M]):
         self._check()
         if self.full:
             raise Overloaded(f"{self.path}: its mailbox of {self.capacity} is full")
-        self._push(Letter(message, self.loop.time(), reply))
+        self._push(Envelope(message, self.loop.time(), reply))
 
     async def wait_to_put(self, message: M) -> None:
         """Queue a message as soon as there is room, in turn. Raises ActorStopped when closed before that."""
         self._check()
         if not self.full:
-            self._push(Letter(message, self.loop.time(), None))
+            self._push(Envelope(message, self.loop.time(), None))
             return
-        sender = (Letter(message, self.loop.time(), None), Event())
+        sender = (Envelope(message, self.loop.time(), None), Event())
         self._senders.append(sender)
         self.admit()  # a reader on another thread may have made room since we looked
         try:
@@ -151,35 +151,35 @@ class Mailbox(Generic[M]):
     @property
     def full(self) -> bool:
         """Whether a `put` would be refused. Waiting senders come first, so their presence counts as full."""
-        return len(self._letters) >= self.capacity or bool(self._senders)
+        return len(self._envelopes) >= self.capacity or bool(self._senders)
 
-    def take(self) -> Letter[M] | None:
+    def take(self) -> Envelope[M] | None:
         """The next message, or None. Its asker, if any, is owed an answer from now on."""
-        if not self._letters:
+        if not self._envelopes:
             return None
-        letter = self._letters.popleft()
-        if letter.reply is not None and letter.reply.waiting:
-            self.owed.add(letter.reply)
+        envelope = self._envelopes.popleft()
+        if envelope.reply is not None and envelope.reply.waiting:
+            self.owed.add(envelope.reply)
         self.admit()
-        return letter
+        return envelope
 
     def admit(self) -> None:
         """Let waiting senders in while there is room."""
-        while self._senders and len(self._letters) < self.capacity:
-            letter, event = self._senders.popleft()
-            self._push(letter)
+        while self._senders and len(self._envelopes) < self.capacity:
+            envelope, event = self._senders.popleft()
+            self._push(envelope)
             event.set()
 
     def ring(self) -> None:
         """Wake the reader."""
-        if self._bell is not None:
-            self._bell.set()
-            self._bell = None
+        if self._wakeup is not None:
+            self._wakeup.set()
+            self._wakeup = None
 
     async def wait(self) -> None:
         """Wait until somebody rings."""
-        self._bell = Event()
-        await self._bell.wait()
+        self._wakeup = Event()
+        await self._wakeup.wait()
 
     def fail_owed(self, cause: BaseException | None) -> None:
         """Fail the askers whose messages the actor had taken: it is gone, and its successor does not know
@@ -195,19 +195,19 @@ class Mailbox(Generic[M]):
         if self.closed:
             return 0
         self.closed = True
-        dropped = len(self._letters)
-        while self._letters:
-            letter = self._letters.popleft()
-            if letter.reply is not None:
-                letter.reply.fail(self._stopped())
+        dropped = len(self._envelopes)
+        while self._envelopes:
+            envelope = self._envelopes.popleft()
+            if envelope.reply is not None:
+                envelope.reply.fail(self._stopped())
         for reply in tuple(self.owed):
             reply.fail(self._stopped())
         for _, event in self._senders:
             event.set()
         return dropped
 
-    def _push(self, letter: Letter[M]) -> None:
-        self._letters.append(letter)
+    def _push(self, envelope: Envelope[M]) -> None:
+        self._envelopes.append(envelope)
         self.ring()
 
     def _stopped(self) -> ActorStopped:

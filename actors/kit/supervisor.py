@@ -41,9 +41,9 @@ from typing import Literal, TypeVar
 from anyio import CancelScope, Event, create_task_group, get_cancelled_exc_class, move_on_after
 from anyio.abc import TaskGroup
 
-from personae.actors.kit.actor import Actor, BaseCell, Cell, alone
+from personae.actors.kit.actor import Actor, ActorCell, BaseCell, alone
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.child import Child, Incident, Intensity, Life, Report, Restart, log, log_incident
+from personae.actors.kit.child import Child, ChildRun, Incident, Intensity, Report, Restart, log, log_incident
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.thread import ThreadActor, ThreadCell
 from personae.errors import ActorStopped, PersonaeError, RestartsExhausted, StartFailed
@@ -80,7 +80,7 @@ class Supervisor:
         self._loop = Loop.current()
         self._intensity = Intensity(max_restarts, within)
         self._todo: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
-        self._bell = Event()
+        self._wakeup = Event()
         self._final = False
         self._work = CancelScope()
         self._tasks: TaskGroup | None = None
@@ -107,7 +107,7 @@ class Supervisor:
         ended.
         """
         path = self._free_path(name)
-        cell = Cell(path, factory, capacity, self._loop, partial(self._incident, path))
+        cell = ActorCell(path, factory, capacity, self._loop, partial(self._incident, path))
         return self._add_cell(cell, restart, stop_timeout)
 
     def spawn_thread(
@@ -204,14 +204,14 @@ class Supervisor:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
         """Run the tree beside the body; never wraps the body's exception in a group."""
-        life = Life()
+        epoch = ChildRun()
         error: BaseException | None = None
         async with create_task_group() as tasks:
             with CancelScope() as body:
                 self.begin()
-                tasks.start_soon(self._run_as_root, life, body, name=self.path)
+                tasks.start_soon(self._run_as_root, epoch, body, name=self.path)
                 try:
-                    await life.settled.wait()
+                    await epoch.settled.wait()
                     yield
                 except get_cancelled_exc_class():
                     raise
@@ -219,17 +219,17 @@ class Supervisor:
                     error = raised
                 finally:
                     self.stop(final=True)
-        if life.error is not None:
-            raise life.error from (life.error.__cause__ or error)
+        if epoch.error is not None:
+            raise epoch.error from (epoch.error.__cause__ or error)
         if error is not None:
             raise error
 
-    async def _run_as_root(self, life: Life, body: CancelScope) -> None:
+    async def _run_as_root(self, epoch: ChildRun, body: CancelScope) -> None:
         with CancelScope(shield=True):
             try:
-                await self.run(life.ready)
+                await self.run(epoch.ready)
             except PersonaeError as error:
-                life.error = error
+                epoch.error = error
                 self._incident(self.path, "gave up", error)
                 body.cancel()
             finally:
@@ -288,20 +288,20 @@ class Supervisor:
             while self._todo:
                 if failed := await self._todo.popleft()():
                     return failed
-            self._bell = Event()
-            await self._bell.wait()
+            self._wakeup = Event()
+            await self._wakeup.wait()
 
     def _later(self, action: Callable[[], Awaitable[PersonaeError | None]]) -> None:
         self._todo.append(action)
-        self._bell.set()
+        self._wakeup.set()
 
-    async def _child_ended(self, child: Child, life: Life) -> PersonaeError | None:
-        if child.life is not life or life.expected:
+    async def _child_ended(self, child: Child, epoch: ChildRun) -> PersonaeError | None:
+        if child.epoch is not epoch or epoch.expected:
             return None
-        if child.restart == "temporary" or (child.restart == "transient" and life.error is None):
+        if child.restart == "temporary" or (child.restart == "transient" and epoch.error is None):
             self._forget(child)
             return None
-        error = life.error
+        error = epoch.error
         while True:
             if not self._intensity.allows(self._loop.time()):
                 failure = RestartsExhausted(
@@ -310,10 +310,10 @@ class Supervisor:
                 )
                 failure.__cause__ = error
                 return failure
-            fallen = await self._restart(self._affected(child))
-            if fallen is None:
+            died = await self._restart(self._affected(child))
+            if died is None:
                 return None
-            child, error = fallen
+            child, error = died
 
     def _affected(self, child: Child) -> list[Child]:
         if self.strategy == "one_for_one":
@@ -347,47 +347,47 @@ class Supervisor:
 
     # One child.
 
-    def _launch(self, child: Child) -> Life:
+    def _launch(self, child: Child) -> ChildRun:
         assert self._tasks is not None
-        child.life = Life()
+        child.epoch = ChildRun()
         child.node.begin()
-        self._tasks.start_soon(self._run_child, child, child.life, name=child.node.path)
-        return child.life
+        self._tasks.start_soon(self._run_child, child, child.epoch, name=child.node.path)
+        return child.epoch
 
     async def _start(self, child: Child) -> Exception | None:
-        life = self._launch(child)
-        await life.settled.wait()
-        if life.started or life.error is None:
+        epoch = self._launch(child)
+        await epoch.settled.wait()
+        if epoch.started or epoch.error is None:
             return None  # what became of it since is for _child_ended
-        life.expected = True
-        return life.error
+        epoch.expected = True
+        return epoch.error
 
-    async def _run_child(self, child: Child, life: Life) -> None:
+    async def _run_child(self, child: Child, epoch: ChildRun) -> None:
         try:
-            await child.node.run(life.ready)
+            await child.node.run(epoch.ready)
         except Exception as error:
-            life.error = alone(error)
-            self._incident(child.node.path, "crashed", life.error)
+            epoch.error = alone(error)
+            self._incident(child.node.path, "crashed", epoch.error)
         finally:
-            life.ended.set()
-            life.settled.set()
-            self._later(partial(self._child_ended, child, life))
+            epoch.ended.set()
+            epoch.settled.set()
+            self._later(partial(self._child_ended, child, epoch))
 
     async def _stop_all(self, children: Iterable[Child], final: bool = False) -> None:
         for child in reversed(tuple(children)):
             await self._stop(child, final)
 
     async def _stop(self, child: Child, final: bool = False) -> None:
-        life = child.life
-        if life is not None and not life.ended.is_set():
-            life.expected = True
+        epoch = child.epoch
+        if epoch is not None and not epoch.ended.is_set():
+            epoch.expected = True
             child.node.stop(final)
             with move_on_after(child.stop_timeout):
-                await life.ended.wait()
-            if not life.ended.is_set():
+                await epoch.ended.wait()
+            if not epoch.ended.is_set():
                 self._incident(child.node.path, f"did not stop within {child.stop_timeout} s", None)
                 child.node.cancel()
-                await life.ended.wait()
+                await epoch.ended.wait()
         if final:
             child.node.close()
 

@@ -28,7 +28,7 @@ from anyio import Event
 
 from personae.actors.kit.actor import BaseCell, State
 from personae.actors.kit.bridge import Loop
-from personae.actors.kit.mailbox import Letter, Mailbox, Ref, Reply
+from personae.actors.kit.mailbox import Envelope, Mailbox, Ref, Reply
 from personae.errors import ActorStopped, Overloaded
 
 M = TypeVar("M")
@@ -36,51 +36,51 @@ T = TypeVar("T")
 
 
 class ThreadMailbox(Mailbox[M]):
-    """A mailbox whose reader is a thread. Everything but `next_letter` and `take` is for the loop."""
+    """A mailbox whose reader is a thread. Everything but `next_envelope` and `take` is for the loop."""
 
     def __init__(self, path: str, capacity: int, loop: Loop) -> None:
         super().__init__(path, capacity, loop)
-        self._tokens = loop.threads.bell()
+        self._tokens = loop.threads.wakeup()
 
     def ring(self) -> None:
         """Wake the thread."""
         self._tokens.put(None)
 
-    def take(self) -> Letter[M] | None:
+    def take(self) -> Envelope[M] | None:
         """Take the next letter, if any, and its token."""
         try:
-            letter = self._letters.popleft()
+            envelope = self._envelopes.popleft()
         except IndexError:
             return None
         self._tokens.get()
-        return self._taken(letter)
+        return self._taken(envelope)
 
-    def next_letter(self) -> Letter[M] | None:
+    def next_envelope(self) -> Envelope[M] | None:
         """Sleep until there is a token. None when it came without a letter."""
         self._tokens.get()
         try:
-            return self._taken(self._letters.popleft())
+            return self._taken(self._envelopes.popleft())
         except IndexError:
             return None
 
-    def _taken(self, letter: Letter[M]) -> Letter[M]:
-        if letter.reply is not None and letter.reply.waiting:
-            self.owed.add(letter.reply)
+    def _taken(self, envelope: Envelope[M]) -> Envelope[M]:
+        if envelope.reply is not None and envelope.reply.waiting:
+            self.owed.add(envelope.reply)
         if self._senders:
             self.loop.call_soon(self.admit)
-        return letter
+        return envelope
 
 
 class ThreadActor(ABC, Generic[M]):
     """As `Actor`, with plain functions, all of them called on the actor's own thread; the factory is called
     there too."""
 
-    _life: "_ThreadLife[M]"
+    _epoch: "_ThreadRun[M]"
 
     @property
     def ref(self) -> Ref[M]:
         """This actor's own handle, to give to others."""
-        return self._life.cell.ref
+        return self._epoch.cell.ref
 
     def started(self) -> None:
         """Run before the first message. An exception here is a failed start."""
@@ -94,24 +94,24 @@ class ThreadActor(ABC, Generic[M]):
 
     def time(self) -> float:
         """Seconds on this thread's clock, for differences."""
-        return self._life.cell.mailbox.loop.threads.time()
+        return self._epoch.cell.mailbox.loop.threads.time()
 
     def sleep(self, seconds: float) -> None:
         """Let time pass on this thread; messages gather meanwhile."""
-        self._life.cell.mailbox.loop.threads.sleep(seconds)
+        self._epoch.cell.mailbox.loop.threads.sleep(seconds)
 
     @property
     def pending(self) -> bool:
         """Whether another message waits. False once the actor is to stop."""
-        return not self._life.over and len(self._life.cell.mailbox) > 0
+        return not self._epoch.over and len(self._epoch.cell.mailbox) > 0
 
     def try_next(self) -> M | None:
         """Take the next message if one waits, else None; never waits itself."""
-        return self._life.take()
+        return self._epoch.take()
 
     def stop(self) -> None:
         """End after the message in hand. A permanent actor is then started afresh."""
-        self._life.over = True
+        self._epoch.over = True
 
     def post(self, to: "Ref[T] | Reply[T]", message: T) -> None:
         """Tell an actor of the loop, or answer an asker, from this thread. Never waits; messages arrive in
@@ -120,14 +120,14 @@ class ThreadActor(ABC, Generic[M]):
         When the target's mailbox is full this actor crashes. Raises ActorStopped when this actor has been
         given up.
         """
-        self._life.call_loop(self._life.deliver, to, message)
+        self._epoch.call_loop(self._epoch.deliver, to, message)
 
     def fail(self, reply: "Reply[T]", error: BaseException) -> None:
         """Answer an asker with an error, from this thread."""
-        self._life.call_loop(reply.fail, error)
+        self._epoch.call_loop(reply.fail, error)
 
 
-class _ThreadLife(Generic[M]):
+class _ThreadRun(Generic[M]):
     """One life of a thread actor: the flags that its thread and the loop share."""
 
     def __init__(self, cell: "ThreadCell[M]", ready: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class _ThreadLife(Generic[M]):
 
     def _live(self, factory: Callable[[], ThreadActor[M]]) -> None:
         actor = factory()
-        actor._life = self
+        actor._epoch = self
         actor.started()
         self.call_loop(self._ready)
         try:
@@ -164,14 +164,14 @@ class _ThreadLife(Generic[M]):
     def _serve(self, actor: ThreadActor[M]) -> None:
         cell = self.cell
         while not self.over:
-            letter = cell.mailbox.take()
-            if letter is None:
+            envelope = cell.mailbox.take()
+            if envelope is None:
                 self.show("idle")
-                letter = cell.mailbox.next_letter()
-                if letter is None:
+                envelope = cell.mailbox.next_envelope()
+                if envelope is None:
                     continue
             self.show("busy")
-            actor.receive(letter.message)
+            actor.receive(envelope.message)
             cell.handled += 1
         if self.error is not None:
             raise self.error
@@ -183,11 +183,11 @@ class _ThreadLife(Generic[M]):
     def take(self) -> M | None:
         if self.over:
             return None
-        letter = self.cell.mailbox.take()
-        if letter is None:
+        envelope = self.cell.mailbox.take()
+        if envelope is None:
             return None
         self.cell.handled += 1
-        return letter.message
+        return envelope.message
 
     def call_loop(self, function: Callable[..., object], *args: object) -> None:
         if self.ghost:
@@ -221,7 +221,7 @@ class ThreadCell(BaseCell[M]):
     """The home of a `ThreadActor`. Each life has a new thread."""
 
     mailbox: ThreadMailbox[M]
-    _life: _ThreadLife[M] | None = None
+    _epoch: _ThreadRun[M] | None = None
 
     def __init__(
         self,
@@ -235,27 +235,27 @@ class ThreadCell(BaseCell[M]):
         self._factory = factory
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Live one life, as any cell; returns also when the thread was given up."""
-        life = self._life = _ThreadLife(self, ready)
-        life.over = self.stopping
-        thread = self.mailbox.loop.threads.start(partial(life.main, self._factory), self.path)
+        """Live one epoch, as any cell; returns also when the thread was given up."""
+        epoch = self._epoch = _ThreadRun(self, ready)
+        epoch.over = self.stopping
+        thread = self.mailbox.loop.threads.start(partial(epoch.main, self._factory), self.path)
         try:
             with self._scope:
-                await life.ended.wait()
+                await epoch.ended.wait()
                 thread.join()  # it has said its last word and is a few instructions from its end
         finally:
-            life.over = True
-            life.ghost = not life.ended.is_set()
-            self._life = None
+            epoch.over = True
+            epoch.ghost = not epoch.ended.is_set()
+            self._epoch = None
             self.state = "down"
-            self.mailbox.fail_owed(life.error)
-        if life.ghost:
+            self.mailbox.fail_owed(epoch.error)
+        if epoch.ghost:
             self._report("left its thread behind: it does not stop", None)
-        if life.error is not None:
-            raise life.error
+        if epoch.error is not None:
+            raise epoch.error
 
     def stop(self, final: bool = False) -> None:
-        """Ask for the end of this life, after the message in hand."""
-        if self._life is not None:
-            self._life.over = True
+        """Ask for the end of this epoch, after the message in hand."""
+        if self._epoch is not None:
+            self._epoch.over = True
         super().stop(final)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
 
-from personae.actors.simulation.scenario import Report, Scenario
+from personae.actors.simulation.scenario import Scenario, SimulationReport
 from personae.actors.simulation.world import simulate
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 360, 64, 64, 56, 48
@@ -18,7 +18,7 @@ _INK, _WAIT, _PACE, _GOAL = "#1f2933", "#2563eb", "#d97706", "#9aa5b1"
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class LatencyGoal:
     """Seconds to the first token, and seconds a token after that, for a `share` of all requests each."""
 
     first: float = 1.0
@@ -27,7 +27,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapacityAnswer:
     """What one replica of `replicas` brings: quantiles at the goal's share, in seconds."""
 
     replicas: int
@@ -38,7 +38,7 @@ class Answer:
     met: bool
 
 
-def answers(scenario: Scenario, goal: Goal, most: int) -> Iterator[Answer]:
+def answers(scenario: Scenario, goal: LatencyGoal, most: int) -> Iterator[CapacityAnswer]:
     """For 1, 2, ... replicas, up to the first that meets the goal and one more, or `most`."""
     met = 0
     for replicas in count(1):
@@ -54,13 +54,13 @@ def answers(scenario: Scenario, goal: Goal, most: int) -> Iterator[Answer]:
             return
 
 
-def judge(report: Report, replicas: int, goal: Goal) -> Answer:
+def judge(report: SimulationReport, replicas: int, goal: LatencyGoal) -> CapacityAnswer:
     """Whether a run meets a goal. A refused request has waited for ever."""
     refused = report.outcomes.get("refused", 0)
     first = quantile([*report.waits, *[float("inf")] * refused], goal.share)
     token = quantile(report.paces, goal.share)
     met = first <= goal.first and token <= goal.token
-    return Answer(replicas, first, token, refused, report.busy / report.seconds, met)
+    return CapacityAnswer(replicas, first, token, refused, report.busy / report.seconds, met)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -68,7 +68,7 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[max(ceil(share * len(values)) - 1, 0)] if values else 0.0
 
 
-def chart(found: list[Answer], scenario: Scenario, goal: Goal) -> str:
+def chart(found: list[CapacityAnswer], scenario: Scenario, goal: LatencyGoal) -> str:
     """An SVG: both quantiles as multiples of their goals, by number of replicas."""
     parts = [(a.first / goal.first, a.token / goal.token) for a in found]
     finite = [value for pair in parts for value in pair if value != float("inf")]

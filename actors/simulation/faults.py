@@ -1,14 +1,14 @@
 """Faults: when they strike, and what they do.
 
 crash     the executor raises, at the beginning of a step, before or after it sampled
-kill      Back's process is gone, between any two steps of any two tasks of the house
+kill      the engine core's process is gone, between any two steps of any two tasks of the house
 hang      the executor never comes back
-stop      the whole process stands still, as by SIGSTOP, until Front gives it up
+stop      the whole process stands still, as by SIGSTOP, until the frontend gives it up
 stall     the same, for a while only
 slow      one step takes fifty times as long
 lost      a step's result never reaches the scheduler
-full      a mailbox of Back refuses one message
-load      the next start of Back fails
+full      a mailbox of the engine core refuses one message
+load      the next start of the engine core fails
 fail      one row cannot be sampled
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 
 from personae.actors.kit.actor import BaseCell
-from personae.actors.messages import Sampled
+from personae.actors.messages import StepFinished
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.process import SimulatedProcess
 from personae.actors.simulation.trouble import Trouble
@@ -43,7 +43,7 @@ class Panic(BaseException):
 class Faults(Trouble):
     """One fault after the other, on average every `every` virtual seconds; `kinds` are drawn evenly.
 
-    `process` gives the life of Back that there is, if any.
+    `process` gives the epoch of the engine core that there is, if any.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Faults(Trouble):
         while self._every is not None:
             await anyio.sleep(self._dice.expovariate(1 / self._every))
             process = self._process()
-            if process is not None and process.back is not None and process.returncode is None:
+            if process is not None and process.core is not None and process.returncode is None:
                 self._strike(self._dice.choice(self._kinds), process)
 
     def explains(self, error: BaseException) -> bool:
-        """Whether an error that ended Back is one of ours, or follows from one."""
+        """Whether an error that ended the engine core is one of ours, or follows from one."""
         if isinstance(error, BaseExceptionGroup):
             return all(map(self.explains, error.exceptions))
         if isinstance(error, Overloaded):
@@ -119,9 +119,9 @@ class Faults(Trouble):
             process.kill()
 
     def _cells(self, process: SimulatedProcess) -> dict[str, BaseCell[Any]]:
-        assert process.back is not None
+        assert process.core is not None
         return {
-            child.node.path: child.node for child in process.back.children if isinstance(child.node, BaseCell)
+            child.node.path: child.node for child in process.core.children if isinstance(child.node, BaseCell)
         }
 
     def _lose(self, process: SimulatedProcess) -> None:
@@ -129,7 +129,7 @@ class Faults(Trouble):
         put = mailbox.put
 
         def lose(message: object, reply: Any = None) -> None:
-            if isinstance(message, Sampled):
+            if isinstance(message, StepFinished):
                 del mailbox.put  # the class's is back
             else:
                 put(message, reply)

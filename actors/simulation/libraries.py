@@ -5,12 +5,12 @@ from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.errors import Overloaded
 from personae.grammar.backend import Matcher
 from personae.grammar.sandbox.masks import AnyGrammar
-from personae.grammar.sandbox.server import Limits
+from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.lora.adapter import Adapter
 
 
-class Library:
+class SimulatedAdapters:
     """`actors.script.Library`: every digest is an adapter; the first read of each takes time."""
 
     def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int) -> None:
@@ -42,7 +42,7 @@ class Library:
             del self._host[next(iter(self._host))]
 
 
-class Grammar:
+class SimulatedGrammar:
     """A compiled grammar that only knows whose it is."""
 
     nbytes = 1
@@ -56,7 +56,7 @@ class Grammar:
         raise Wrong("a simulated device was asked what a grammar allows")
 
 
-class Grammars:
+class SimulatedGrammars:
     """`actors.script.Grammars` with a cache of `keep` grammars."""
 
     def __init__(self, costs: Costs, threads: SimulationThreads, trouble: Trouble, keep: int = 64) -> None:
@@ -73,11 +73,11 @@ class Grammars:
     def compile(self, spec: GrammarSpec, tenant: str) -> AnyGrammar:
         """Takes its time, but no more than a sandbox has patience."""
         seconds = self._trouble.slowed(self._costs.compile)
-        self._threads.sleep(min(seconds, Limits().patience))
-        if seconds > Limits().patience:
+        self._threads.sleep(min(seconds, SandboxLimits().patience))
+        if seconds > SandboxLimits().patience:
             raise Overloaded("The grammar could not be compiled in time.")
         self._trouble.compiles(spec)
-        return Grammar(spec, tenant)
+        return SimulatedGrammar(spec, tenant)
 
     def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str) -> None:
         """Into the cache; the oldest leave."""

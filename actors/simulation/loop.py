@@ -206,7 +206,7 @@ class SimulationThread:
 def _nothing() -> None: ...
 
 
-class _Bell:
+class _Wakeup:
     """A count of tokens; the thread that waits for one gives its turn back."""
 
     __slots__ = ("_threads", "_tokens", "_waiting")
@@ -247,9 +247,9 @@ class SimulationThreads(Threads):
         """Virtual seconds."""
         return self._loop.time() + self._owed
 
-    def bell(self) -> _Bell:
+    def wakeup(self) -> _Wakeup:
         """A bell without a token."""
-        return _Bell(self)
+        return _Wakeup(self)
 
     def start(self, target: Callable[[], object], name: str) -> SimulationThread:
         """Start a thread."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from personae.actors.simulation.libraries import Grammar
+from personae.actors.simulation.libraries import SimulatedGrammar
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
 from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
@@ -82,14 +82,14 @@ class Slot:
         self.slow = False  # it never is: its time was over
 
 
-class Launched(NamedTuple):
+class SimulatedStep(NamedTuple):
     """A step in flight: what it brings, and when it is done."""
 
     result: StepResult
     done: float
 
 
-class Device:
+class SimulatedDevice:
     """`actors.script.Device` without a model. `adapters` is how many it holds, and one more for every
     `ADAPTER_PAGES` that are lent to it.
 
@@ -138,7 +138,7 @@ class Device:
         self._threads.sleep(self._costs.host)
         return plan
 
-    def forward(self, plan: StepPlan, beside: Callable[[], None]) -> Launched:
+    def forward(self, plan: StepPlan, overlap: Callable[[], None]) -> SimulatedStep:
         """Compute the step at once; it counts as done when its time has passed."""
         self._trouble.strikes("forward")
         tokens: list[int | None] = []
@@ -180,9 +180,9 @@ class Device:
         self.busy += seconds
         if self.runs_ahead:
             self._free_at = max(self._free_at, self._threads.time()) + seconds
-            beside()
+            overlap()
         else:
-            beside()
+            overlap()
             self._threads.sleep(seconds)
             self._free_at = self._threads.time()
         result = StepResult(
@@ -193,21 +193,21 @@ class Device:
             codes=codes,
             deferred=frozenset(deferred),
         )
-        return Launched(result, self._free_at)
+        return SimulatedStep(result, self._free_at)
 
     def fill(self, plan: StepPlan) -> None:
         """What is forced is known as it is computed."""
 
-    def sample(self, plan: StepPlan, forward: Launched) -> Launched:
+    def sample(self, plan: StepPlan, forward: SimulatedStep) -> SimulatedStep:
         """Nothing is left to do."""
         self._trouble.strikes("sample")
         return forward
 
-    def ready(self, launched: Launched) -> bool:
+    def ready(self, launched: SimulatedStep) -> bool:
         """Whether its time has passed."""
         return launched.done <= self._threads.time()
 
-    def finish(self, launched: Launched) -> StepResult:
+    def finish(self, launched: SimulatedStep) -> StepResult:
         """Wait until the step's time has passed."""
         self._trouble.strikes("finish")
         left = launched.done - self._threads.time()
@@ -232,7 +232,7 @@ class Device:
                 raise Wrong(f"slot {admission.slot} is given out and is taken")
             key = None if log.grammar is None else (log.tenant, log.grammar)
             bound = None if key is None else grammars[key]
-            if bound is not None and (not isinstance(bound, Grammar) or bound.key != key):
+            if bound is not None and (not isinstance(bound, SimulatedGrammar) or bound.key != key):
                 raise Wrong(f"sequence {log.id} is bound by somebody else's grammar")
             self._trouble.admits(log)
             self.slots[admission.slot] = Slot(log)
@@ -344,7 +344,7 @@ class Device:
     # Adapters
 
     @property
-    def holdings(self) -> tuple[int, int, int]:
+    def adapter_stats(self) -> tuple[int, int, int]:
         """Adapters on the device, how many were copied there, how many left for others."""
         return len(self._resident), self._copied, self._copied - len(self._resident)
 

@@ -1,4 +1,4 @@
-"""Back's process, simulated: its line to Front, its output, and its death at any moment."""
+"""The engine core's process, simulated: its line to the frontend, its output, and its death at any moment."""
 
 import random
 from collections import deque
@@ -8,11 +8,11 @@ import anyio
 from anyio import CancelScope, Event
 from anyio.abc import ByteReceiveStream, ByteStream
 
-from personae.actors.blackbox import BlackBox
+from personae.actors.enginecore.step_recorder import StepRecorder
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.script import Script
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.trouble import Wrong
+from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts, Loaded, LoadFailed, Start, decoder, frame
 
 _HEADER = 4
@@ -89,7 +89,7 @@ class End(ByteStream):
         return data
 
     async def send_eof(self) -> None:
-        """Neither Front nor Back does that: a half-closed line is the end of both."""
+        """Neither the frontend nor the engine core does that: a half-closed line is the end of both."""
         raise Wrong("a line was half closed")
 
     async def aclose(self) -> None:
@@ -115,7 +115,7 @@ class Silence(ByteReceiveStream):
         self._end.set()
 
 
-Play = Callable[..., Awaitable[None]]  # as `actors.back.serve`
+Play = Callable[..., Awaitable[None]]  # as `actors.enginecore.core.serve`
 
 
 class SimulatedProcess:
@@ -128,24 +128,24 @@ class SimulatedProcess:
         dice: random.Random,
         number: int,
         play: Play,
-        script: Script,
+        engine_spec: EngineSpec,
         facts: Facts,
         start_seconds: float,
         load_fails: bool,
-        on_end: Callable[[BlackBox, BaseException | None], None],
+        on_end: Callable[[StepRecorder, BaseException | None], None],
     ) -> None:
         line, self._mine = End.pair(loop, dice)
         self.line: ByteStream = line
         self._theirs = line
         self.output: ByteReceiveStream = Silence()
         self.pid = number
-        self.box = BlackBox.private()
+        self.recorder = StepRecorder.private()
         self.box_file = -1
         self.returncode: int | None = None
-        self.back: Supervisor | None = None  # its actors, once they are there
+        self.core: Supervisor | None = None  # its actors, once they are there
         self._loop = loop
         self._play = play
-        self._script = script
+        self._engine_spec = engine_spec
         self._facts = facts
         self._start_seconds = start_seconds
         self._load_fails = load_fails
@@ -165,7 +165,9 @@ class SimulatedProcess:
                     self.end(2)
                     return
                 await self._mine.send(frame(Loaded(self._facts)))
-                await self._play(self._mine, self._script, start.life, self.box, self.end, self._meet)
+                await self._play(
+                    self._mine, self._engine_spec, start.epoch, self.recorder, self.end, self._meet
+                )
             except Exception as error:
                 self.end(CRASHED, error)
         self.end(0)
@@ -175,7 +177,7 @@ class SimulatedProcess:
         if self.returncode is not None:
             return
         self.returncode = code
-        self._on_end(self.box, why)
+        self._on_end(self.recorder, why)
         self._theirs.cut()
         self._mine.cut()
         self._scope.cancel()
@@ -200,12 +202,12 @@ class SimulatedProcess:
         assert self.returncode is not None
         return self.returncode
 
-    def _meet(self, back: Supervisor) -> None:
-        self.back = back
+    def _meet(self, core: Supervisor) -> None:
+        self.core = core
 
     async def _first(self) -> Start:
         data = b""
         while len(data) < _HEADER or len(data) < _HEADER + int.from_bytes(data[:_HEADER], "little"):
-            data += await self._mine.receive()  # Front says nothing more until it is answered
+            data += await self._mine.receive()  # The frontend says nothing more until it is answered
         start: Start = decoder(Start).decode(data[_HEADER:])
         return start

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.trouble import Costs
-from personae.actors.simulation.workload import Workload
+from personae.actors.simulation.workload import SimulatedWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Scenario:
     """
 
     seed: int
-    workload: Workload = field(default_factory=Workload)
+    workload: SimulatedWorkload = field(default_factory=SimulatedWorkload)
     costs: Costs = field(default_factory=Costs)
     faults_every: float | None = None
     kinds: tuple[str, ...] = KINDS
@@ -38,7 +38,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
     token after that, of each answer that ended by itself."""
 

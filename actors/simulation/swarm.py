@@ -6,7 +6,7 @@ from dataclasses import replace
 from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.trouble import Costs
-from personae.actors.simulation.workload import Workload
+from personae.actors.simulation.workload import SimulatedWorkload
 
 
 def draw(seed: int, requests: int = 120) -> Scenario:
@@ -19,7 +19,7 @@ def draw(seed: int, requests: int = 120) -> Scenario:
     longest = choice((8, 30, 60))
     prompt = choice((10, 40, 80))
     pages = max(choice((1.2, 4.0, 30.0)) * (prompt + 40 + longest + 1) / page_size, 8)
-    workload = Workload(
+    workload = SimulatedWorkload(
         requests=requests,
         rate=choice((5.0, 50.0, 500.0)),
         burst=choice((1.0, 1.0, 20.0)),
@@ -72,7 +72,7 @@ def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: flo
     """One large house that is always full: short questions, many adapters, faults."""
     return Scenario(
         seed,
-        Workload(
+        SimulatedWorkload(
             requests=requests,
             rate=rate,
             burst=8.0,

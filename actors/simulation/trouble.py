@@ -16,8 +16,8 @@ class Costs:
     different adapter + `context` for each position that a decoding row looks back at.
 
     `runs_ahead`: the device computes by itself, as a GPU does; `host` is what the executor's thread needs for
-    a step. `start` is from the start of Back's process until it has loaded, `read` an adapter from disk,
-    `place` copying it to the device, `compile` a grammar.
+    a step. `start` is from the start of the engine core's process until it has loaded, `read` an adapter from
+    disk, `place` copying it to the device, `compile` a grammar.
     """
 
     step: float = 0.004
@@ -34,7 +34,7 @@ class Costs:
 
 
 class Trouble:
-    """The faults that are planted in one life of Back; a simulation without faults has this one.
+    """The faults that are planted in one epoch of the engine core; a simulation without faults has this one.
 
     Each is asked at the moment when it may strike, and answers what shall happen.
     """

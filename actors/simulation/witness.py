@@ -15,11 +15,11 @@ nothing dies but of what was planted                      `World._note_end`
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from personae.actors.adapter_queue import AdapterQueue
+from personae.actors.frontend.adapter_queue import AdapterQueue
 from personae.actors.simulation.machine import Truth
 from personae.actors.simulation.trouble import Wrong
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
-from personae.engine.scheduling.fairness import Key, VirtualTokenCounters
+from personae.engine.scheduling.fairness import FairnessKey, VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 
@@ -28,14 +28,14 @@ PAIRS = 8  # of keys that are compared at any time
 
 
 @dataclass
-class Sequence:
+class ObservedSequence:
     """What a client has seen of one sequence."""
 
     number: int
     log: SequenceLog
     truth: Truth
     came: float
-    restarts: int  # that Back had had by then
+    restarts: int  # that the engine core had had by then
     tokens: int = 0
     ended: str | None = None
     first: float | None = None
@@ -45,7 +45,7 @@ class Sequence:
 class Witness:
     """What was seen of a whole run. `now` tells virtual time; a violation is raised as Wrong, there and then.
 
-    A token comes within `longest_wait` seconds, and `outage` for each restart of Back meanwhile.
+    A token comes within `longest_wait` seconds, and `outage` for each restart of the engine core meanwhile.
     `every` is how many steps of the scheduler lie between two checks of its books; 1 for all of them.
     """
 
@@ -61,7 +61,7 @@ class Witness:
     outcomes: dict[str, int] = field(default_factory=dict)
     trace: int = 0  # a checksum over all that clients saw, and when
 
-    def delta(self, sequence: Sequence, delta: Delta) -> None:
+    def delta(self, sequence: ObservedSequence, delta: Delta) -> None:
         """A client has read a delta."""
         if sequence.ended is not None:
             raise Wrong(f"sequence {delta.id} ends twice, or goes on after its end")
@@ -88,7 +88,7 @@ class Witness:
             if sequence.tokens > 1 and sequence.first is not None:
                 self.paces.append((self.now() - sequence.first) / (sequence.tokens - 1))
 
-    def end(self, sequence: Sequence, how: str) -> None:
+    def end(self, sequence: ObservedSequence, how: str) -> None:
         """A sequence is over for its client."""
         if sequence.ended is not None:
             raise Wrong(f"sequence {sequence.log.id} ends twice: {sequence.ended}, then {how}")
@@ -105,13 +105,13 @@ class WatchedCounters(VirtualTokenCounters):
         super().__init__(INPUT_WEIGHT, OUTPUT_WEIGHT)
         batch = layout.num_pages * layout.page_size
         self._bound = 2 * max(INPUT_WEIGHT * layout.max_model_len, OUTPUT_WEIGHT * batch)
-        self._partner: dict[Key, Key] = {}
-        self._service: dict[Key, float] = {}  # of followed keys, since their pair was made
-        self._single: Key | None = None
+        self._partner: dict[FairnessKey, FairnessKey] = {}
+        self._service: dict[FairnessKey, float] = {}  # of followed keys, since their pair was made
+        self._single: FairnessKey | None = None
         self.compared = 0
         self.widest = 0.0
 
-    def offer(self, key: Key, order: int) -> None:
+    def offer(self, key: FairnessKey, order: int) -> None:
         """A key that comes to wait may be paired with the one that came before it."""
         fresh = key not in self._heads
         super().offer(key, order)
@@ -123,7 +123,7 @@ class WatchedCounters(VirtualTokenCounters):
                 self._service[key] = self._service[self._single] = 0.0
                 self._single = None
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: FairnessKey) -> None:
         """One that waits no longer is not compared any more."""
         super().withdraw(key)
         if key == self._single:
@@ -132,7 +132,7 @@ class WatchedCounters(VirtualTokenCounters):
         if partner is not None:
             del self._partner[partner], self._service[key], self._service[partner]
 
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Compare."""
         super().charge(key, input_tokens, output_tokens)
         partner = self._partner.get(key)
@@ -187,7 +187,7 @@ class WatchedScheduler(Scheduler):
         return deltas
 
 
-def idle(actors: dict[str, object], life: int) -> None:
+def idle(actors: dict[str, object], epoch: int) -> None:
     """Nothing may have stayed behind in the actors, by path, when every request has ended. Raises Wrong."""
     for path, actor in actors.items():
         for name, left in vars(actor).items():
@@ -196,7 +196,7 @@ def idle(actors: dict[str, object], life: int) -> None:
         if (
             isinstance(actor, AdapterQueue)
             and actor._adapter is not None
-            and actor._life == life  # a queue that nobody has used since does not know of a new life
+            and actor._epoch == epoch  # a queue that nobody has used since does not know of a new life
             and (actor._pinned or actor._pinning)
         ):
             raise Wrong(f"all have ended, and {path} still pins its adapter")

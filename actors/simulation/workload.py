@@ -15,11 +15,11 @@ from personae.grammar.spec import GrammarSpec
 BROKEN = "broken"  # an adapter whose digest begins so cannot be read
 BAD, PANICS, SLOW = "bad", "panics", "slow"  # grammars whose source begins so
 THINKS = "thinks"  # and one whose masks often take long
-POISON = VOCABULARY  # a prompt that begins with this token kills Back
+POISON = VOCABULARY  # a prompt that begins with this token kills the engine core
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """Arrivals of a day, in small.
 
     `rate` requests a second on average: Poisson, or in bursts of `burst` on average, or at the times of
@@ -52,7 +52,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One of them: at which time it comes, its sequences, after how many tokens it leaves (None: it stays;
     0: before anything), how long it sleeps between two readings."""
 
@@ -62,7 +62,7 @@ class Request:
     naps: float
 
 
-def requests(load: Workload, seed: int) -> Iterator[Request]:
+def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
     """The requests of a workload, in the order of their arrival."""
     dice = random.Random(seed)
     random_, randrange = dice.random, dice.randrange
@@ -126,4 +126,4 @@ def requests(load: Workload, seed: int) -> Iterator[Request]:
             ]
         leaves = randrange(load.answer[1]) if random_() < load.leaves else None
         naps = 0.2 * random_() if random_() < load.slow else 0.0
-        yield Request(at, tuple(logs), leaves, naps)
+        yield SimulatedRequest(at, tuple(logs), leaves, naps)

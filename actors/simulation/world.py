@@ -3,8 +3,8 @@
     report = simulate(Scenario(seed=7, workload=Workload(requests=1000), faults_every=5.0))
 
 Everything follows from the scenario: the same one gives the same report, `trace` included, which is a
-checksum over all that clients saw and when. A violation is raised as `Violation`, whose message says how to
-replay it.
+checksum over all that clients saw and when. A violation is raised as `InvariantViolated`, whose message says
+how to replay it.
 """
 
 import logging
@@ -16,27 +16,35 @@ import anyio
 import tokenizers
 from anyio.abc import TaskGroup
 
-from personae.actors import back
-from personae.actors.adapter_store import AdapterStore
-from personae.actors.blackbox import BlackBox
-from personae.actors.company import raise_curtain
-from personae.actors.front import LocalClient, LocalStream
-from personae.actors.kit.actor import Cell, alone
+from personae.actors.enginecore import core
+from personae.actors.enginecore.adapter_store import AdapterStore
+from personae.actors.enginecore.step_recorder import StepRecorder
+from personae.actors.frontend.frontend import LocalClient, LocalStream
+from personae.actors.frontend.probation import GUILTY
+from personae.actors.kit.actor import ActorCell, alone
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import Supervisor
+from personae.actors.multi_process import launch_processes
 from personae.actors.options import EngineOptions
-from personae.actors.probation import GUILTY
-from personae.actors.process import BackProcess
-from personae.actors.script import Script
+from personae.actors.process import CoreProcess
 from personae.actors.simulation.faults import Faults
-from personae.actors.simulation.libraries import Grammars, Library
+from personae.actors.simulation.libraries import SimulatedAdapters, SimulatedGrammars
 from personae.actors.simulation.loop import SimulationLoop
-from personae.actors.simulation.machine import EOS, VOCABULARY, Device, Truth
+from personae.actors.simulation.machine import EOS, VOCABULARY, SimulatedDevice, Truth
 from personae.actors.simulation.process import SimulatedProcess
-from personae.actors.simulation.scenario import Report, Scenario
+from personae.actors.simulation.scenario import Scenario, SimulationReport
 from personae.actors.simulation.trouble import Wrong
-from personae.actors.simulation.witness import Sequence, WatchedScheduler, Witness, idle
-from personae.actors.simulation.workload import BAD, BROKEN, PANICS, POISON, THINKS, Request, requests
+from personae.actors.simulation.witness import ObservedSequence, WatchedScheduler, Witness, idle
+from personae.actors.simulation.workload import (
+    BAD,
+    BROKEN,
+    PANICS,
+    POISON,
+    THINKS,
+    SimulatedRequest,
+    requests,
+)
+from personae.actors.spec import EngineSpec
 from personae.actors.wire import Facts
 from personae.engine.config import GenerationDefaults
 from personae.engine.plan import MemoryLayout
@@ -44,8 +52,8 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import (
     GRAMMAR_TOO_SLOW,
-    BackDied,
-    BackHangs,
+    EngineCoreDied,
+    EngineCoreHangs,
     EngineLost,
     GrammarError,
     LoadError,
@@ -62,7 +70,7 @@ HANG_SECONDS = 4.0
 SETTLE_SECONDS = 30.0  # what was begun for one who left, a compile or a placement, may take its time
 
 
-class Violation(AssertionError):
+class InvariantViolated(AssertionError):
     """Something that must always hold did not; how to see it again is in the message."""
 
 
@@ -73,14 +81,14 @@ class World:
         self.scenario = scenario
         self.loop = loop
         self.process: SimulatedProcess | None = None
-        self.device: Device | None = None
-        self.lives = 0
+        self.device: SimulatedDevice | None = None
+        self.epochs = 0
         self.lulls = 0
         self.busy = 0.0
         self.faults = Faults(loop, scenario.seed, scenario.faults_every, scenario.kinds, lambda: self.process)
         self.witness = Witness(
             loop.time,
-            lambda: self.lives,
+            lambda: self.epochs,
             scenario.longest_wait,
             outage=2 * HANG_SECONDS + 2 * scenario.costs.start + 5,
             every=scenario.every,
@@ -95,18 +103,18 @@ class World:
         )
         self._dice = random.Random(scenario.seed)
         self._living: set[str] = set()
-        self._deaths: dict[str, int] = {}  # of Back, by the sequences that were aboard
+        self._deaths: dict[str, int] = {}  # of the engine core, by the sequences that were aboard
         self._client: LocalClient
         self._tasks: TaskGroup
         self._wrong: BaseException | None = None
 
-    async def run(self) -> Report:
+    async def run(self) -> SimulationReport:
         """From the first request to the last."""
         options = EngineOptions(Path("simulation"))
         tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), eos_ids=EOS)
         try:
             async with anyio.create_task_group() as self._tasks:
-                async with raise_curtain(
+                async with launch_processes(
                     self._launch,
                     options,
                     tokenizer,
@@ -115,8 +123,8 @@ class World:
                     hang_seconds=HANG_SECONDS,
                     max_live=self.scenario.max_live,
                     window=self.scenario.window,
-                ) as company:
-                    self._client = company.client
+                ) as engine_processes:
+                    self._client = engine_processes.client
                     self._tasks.start_soon(self.faults.run)
                     sent = await self._open_the_doors()
                 self._tasks.cancel_scope.cancel()
@@ -126,14 +134,14 @@ class World:
         if self._wrong is not None:
             raise self._wrong
         witness = self.witness
-        return Report(
+        return SimulationReport(
             self.scenario,
             self.loop.time(),
             sent,
             witness.tokens,
             witness.steps,
             self.loop.steps,
-            self.lives - 1,
+            self.epochs - 1,
             witness.outcomes,
             self.faults.struck,
             self.lulls,
@@ -162,7 +170,7 @@ class World:
         await self._wait_for_silence()
         return sent
 
-    async def _be_client(self, request: Request) -> None:
+    async def _be_client(self, request: SimulatedRequest) -> None:
         try:
             await self._ask(request)
         except Exception as error:
@@ -170,10 +178,11 @@ class World:
         finally:
             self._living.discard(request.logs[0].id)
 
-    async def _ask(self, request: Request) -> None:
+    async def _ask(self, request: SimulatedRequest) -> None:
         witness, now = self.witness, self.loop.time()
         seen = {
-            log.id: Sequence(crc32(log.id.encode()), log, Truth(log), now, self.lives) for log in request.logs
+            log.id: ObservedSequence(crc32(log.id.encode()), log, Truth(log), now, self.epochs)
+            for log in request.logs
         }
         how = "left"
         try:
@@ -191,7 +200,9 @@ class World:
                     raise Wrong(f"sequence {sequence.log.id} has no end")
                 witness.end(sequence, how)
 
-    async def _read(self, stream: LocalStream, request: Request, seen: dict[str, Sequence]) -> None:
+    async def _read(
+        self, stream: LocalStream, request: SimulatedRequest, seen: dict[str, ObservedSequence]
+    ) -> None:
         leaves, read = request.leaves_after, 0
         if leaves == 0:
             return
@@ -210,7 +221,7 @@ class World:
             if request.naps:
                 await anyio.sleep(request.naps)
 
-    def _allowed(self, request: Request, error: PersonaeError) -> str:
+    def _allowed(self, request: SimulatedRequest, error: PersonaeError) -> str:
         """The name of an error that this request may end with. Anything else is raised."""
         log = request.logs[0]
         source = log.grammar.source if log.grammar is not None else ""
@@ -235,11 +246,11 @@ class World:
 
     async def _wait_for_silence(self) -> None:
         """Until all have ended; then nothing of them may be left anywhere."""
-        lost = self._client._front.lost
-        begun, lives = self.loop.time(), self.lives
+        lost = self._client._frontend.lost
+        begun, epochs = self.loop.time(), self.epochs
         while self._living or not (self._client.stats().ready or lost.is_set()):
             await anyio.sleep(0.25)
-            outages = (self.lives - lives + 1) * self.witness.outage
+            outages = (self.epochs - epochs + 1) * self.witness.outage
             if self.loop.time() - begun > self.scenario.longest_wait + outages:
                 raise Wrong(f"never ended: {sorted(self._living) or 'the outage'}")
         await anyio.sleep(SETTLE_SECONDS)
@@ -250,9 +261,9 @@ class World:
             return
         process = self.process
         assert process is not None
-        houses = [self._client._front._house] + ([process.back] if process.back else [])
+        houses = [self._client._frontend._supervisor] + ([process.core] if process.core else [])
         actors = {path: actor for house in houses for path, actor in _actors(house)}
-        idle(actors, self.lives)
+        idle(actors, self.epochs)
         if self.device is not None:
             held = {
                 digest
@@ -266,29 +277,29 @@ class World:
                 raise Wrong(f"all have ended, and slots are still taken: {list(self.device.slots)}")
         self.lulls += 1
 
-    # Back's process
+    # The engine core's process
 
-    async def _launch(self) -> BackProcess:
+    async def _launch(self) -> CoreProcess:
         scenario, loop, costs = self.scenario, self.loop, self.scenario.costs
         threads = loop.threads
-        self.lives += 1
+        self.epochs += 1
         fails, self.faults.load_fails = self.faults.load_fails, False
 
-        def build_device() -> Device:
+        def build_device() -> SimulatedDevice:
             if self.device is not None:
                 self.busy += self.device.busy
-            self.device = Device(self.layout, scenario.places, costs, threads, self.faults)
+            self.device = SimulatedDevice(self.layout, scenario.places, costs, threads, self.faults)
             return self.device
 
-        script = Script(
+        engine_spec = EngineSpec(
             build_step_engine=build_device,
             build_scheduler=lambda: WatchedScheduler(self.layout, self.witness),
-            build_compiler=lambda: Grammars(costs, threads, self.faults),
+            build_compiler=lambda: SimulatedGrammars(costs, threads, self.faults),
             layout=self.layout,
             vocab_size=VOCABULARY,
-            tokenizer=None,  # type: ignore[arg-type]  # Back has no use for it
+            tokenizer=None,  # type: ignore[arg-type]  # The engine core has no use for it
             models={},
-            library=Library(costs, threads, self.faults, keep=4 * scenario.places),
+            library=SimulatedAdapters(costs, threads, self.faults, keep=4 * scenario.places),
             salt=lambda tenant: b"",  # the requests bring theirs
             max_live=scenario.max_live,
             window=scenario.window,
@@ -299,26 +310,26 @@ class World:
             AdapterBounds(LoraShapes(1, {}), 64, 1e9),
         )  # fmt: skip
         process = SimulatedProcess(
-            loop, self._dice, self.lives, back.serve, script, facts, costs.start, fails, self._note_end
+            loop, self._dice, self.epochs, core.serve, engine_spec, facts, costs.start, fails, self._note_end
         )
         self.process = process
         self._tasks.start_soon(process.run)
         return process
 
-    def _note_end(self, box: BlackBox, error: BaseException | None) -> None:
-        """Back's process has ended."""
-        if (last := box.read()) is not None:
-            for id in last.aboard:
+    def _note_end(self, recorder: StepRecorder, error: BaseException | None) -> None:
+        """The engine core's process has ended."""
+        if (last := recorder.read()) is not None:
+            for id in last.on_device:
                 self._deaths[id] = self._deaths.get(id, 0) + 1
         if error is not None and not self.faults.explains(error):
             self._stop(error)
 
     def _incident(self, incident: Incident) -> None:
-        """An actor of Front has died; of the process that Back is, its host."""
+        """An actor of the frontend has died; of the process that the engine core is, its host."""
         error = incident.error
-        if error is None or isinstance(error, BackDied | LoadError):
+        if error is None or isinstance(error, EngineCoreDied | LoadError):
             return  # why it died is told to `_note_end`; what killed it is a fault
-        if isinstance(error, BackHangs) and self.faults.struck.keys() & {"hang", "stop", "lost"}:
+        if isinstance(error, EngineCoreHangs) and self.faults.struck.keys() & {"hang", "stop", "lost"}:
             return
         if isinstance(error, RestartsExhausted) and incident.path == "personae/back":
             return
@@ -339,11 +350,11 @@ def _actors(house: Supervisor) -> list[tuple[str, object]]:
     return [
         (child.node.path, child.node.actor)
         for child in house.children
-        if isinstance(child.node, Cell) and child.node.actor is not None
+        if isinstance(child.node, ActorCell) and child.node.actor is not None
     ]
 
 
-def simulate(scenario: Scenario) -> Report:
+def simulate(scenario: Scenario) -> SimulationReport:
     """Run a scenario. Raises Violation."""
     loops: list[SimulationLoop] = []
 
@@ -351,7 +362,7 @@ def simulate(scenario: Scenario) -> Report:
         loops.append(SimulationLoop(scenario.seed))
         return loops[0]
 
-    async def run() -> Report:
+    async def run() -> SimulationReport:
         return await World(scenario, loops[0]).run()
 
     logger = logging.getLogger("personae")
@@ -360,6 +371,6 @@ def simulate(scenario: Scenario) -> Report:
     try:
         return anyio.run(run, backend_options={"loop_factory": make_loop})
     except Exception as error:
-        raise Violation(f"{alone(error)}\nreplay: {scenario!r}") from error
+        raise InvariantViolated(f"{alone(error)}\nreplay: {scenario!r}") from error
     finally:
         logger.setLevel(level)

@@ -26,9 +26,9 @@ from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Identity
 from personae.errors import Conflict, LoadError, NotFound, QuotaExceeded, StorageFailed
 from personae.lora.bounds import AdapterBounds
-from personae.lora.pace import Pace
 from personae.lora.peft import read_adapter, targets
 from personae.lora.stored import store, stored_bytes
+from personae.lora.throttle import Throttle
 
 STAGING = "staging"
 
@@ -217,12 +217,12 @@ class Registry:
     def _read(self, folder: Path, room: "_Room") -> tuple[str, dict[str, int], _Traits]:
         """Digest, ranks and traits; the tensors' memory goes here, where no stream waits for it. The folder
         has the file then that the adapter is placed from: many layers' worth, if only one has ranks."""
-        pace, shapes, kind = Pace(), self._bounds.shapes, self._bounds.stored
-        adapter = read_adapter(folder, shapes, pace.rest)
+        throttle, shapes, kind = Throttle(), self._bounds.shapes, self._bounds.stored
+        adapter = read_adapter(folder, shapes, throttle.rest)
         self._bounds.check(adapter)
         if kind is not None:
             room.check(_bytes_in(folder) + stored_bytes(adapter, shapes, kind))
-            store(adapter, folder, shapes, kind, pace.rest)
+            store(adapter, folder, shapes, kind, throttle.rest)
         return adapter.digest, dict(adapter.ranks), _Traits(adapter.traits(), adapter.invocation)
 
     def _commit(self, folder: Path, digest: str, row: tuple[object, ...]) -> None:

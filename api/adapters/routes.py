@@ -13,10 +13,10 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from personae.api.adapters.form import copy_folder, read_adapter_form
 from personae.api.adapters.registry import AdapterRecord, Registry, no_such_adapter
+from personae.api.adapters.upload import copy_folder, read_adapter_form
 from personae.api.body import read_json
-from personae.api.door import Door, door_of
+from personae.api.context import RequestContext, context_of
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import receiving
 from personae.api.respond import json_response
@@ -81,16 +81,16 @@ class UnloadRequest(Body):
 )
 async def create_adapter(request: Request) -> Response:
     """Upload an adapter; it can be used when the answer comes."""
-    door = door_of(request)
-    registry, who = _registry(door), door.caller.identity
+    context = context_of(request)
+    registry, who = _registry(context), context.caller.identity
     async with receiving(request, registry, who) as (stream, folder):
         kind = request.headers.get("content-type", "")
-        form = await read_adapter_form(stream, kind, folder, door.settings.max_upload_bytes)
+        form = await read_adapter_form(stream, kind, folder, context.settings.max_upload_bytes)
         name, replace, shared = _checked(form.name), form.flag("replace"), form.flag("shared")
         if shared and who.role != "admin":
             raise Forbidden("Only an admin's key may share an adapter with all tenants.", param="shared")
-        if form.base_model is not None and form.base_model not in door.bases:
-            raise RequestError(f"The base model here is `{door.base}`.", param="base_model")
+        if form.base_model is not None and form.base_model not in context.bases:
+            raise RequestError(f"The base model here is `{context.base}`.", param="base_model")
         registry.check_name(who, name, replace)
         record = await registry.add(who, name, folder, replace=replace, shared=shared)
     return json_response(record, 201)
@@ -99,16 +99,16 @@ async def create_adapter(request: Request) -> Response:
 @operation("GET", "/v1/adapters", answers={200: AdapterList}, refuses=(404,))
 async def list_adapters(request: Request) -> Response:
     """List the tenant's own adapters and the shared ones."""
-    door = door_of(request)
-    return json_response(AdapterList(_registry(door).list(door.caller.tenant)))
+    context = context_of(request)
+    return json_response(AdapterList(_registry(context).list(context.caller.tenant)))
 
 
 @operation("GET", "/v1/adapters/{name}", answers={200: AdapterRecord}, refuses=(404,))
 async def get_adapter(request: Request) -> Response:
     """Show an adapter."""
-    door, name = door_of(request), request.path_params["name"]
-    record = _registry(door).find(door.caller.tenant, name)
-    if record is None and name in door.client.models(door.caller.tenant):
+    context, name = context_of(request), request.path_params["name"]
+    record = _registry(context).find(context.caller.tenant, name)
+    if record is None and name in context.client.models(context.caller.tenant):
         raise NotFound(
             f"`{name[:80]}` was not uploaded; /v1/models/{name[:80]} shows it.",
             param="name",
@@ -122,8 +122,8 @@ async def get_adapter(request: Request) -> Response:
 @operation("DELETE", "/v1/adapters/{name}", answers={200: AdapterDeleted}, refuses=(404, 409))
 async def delete_adapter(request: Request) -> Response:
     """Remove one of the tenant's own adapters: requests that run finish; new ones find nothing."""
-    door, name = door_of(request), request.path_params["name"]
-    await _registry(door).remove(door.caller.tenant, name)
+    context, name = context_of(request), request.path_params["name"]
+    await _registry(context).remove(context.caller.tenant, name)
     return json_response(AdapterDeleted(name))
 
 
@@ -137,16 +137,16 @@ async def delete_adapter(request: Request) -> Response:
 )
 async def load_lora_adapter(request: Request) -> Response:
     """Share an adapter from a folder below one of the configured roots, as in vLLM."""
-    door = door_of(request)
-    registry, who = _registry(door), door.caller.identity
-    body = await read_json(request, LoadRequest, door)
+    context = context_of(request)
+    registry, who = _registry(context), context.caller.identity
+    body = await read_json(request, LoadRequest, context)
     name = _checked(body.lora_name, "lora_name")
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
-    source = await to_thread.run_sync(_below, body.lora_path, door.settings.adapter_roots)
+    source = await to_thread.run_sync(_below, body.lora_path, context.settings.adapter_roots)
     async with registry.stage_in_turn(who.tenant) as folder:
         try:
-            await to_thread.run_sync(copy_folder, source, folder, door.settings.max_upload_bytes)
+            await to_thread.run_sync(copy_folder, source, folder, context.settings.max_upload_bytes)
         except OSError as error:
             if (failure := storage_failure(error)) is not None:
                 raise failure from error
@@ -166,10 +166,10 @@ async def load_lora_adapter(request: Request) -> Response:
 )
 async def unload_lora_adapter(request: Request) -> Response:
     """Remove a shared adapter, as in vLLM."""
-    door = door_of(request)
-    body = await read_json(request, UnloadRequest, door)
+    context = context_of(request)
+    body = await read_json(request, UnloadRequest, context)
     with _as_in_vllm():
-        await _registry(door).remove(door.caller.tenant, body.lora_name)
+        await _registry(context).remove(context.caller.tenant, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -184,10 +184,10 @@ def _as_in_vllm() -> Iterator[None]:
         raise
 
 
-def _registry(door: Door) -> Registry:
-    if door.registry is None:
+def _registry(context: RequestContext) -> Registry:
+    if context.registry is None:
         raise NotFound("This server takes no adapters while it runs.", code="unknown_url")
-    return door.registry
+    return context.registry
 
 
 def _checked(name: str | None, field: str = "name") -> str:

@@ -10,13 +10,13 @@ import msgspec
 
 from personae.api import chat, completions
 from personae.api.batches.input import ENDPOINTS
-from personae.api.batches.model import InputLine, OutputLine, Response
+from personae.api.batches.model import BatchResponse, InputLine, OutputLine
 from personae.api.batches.store import new_id
-from personae.api.door import Door
+from personae.api.context import RequestContext
 from personae.api.generation import Job
 from personae.api.responses import routes as responses
 from personae.api.responses.request import ResponsesRequest
-from personae.api.stream import AnswerForm, encoded
+from personae.api.stream import AnswerBuilder, encoded
 from personae.api.tenants.access import Caller
 from personae.api.tenants.store import Identity
 from personae.api.wire.decode import LONG, decode
@@ -25,7 +25,7 @@ from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import Overloaded, QuotaExceeded, RateLimited, Unauthorized
 
 
-class Again(Exception):
+class RetryLater(Exception):
     """Not now: ask again in so many seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -33,19 +33,21 @@ class Again(Exception):
         self.seconds = seconds
 
 
-class Call:
+class BatchCall:
     """A request on its way. `prepare` it, then `run` it; each raises Again when there is no room for it now.
 
     With `who` None its tenant has been revoked.
     """
 
-    def __init__(self, door: Door, who: Identity | None, line: InputLine) -> None:
+    def __init__(self, context: RequestContext, who: Identity | None, line: InputLine) -> None:
         self._caller = None if who is None else Caller(who)
-        self._door = door if self._caller is None else replace(door, caller=self._caller, background=True)
+        self._context = (
+            context if self._caller is None else replace(context, caller=self._caller, background=True)
+        )
         self._line = line
         self._request_id = uuid.uuid4().hex
         self._job: Job | None = None
-        self._form: AnswerForm | None = None
+        self._form: AnswerBuilder | None = None
         self.result: OutputLine | None = None
 
     @property
@@ -58,16 +60,16 @@ class Call:
         try:
             if self._caller is None:
                 raise Unauthorized("The tenant of this batch has been revoked.")
-            if self._door.batches is not None:
-                self._door.batches.check_room_for_results(self._caller.identity)
+            if self._context.batches is not None:
+                self._context.batches.check_room_for_results(self._caller.identity)
             body = await self._decoded(self._caller)
             match body:
                 case ChatRequest():
-                    self._job, self._form = await chat.admit(self._door, body)
+                    self._job, self._form = await chat.admit(self._context, body)
                 case CompletionRequest():
-                    self._job, self._form = await completions.admit(self._door, body)
+                    self._job, self._form = await completions.admit(self._context, body)
                 case ResponsesRequest():
-                    self._job, self._form = await responses.admit(self._door, body)
+                    self._job, self._form = await responses.admit(self._context, body)
             self._job.deadline = math.inf  # the batch has one
         except Exception as error:
             self._fail(error)
@@ -78,13 +80,13 @@ class Call:
     async def _decoded(self, caller: Caller) -> ChatRequest | CompletionRequest | ResponsesRequest:
         """The body, off the event loop if it is long."""
         text = bytes(self._line.body)
-        type, settings = ENDPOINTS[self._line.url], self._door.settings
+        type, settings = ENDPOINTS[self._line.url], self._context.settings
         caller.body_size = len(text)
         read = partial(decode, text, type, settings.max_json_depth, unknown=settings.unknown_fields)
         if len(text) <= LONG:
             return read()
-        await self._door.take_turn()
-        return await self._door.off_loop(read)
+        await self._context.take_turn()
+        return await self._context.off_loop(read)
 
     async def run(self) -> None:
         """Answer it; sets `result`."""
@@ -92,7 +94,7 @@ class Call:
         assert self._form is not None
         try:
             parts = await self._job.gather(_nobody)
-            self._end(200, await encoded(self._door, self._form, parts))
+            self._end(200, await encoded(self._context, self._form, parts))
         except Exception as error:
             self._fail(error)
 
@@ -103,7 +105,7 @@ class Call:
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, RateLimited | Overloaded) and not isinstance(error, QuotaExceeded):
-            raise Again(error.retry_after or 1.0)
+            raise RetryLater(error.retry_after or 1.0)
         shown = visible(error, self._request_id)
         self._end(shown.status, msgspec.json.encode(error_answer(shown)))
 
@@ -111,7 +113,7 @@ class Call:
         self.result = OutputLine(
             new_id("batch_req"),
             self._line.custom_id,
-            Response(status, self._request_id, msgspec.Raw(body)),
+            BatchResponse(status, self._request_id, msgspec.Raw(body)),
             None,
         )
 

@@ -16,7 +16,7 @@ from personae.api.wire.decode import LONG, decode
 from personae.api.wire.json_scan import check_keys
 from personae.api.wire.schema import ChatRequest, CompletionRequest
 from personae.errors import RequestError, UnsupportedParameter
-from personae.lora.pace import Pace
+from personae.lora.throttle import Throttle
 
 ENDPOINTS: dict[str, type[ChatRequest] | type[CompletionRequest] | type[ResponsesRequest]] = {
     "/v1/chat/completions": ChatRequest,
@@ -40,7 +40,7 @@ class Checked(msgspec.Struct):
 
 def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
     """Read all of it. Stops after as many errors as are told."""
-    found, seen, pace = Checked(), dict[str, int](), Pace()
+    found, seen, throttle = Checked(), dict[str, int](), Throttle()
     with path.open("rb") as file:
         for number, text in _lines(file.readline, settings.max_body_bytes):
             if len(found.errors) >= MOST_ERRORS:
@@ -53,7 +53,7 @@ def check(path: Path, endpoint: str, settings: ApiSettings) -> Checked:
                 break
             found.total += 1
             if len(text) > LONG:
-                pace.rest()
+                throttle.rest()
             try:
                 if len(text) > settings.max_body_bytes:
                     raise RequestError(

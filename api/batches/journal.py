@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from personae.api.batches.model import BatchUsage, Counts, NotRun, OutputLine, Response
+from personae.api.batches.model import BatchResponse, BatchUsage, Counts, NotRun, OutputLine
 from personae.api.http.upload import sync_folder
 from personae.api.wire.answers import CachedTokens, ReasoningTokens
 from personae.lora.disk import check_free
@@ -148,5 +148,5 @@ class Journal:
 
 
 def _file_of(line: OutputLine) -> str:
-    response: Response | None = line.response
+    response: BatchResponse | None = line.response
     return OUTPUT if response is not None and response.status_code == 200 else ERRORS

@@ -87,7 +87,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, status=status, **{f"{status}_at": int(now)}, **changes)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class BatchEntry(msgspec.Struct, frozen=True):
     """What is kept of a batch: whose it is, and what its end will be once it is finalizing.
 
     `keep` is how many seconds its output files are kept; None for ever.
@@ -127,7 +127,7 @@ class InputLine(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-class Response(msgspec.Struct, frozen=True):
+class BatchResponse(msgspec.Struct, frozen=True):
     """What the request would have got over HTTP."""
 
     status_code: int
@@ -147,5 +147,5 @@ class OutputLine(msgspec.Struct, frozen=True):
 
     id: str
     custom_id: str
-    response: Response | None
+    response: BatchResponse | None
     error: NotRun | None

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import anyio
 from anyio import CancelScope, Event, Lock, Semaphore, to_thread
 
-from personae.api.batches.call import Again, Call
+from personae.api.batches.call import BatchCall, RetryLater
 from personae.api.batches.input import Requests
 from personae.api.batches.journal import Journal
 from personae.api.batches.model import InputLine, OutputLine
-from personae.api.batches.room import Room
+from personae.api.batches.semaphore import SequenceSemaphore
 from personae.api.tenants.bodies import Hold
 
 logger = logging.getLogger(__name__)
@@ -20,15 +20,15 @@ _LEAST_WAIT = 1.0  # seconds until a request is asked again
 _READ = 16  # requests read at a time
 _DISK_RETRY = 10.0  # seconds after the disk would not take a result
 
-MakeCall = Callable[[InputLine], Call]
+MakeCall = Callable[[InputLine], BatchCall]
 MakeHold = Callable[[], Hold]
 
 
-class Run:
+class BatchRun:
     """From the first request without a result to the last one. However it ends, results are on disk."""
 
     def __init__(
-        self, journal: Journal, requests: Requests, call: MakeCall, room: Room, hold: MakeHold
+        self, journal: Journal, requests: Requests, call: MakeCall, room: SequenceSemaphore, hold: MakeHold
     ) -> None:
         self._journal = journal
         self._requests = requests
@@ -77,7 +77,7 @@ class Run:
                 taken = await self._room.take(call.sequences)
                 await call.run()
             return call.result
-        except Again as later:
+        except RetryLater as later:
             self._room.give(taken)
             taken = 0
             await anyio.sleep(max(later.seconds, _LEAST_WAIT))

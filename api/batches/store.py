@@ -8,12 +8,12 @@ import msgspec
 from anyio import Lock, to_thread
 from msgspec.structs import replace
 
-from personae.api.batches.model import MOVES, Batch, Entry, Status
+from personae.api.batches.model import MOVES, Batch, BatchEntry, Status
 from personae.api.files.store import FileRecord, FileStore
 from personae.api.tenants.data import DataDir
 from personae.errors import NotFound
 
-_decode = msgspec.json.Decoder(Entry).decode
+_decode = msgspec.json.Decoder(BatchEntry).decode
 
 
 class BatchStore:
@@ -25,7 +25,7 @@ class BatchStore:
         self._clock = clock
         self._lock = Lock()
 
-    def find(self, tenant: str, id: str) -> Entry:
+    def find(self, tenant: str, id: str) -> BatchEntry:
         """The tenant's batch. Raises NotFound."""
         rows = self._data.rows("select entry from batches where id = ? and tenant = ?", (id, tenant))
         if not rows:
@@ -45,7 +45,7 @@ class BatchStore:
         )
         return [_decode(row[0]).batch for row in rows[:limit]], len(rows) > limit
 
-    def unfinished(self, tenant: str | None = None) -> list[Entry]:
+    def unfinished(self, tenant: str | None = None) -> list[BatchEntry]:
         """All that have not come to an end, the oldest first; of one tenant or of all."""
         marks = ", ".join("?" * len(MOVES))
         rows = self._data.rows(
@@ -55,11 +55,11 @@ class BatchStore:
         )
         return [_decode(row[0]) for row in rows]
 
-    async def add(self, entry: Entry, most_ended: int) -> None:
+    async def add(self, entry: BatchEntry, most_ended: int) -> None:
         """Keep a new one; of the tenant's that have ended only the newest `most_ended` stay."""
         await to_thread.run_sync(self._insert, entry, most_ended)
 
-    async def move(self, entry: Entry, status: Status, **changes: object) -> Entry:
+    async def move(self, entry: BatchEntry, status: Status, **changes: object) -> BatchEntry:
         """Give the batch its next status, and `changes` to it; what it is now.
 
         Does nothing where that status cannot follow: somebody else was faster.
@@ -76,8 +76,8 @@ class BatchStore:
             return now
 
     async def finish(
-        self, entry: Entry, files: tuple[FileRecord, ...], status: Status, **changes: object
-    ) -> Entry:
+        self, entry: BatchEntry, files: tuple[FileRecord, ...], status: Status, **changes: object
+    ) -> BatchEntry:
         """The end: the rows of its files, whose contents are in place, and its last status, all at once."""
         async with self._lock:
             now = self.find(entry.tenant, entry.batch.id)
@@ -85,7 +85,7 @@ class BatchStore:
             await to_thread.run_sync(self._update, now, files)
             return now
 
-    def _insert(self, entry: Entry, most_ended: int) -> None:
+    def _insert(self, entry: BatchEntry, most_ended: int) -> None:
         marks = ", ".join("?" * len(MOVES))
         with self._data.write() as db:
             batch = entry.batch
@@ -99,18 +99,18 @@ class BatchStore:
                 (entry.tenant, *MOVES, most_ended),
             )
 
-    def _update(self, entry: Entry, files: tuple[FileRecord, ...]) -> None:
+    def _update(self, entry: BatchEntry, files: tuple[FileRecord, ...]) -> None:
         with self._data.write() as db:
             for record in files:
                 self._files.insert(db, entry.tenant, record)
             _set(db, entry)
 
-    def _cancel(self, entry: Entry, _: tuple[FileRecord, ...]) -> None:
+    def _cancel(self, entry: BatchEntry, _: tuple[FileRecord, ...]) -> None:
         """As `_update`, also on a full disk: a batch that is cancelled fills it no further."""
         self._data.urgently(lambda db: _set(db, entry))
 
 
-def _set(db: Connection, entry: Entry) -> None:
+def _set(db: Connection, entry: BatchEntry) -> None:
     db.execute(
         "update batches set status = ?, entry = ? where id = ?",
         (entry.batch.status, msgspec.json.encode(entry).decode(), entry.batch.id),

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from starlette.types import ASGIApp
 
-from personae.actors.kit.collector import spare_what_is_here
-from personae.actors.kit.turns import take_short_turns
+from personae.actors.kit.gc_tuning import spare_what_is_here
+from personae.actors.kit.switch_interval import shorten_switch_interval
 from personae.api.adapters.registry import Registry
 from personae.api.app import create_app
-from personae.api.batches.desk import Batches
+from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
-from personae.api.http.server import Server, bind, url
+from personae.api.http.server import HttpServer, bind, url
 from personae.api.local import open_engine
 from personae.api.options import AccessOptions, Opened, ServeOptions
 from personae.api.settings import serve_settings
@@ -60,7 +60,7 @@ def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> N
         logger.info("stopped")
 
 
-async def serve_until_lost(server: Server, listener: socket.socket, opened: Opened) -> None:
+async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: Opened) -> None:
     """Serve until told to stop. When the engine fails for good, say so for a while; then raise EngineLost."""
     lost = False
 
@@ -113,14 +113,14 @@ async def _serve(
 
             def on_ready() -> None:
                 spare_what_is_here()
-                take_short_turns()
+                shorten_switch_interval()
                 print(f"personae ready {url(listener)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
 
             settings = serve_settings(options, opened, access)
             lasting = access.data_dir is not None
             with (
                 _registry(opened, data) as registry,
-                closing(Batches(data, tenants, lasting=lasting)) as batches,
+                closing(BatchManager(data, tenants, lasting=lasting)) as batches,
             ):
                 app = create_app(
                     client,
@@ -130,13 +130,13 @@ async def _serve(
                     batches=batches,
                     tracing=tracing,
                 )
-                _tell(opened, app.state.door.family, access)
+                _tell(opened, app.state.context.family, access)
                 named = options.default_model
                 if named is not None and named not in models:
                     known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
                     if not known:
                         logger.warning("there is no model %r yet, which is to be the default", named)
-                server = Server(
+                server = HttpServer(
                     traced(app),
                     settings,
                     drain_seconds=options.drain_timeout,
@@ -144,7 +144,7 @@ async def _serve(
                     end_all=opened.end_all,
                     describe=opened.describe,
                 )
-                async with batches.running(app.state.door):
+                async with batches.running(app.state.context):
                     await serve_until_lost(server, listener, opened)
     finally:
         progress.stop()

@@ -24,13 +24,13 @@ def seeds(
 ) -> None:
     """Draw random scenarios with faults. Looks for anything that must not happen."""
     from personae.actors.simulation.swarm import draw
-    from personae.actors.simulation.world import Violation, simulate
+    from personae.actors.simulation.world import InvariantViolated, simulate
 
     wrong = 0
     for seed in range(first, first + count):
         try:
             simulate(draw(seed, requests))
-        except Violation as violation:
+        except InvariantViolated as violation:
             wrong += 1
             typer.echo(f"seed {seed}: {violation}")
     typer.echo(f"{count} seeds, {wrong} with violations")
@@ -106,15 +106,17 @@ def capacity(
     chart_file: Annotated[Path | None, typer.Option("--chart", help="Write an SVG here.")] = None,
 ) -> None:
     """Find how many replicas some traffic needs to meet its goals."""
-    from personae.actors.simulation.capacity import Goal, answers, chart
+    from personae.actors.simulation.capacity import LatencyGoal, answers, chart
     from personae.actors.simulation.scenario import Scenario
     from personae.actors.simulation.trouble import Costs
-    from personae.actors.simulation.workload import Workload
+    from personae.actors.simulation.workload import SimulatedWorkload
 
     given: dict[str, Any] = _numbers(costs, {field.name for field in fields(Costs)} - {"runs_ahead"})
     scenario = Scenario(
         seed,
-        Workload(requests, rate, adapters=adapters, prompt=(1, prompt), answer=(1, answer), leaves=0, slow=0),
+        SimulatedWorkload(
+            requests, rate, adapters=adapters, prompt=(1, prompt), answer=(1, answer), leaves=0, slow=0
+        ),
         replace(Costs(), **given),
         pages=-(-kv_tokens // 16),
         page_size=16,
@@ -125,7 +127,7 @@ def capacity(
         max_live=4096,
         longest_wait=float("inf"),
     )
-    goal = Goal(first_goal, token_goal, share)
+    goal = LatencyGoal(first_goal, token_goal, share)
     typer.echo(f"{'replicas':>8}{'first token, s':>16}{'each token, ms':>16}{'refused':>9}{'busy':>6}")
     found = []
     for each in answers(scenario, goal, most):

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from personae.api.door import Door, door_of
+from personae.api.context import RequestContext, context_of
 from personae.api.files.store import KEPT, FileRecord, expiry
 from personae.api.http.operation import Content, operation
 from personae.api.http.upload import read_form, receiving
@@ -17,7 +17,7 @@ from personae.api.respond import json_response
 from personae.errors import NotFound, RequestError, UnsupportedParameter
 
 if TYPE_CHECKING:
-    from personae.api.batches.desk import Batches
+    from personae.api.batches.manager import BatchManager
 
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _MAX_FILENAME = 255
@@ -72,15 +72,15 @@ class ListFiles(msgspec.Struct):
 )
 async def create_file(request: Request) -> Response:
     """Upload a file of requests for a batch."""
-    door = door_of(request)
-    files, who = batches_of(door).files, door.caller.identity
+    context = context_of(request)
+    files, who = batches_of(context).files, context.caller.identity
     async with receiving(request, files, who) as (stream, folder):
         form = await read_form(
             stream,
             request.headers.get("content-type", ""),
             folder,
             texts=("purpose", ANCHOR, SECONDS),
-            files={"file": door.settings.max_file_bytes},
+            files={"file": context.settings.max_file_bytes},
         )
         _check_purpose(form.texts.get("purpose"))
         record = await files.add(
@@ -96,13 +96,13 @@ async def create_file(request: Request) -> Response:
 @operation("GET", "/v1/files", query=ListFiles, answers={200: FileList}, refuses=(404,))
 async def list_files(request: Request) -> Response:
     """List the tenant's files, a page at a time."""
-    door = door_of(request)
+    context = context_of(request)
     query = request.query_params
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("`order` must be asc or desc.", param="order")
-    data, more = batches_of(door).files.page(
-        door.caller.tenant,
+    data, more = batches_of(context).files.page(
+        context.caller.tenant,
         query.get("purpose"),
         query.get("after"),
         page_size(request, 10_000, 10_000),
@@ -114,8 +114,8 @@ async def list_files(request: Request) -> Response:
 @operation("GET", "/v1/files/{id}", answers={200: FileRecord}, refuses=(404,))
 async def get_file(request: Request) -> Response:
     """Show a file."""
-    door = door_of(request)
-    return json_response(batches_of(door).files.find(door.caller.tenant, request.path_params["id"]))
+    context = context_of(request)
+    return json_response(batches_of(context).files.find(context.caller.tenant, request.path_params["id"]))
 
 
 @operation(
@@ -126,9 +126,9 @@ async def get_file(request: Request) -> Response:
 )
 async def get_content(request: Request) -> Response:
     """Send what is in a file."""
-    door = door_of(request)
-    files = batches_of(door).files
-    record = files.find(door.caller.tenant, request.path_params["id"])
+    context = context_of(request)
+    files = batches_of(context).files
+    record = files.find(context.caller.tenant, request.path_params["id"])
     return FileResponse(
         files.path(record.id),
         media_type="application/octet-stream",
@@ -139,16 +139,16 @@ async def get_content(request: Request) -> Response:
 @operation("DELETE", "/v1/files/{id}", answers={200: FileDeleted}, refuses=(404, 409))
 async def delete_file(request: Request) -> Response:
     """Remove a file that no batch reads any more."""
-    door, id = door_of(request), request.path_params["id"]
-    await batches_of(door).remove_file(door.caller.tenant, id)
+    context, id = context_of(request), request.path_params["id"]
+    await batches_of(context).remove_file(context.caller.tenant, id)
     return json_response(FileDeleted(id))
 
 
-def batches_of(door: Door) -> "Batches":
+def batches_of(context: RequestContext) -> "BatchManager":
     """The place for files and batches. Raises NotFound where there is none."""
-    if door.batches is None:
+    if context.batches is None:
         raise NotFound("This server keeps no files and runs no batches.", code="unknown_url")
-    return door.batches
+    return context.batches
 
 
 def page_size(request: Request, default: int, most: int) -> int:

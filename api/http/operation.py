@@ -41,7 +41,7 @@ def events(type: Any) -> Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class HeaderParameter:
     """A header that a route reads."""
 
     name: str
@@ -64,7 +64,7 @@ class Operation:
     answers: Mapping[int, Any]
     body: Any = None
     query: Any = None
-    headers: tuple[Parameter, ...] = ()
+    headers: tuple[HeaderParameter, ...] = ()
     refuses: tuple[int, ...] = ()
     admin: bool = False
 
@@ -95,7 +95,7 @@ def operation(
     answers: Mapping[int, Any],
     body: Any = None,
     query: Any = None,
-    headers: tuple[Parameter, ...] = (),
+    headers: tuple[HeaderParameter, ...] = (),
     refuses: tuple[int, ...] = (),
     admin: bool = False,
 ) -> Callable[[Endpoint], Operation]:

@@ -53,7 +53,7 @@ def url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's server; calls `on_ready` once it listens; on SIGINT or SIGTERM finishes what runs and stops.
 
     While it drains it is not ready and refuses requests; what has not finished in `drain_seconds` is ended

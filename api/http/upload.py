@@ -37,7 +37,7 @@ from personae.errors import (
     StorageFailed,
 )
 from personae.lora.disk import check_free
-from personae.lora.pace import Pace
+from personae.lora.throttle import Throttle
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -49,7 +49,7 @@ _STAGED = 16  # uploads at the same time
 _STAGED_BY_TENANT = 4
 
 
-class Shelf(Protocol):
+class UploadTarget(Protocol):
     """Where uploads are kept once they are complete."""
 
     def check_room(self, who: Identity, size: int) -> None:
@@ -61,7 +61,7 @@ class Shelf(Protocol):
 
 @asynccontextmanager
 async def receiving(
-    request: Request, shelf: Shelf, who: Identity
+    request: Request, target: UploadTarget, who: Identity
 ) -> AsyncIterator[tuple[AsyncIterator[bytes], Path]]:
     """The body of an upload for which there is room, and a folder for it that goes when the block ends.
 
@@ -69,10 +69,10 @@ async def receiving(
     and StorageFailed for whatever the disk refuses.
     """
     length = request.headers.get("content-length", "0")
-    shelf.check_room(who, int(length) if length.isdigit() else 0)
+    target.check_room(who, int(length) if length.isdigit() else 0)
     try:
         async with aclosing(request.stream()) as stream:
-            with shelf.stage(who.tenant) as folder:
+            with target.stage(who.tenant) as folder:
                 yield stream, folder
     except ClientDisconnect:
         raise Cancelled("The client went away before its upload was complete.") from None
@@ -80,7 +80,7 @@ async def receiving(
         raise StorageFailed(f"The upload could not be written: {error.strerror}.") from error
 
 
-class Form(msgspec.Struct):
+class MultipartForm(msgspec.Struct):
     """What came: the fields that are texts, and the clients' names of those that are files."""
 
     texts: dict[str, str]
@@ -94,7 +94,7 @@ async def read_form(
     *,
     texts: Collection[str],
     files: Mapping[str, int],
-) -> Form:
+) -> MultipartForm:
     """Read the whole body; the files lie in `folder` and are on disk (fsync) when this returns.
 
     `files` gives each file's most bytes; all of them must be there. What is large is taken in at a pace that
@@ -112,13 +112,13 @@ async def read_form(
     form = _Form(folder, texts, files)
     try:
         parser = MultipartParser(boundary, form.callbacks())
-        pace = Pace()
+        throttle = Throttle()
         async for chunk in stream:
             parser.write(chunk)
             if form.gathered >= _FLUSH:
                 await to_thread.run_sync(form.flush)
-                await sleep(min(pace.due, _LONGEST_REST))
-                pace.begin()
+                await sleep(min(throttle.due, _LONGEST_REST))
+                throttle.begin()
         if not form.complete:
             raise RequestError("The form ends before its closing boundary.", code="invalid_form")
         await to_thread.run_sync(form.finish)
@@ -302,14 +302,14 @@ class _Form:
         for file in self._files.values():
             file.close()
 
-    def fields(self) -> Form:
+    def fields(self) -> MultipartForm:
         texts = {}
         for name, value in self._texts.items():
             try:
                 texts[name] = value.decode()
             except UnicodeDecodeError:
                 raise RequestError(f"`{name}` is not UTF-8.", param=name) from None
-        return Form(texts, self._filenames)
+        return MultipartForm(texts, self._filenames)
 
 
 def sync_folder(folder: Path) -> None:

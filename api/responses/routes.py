@@ -5,12 +5,12 @@ from starlette.responses import Response as HttpResponse
 
 from personae.api import chat
 from personae.api.body import read_json
+from personae.api.context import RequestContext, context_of
 from personae.api.deadline import TIMEOUT
-from personae.api.door import Door, door_of
 from personae.api.generation import Job
 from personae.api.http.operation import events, operation
 from personae.api.responses.answers import Event, Response
-from personae.api.responses.form import Form
+from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.translate import chat_request
 from personae.api.stream import EventStream, respond
@@ -27,18 +27,18 @@ from personae.api.wire.schema import refuse_unserved
 )
 async def create_response(request: Request) -> HttpResponse | EventStream:
     """Answer a conversation, at once or as a stream, in OpenAI's newer form. Nothing is stored."""
-    door = door_of(request)
-    body = await read_json(request, ResponsesRequest, door)
-    job, form = await admit(door, body)
+    context = context_of(request)
+    body = await read_json(request, ResponsesRequest, context)
+    job, form = await admit(context, body)
     return await respond(request, job, form, stream=bool(body.stream))
 
 
-async def admit(door: Door, body: ResponsesRequest) -> tuple[Job, Form]:
+async def admit(context: RequestContext, body: ResponsesRequest) -> tuple[Job, ResponseBuilder]:
     """Check everything, render and encode; the job is ready to run."""
     refuse_unserved(body)
-    asked, names = await door.prepared(lambda brief: chat_request(body, door.settings.max_messages))
+    asked, names = await context.prepared(lambda brief: chat_request(body, context.settings.max_messages))
     with names.applied():
-        job, _ = await chat.admit(door, asked, prefix="resp_")
+        job, _ = await chat.admit(context, asked, prefix="resp_")
     job.rename = names.rename
     body.input = ""  # it is in the prompt, and may be long
-    return job, Form(job, body, names.namespaces)
+    return job, ResponseBuilder(job, body, names.namespaces)

@@ -38,7 +38,7 @@ class Numbered(Protocol):
         """An event of a kind, with its number."""
 
 
-class Writing(ABC):
+class ItemWriter(ABC):
     """An item at place `index` of the output, of which so far there is `text`."""
 
     prefix = ""
@@ -79,7 +79,7 @@ class Writing(ABC):
         return self._number(kind, output_index=self._index, item_id=self.id, **fields)
 
 
-class Message(Writing):
+class MessageWriter(ItemWriter):
     """What the answer says; with `logprobs` of all its tokens, if they were asked for."""
 
     prefix = "msg"
@@ -116,7 +116,7 @@ class Message(Writing):
         return self._event(TextDelta, delta=text, logprobs=latest)
 
 
-class Reasoning(Writing):
+class ReasoningWriter(ItemWriter):
     """What the model thinks; once it is whole, also `encrypted` if that was asked for."""
 
     prefix = "rs"
@@ -145,7 +145,7 @@ class Reasoning(Writing):
         return self._event(ReasoningDelta, delta=text)
 
 
-class Call(Writing):
+class CallWriter(ItemWriter):
     """A call of a function."""
 
     prefix = "fc"
@@ -168,7 +168,7 @@ class Call(Writing):
         return self._event(ArgumentsDelta, delta=text)
 
 
-class CustomCall(Call):
+class CustomCallWriter(CallWriter):
     """A call of a custom tool."""
 
     prefix = "ctc"

@@ -8,7 +8,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from personae.actors.client import AdapterStats, EngineClient
+from personae.actors.client import AdapterUsage, EngineClient
 from personae.api.tenants.store import DEFAULT_TENANT
 from personae.lora.mix import parts_of
 
@@ -62,7 +62,7 @@ class AdapterCollector(Collector):
         yield sequences
         yield from _residency(stats, None if self._registered is None else self._registered.count())
 
-    def _requests(self, stats: AdapterStats) -> Metric:
+    def _requests(self, stats: AdapterUsage) -> Metric:
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters that run and wait; the value is the Unix time of the scrape.",
@@ -87,7 +87,7 @@ class AdapterCollector(Collector):
         return sorted(names) or [digest[:12]]
 
 
-def _residency(stats: AdapterStats, registered: int | None) -> Iterator[Metric]:
+def _residency(stats: AdapterUsage, registered: int | None) -> Iterator[Metric]:
     held = GaugeMetricFamily("personae:adapters_held", "Adapters, by where they are.", labels=("place",))
     for place, number in (("device", stats.device), ("host", stats.host), ("disk", registered)):
         if number is not None:

@@ -57,7 +57,7 @@ class EngineCollector(Collector):
         ):
             yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
         parts = CounterMetricFamily("personae:step_part_seconds", "Time in parts of steps.", labels=("part",))
-        for part, seconds in stats.spent.items():
+        for part, seconds in stats.timings.items():
             parts.add_metric((part,), seconds)
         yield parts
         yield self._step_tokens(stats)

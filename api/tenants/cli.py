@@ -134,9 +134,9 @@ def create_tenant(
     body_bytes: BodyBytes = None,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given; defaults do not hold for admins' keys."""
-    from personae.api.tenants.store import Limits
+    from personae.api.tenants.store import TenantLimits
 
-    limits = Limits(
+    limits = TenantLimits(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         concurrent=concurrent,
@@ -173,9 +173,9 @@ def limit_tenant(
     body_bytes: BodyBytes = None,
 ) -> None:
     """Change limits of a tenant, also while a server runs. Those that are not given stay as they are."""
-    from personae.api.tenants.store import Limits
+    from personae.api.tenants.store import TenantLimits
 
-    limits = Limits(
+    limits = TenantLimits(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         concurrent=concurrent,

@@ -15,10 +15,10 @@ from functools import lru_cache
 
 import msgspec
 
-from personae.api.tenants.store import Identity, Limits
+from personae.api.tenants.store import Identity, TenantLimits
 from personae.errors import RateLimited
 
-DEFAULTS = Limits(requests_per_minute=30_000, concurrent=1024, body_bytes=64 * 2**20)
+DEFAULTS = TenantLimits(requests_per_minute=30_000, concurrent=1024, body_bytes=64 * 2**20)
 """Far above what one client needs, and low enough that one tenant cannot use up the server."""
 
 _CONCURRENT_RETRY = 1.0  # seconds; nobody knows when one of the others ends
@@ -26,13 +26,13 @@ _SEEN = 256  # schemas of a tenant that are not counted again
 _REMEMBERED = 10_000  # tenants; one that is forgotten begins with a full minute
 
 
-def limits_of(who: Identity) -> Limits:
+def limits_of(who: Identity) -> TenantLimits:
     """A tenant's limits, with the defaults for those that were not set."""
     return _with_defaults(who.limits)
 
 
 @lru_cache(maxsize=1024)
-def _with_defaults(limits: Limits) -> Limits:
+def _with_defaults(limits: TenantLimits) -> TenantLimits:
     given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
     return msgspec.structs.replace(DEFAULTS, **given)
 

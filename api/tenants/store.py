@@ -25,7 +25,7 @@ _KEY = re.compile(r"psn_([0-9a-f]{12})_[0-9a-f]{64}")
 _NOBODY = bytes(32)
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit.
     `bytes` are those that its adapters take on the disk; `files` and `file_bytes` are files for batches
     and of batches, `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to
@@ -44,13 +44,13 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     files: int | None = None
     batches: int | None = None
 
-    def or_else(self, others: "Limits") -> "Limits":
+    def or_else(self, others: "TenantLimits") -> "TenantLimits":
         """These, and where they say nothing the others."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(others, **given)
 
 
-DEFAULTS = Limits(
+DEFAULTS = TenantLimits(
     adapters=256,
     bytes=8 * 2**30,
     schemas_per_minute=600,
@@ -67,10 +67,10 @@ class Tenant(msgspec.Struct, frozen=True):
     name: str
     created: int
     revoked: int | None
-    limits: Limits
+    limits: TenantLimits
 
 
-class Key(msgspec.Struct, frozen=True):
+class ApiKey(msgspec.Struct, frozen=True):
     """A key without its secret."""
 
     id: str
@@ -85,7 +85,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     tenant: str
     role: Role
-    limits: Limits = Limits()
+    limits: TenantLimits = TenantLimits()
     key: str | None = None
 
 
@@ -96,7 +96,7 @@ class TenantStore:
         self._data = data
         self._own = None if key is None else _hash(key)
 
-    def create_tenant(self, name: str, limits: Limits) -> None:
+    def create_tenant(self, name: str, limits: TenantLimits) -> None:
         """Add a tenant. Raises RequestError for a bad name or one that is or was taken.
 
         A revoked tenant's name stays taken: whoever had it would share its cache and its adapters.
@@ -125,7 +125,7 @@ class TenantStore:
             for row in self._data.rows("select * from tenants order by name")
         ]
 
-    def change_limits(self, name: str, limits: Limits) -> None:
+    def change_limits(self, name: str, limits: TenantLimits) -> None:
         """Set the limits that are given; the others stay. Raises RequestError if there is no such tenant."""
         with self._data.write() as db:
             row = db.execute(
@@ -158,10 +158,10 @@ class TenantStore:
             )
         return key
 
-    def list_keys(self) -> list[Key]:
+    def list_keys(self) -> list[ApiKey]:
         """All of them, by tenant."""
         rows = self._data.rows("select id, tenant, role, created, revoked from keys order by tenant, created")
-        return [Key(*row) for row in rows]
+        return [ApiKey(*row) for row in rows]
 
     def revoke_key(self, id: str) -> None:
         """From now on the key is not valid. `id` may be the whole key. Raises RequestError if there is no
@@ -218,10 +218,10 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _limits_of(row: sqlite3.Row, role: Role) -> Limits:
+def _limits_of(row: sqlite3.Row, role: Role) -> TenantLimits:
     """A tenant's limits for a key of that role."""
     return _limits(row) if role == "admin" else _limits(row).or_else(DEFAULTS)
 
 
-def _limits(row: sqlite3.Row) -> Limits:
-    return msgspec.json.decode(row["limits"], type=Limits)
+def _limits(row: sqlite3.Row) -> TenantLimits:
+    return msgspec.json.decode(row["limits"], type=TenantLimits)

@@ -14,13 +14,13 @@ import msgspec
 from msgspec import inspect
 
 from personae.api.options import UnknownFields
-from personae.api.wire.elsewhere import field_here
+from personae.api.wire.compat_names import field_here
 from personae.api.wire.foreign import FOREIGN, allowed, neutral
 from personae.api.wire.json_scan import check_keys, check_long_json
 from personae.api.wire.schema import Body, ChatRequest, Sampling
 from personae.api.wire.tolerant import MOST_NAMED, drop_unknown_below
 from personae.errors import RequestError, UnsupportedParameter
-from personae.grammar.slips import nearest
+from personae.grammar.fuzzy_match import nearest
 
 T = TypeVar("T", bound=Body)
 

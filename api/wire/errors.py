@@ -11,7 +11,7 @@ from starlette.routing import Match, Route
 
 from personae.api.storage import storage_failure
 from personae.api.telemetry import logs
-from personae.api.wire.elsewhere import route_here
+from personae.api.wire.compat_names import route_here
 from personae.errors import (
     MethodNotAllowed,
     NotFound,
@@ -21,7 +21,7 @@ from personae.errors import (
     StorageFailed,
     Unauthorized,
 )
-from personae.grammar.slips import nearest
+from personae.grammar.fuzzy_match import nearest
 
 logger = logging.getLogger(__name__)
 

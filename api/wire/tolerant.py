@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import inspect
 
-from personae.api.wire.elsewhere import field_here
-from personae.grammar.slips import nearest
+from personae.api.wire.compat_names import field_here
+from personae.grammar.fuzzy_match import nearest
 
 MOST_NAMED = 64  # keys that are ignored; a client may make up any number
 _MOST_COMPARED = 64  # keys of a tool, each with those that are known

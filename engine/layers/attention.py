@@ -8,7 +8,7 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.layers.linear import Linear, MakeLinear
 from personae.engine.layers.norm import RMSNorm
-from personae.engine.layers.step import Step
+from personae.engine.layers.step import ForwardContext
 from personae.kernels.attention import append_kv, paged_attention
 from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
@@ -49,7 +49,7 @@ class Attention:
             )
             self.qk_norms = q_norm, k_norm
 
-    def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: Step) -> Tensor:
+    def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: ForwardContext) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
         q, k, v = torch.split(step.linear(self.qkv, self.layer, "qkv", x), self.sizes, dim=-1)
         if self.qk_norms is not None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from personae.engine.config import ModelConfig
 from personae.engine.layers.linear import Linear, MakeLinear
-from personae.engine.layers.step import Step
+from personae.engine.layers.step import ForwardContext
 from personae.kernels.activation import gelu_and_mul, silu_and_mul
 from personae.kernels.decoder import Weight
 
@@ -23,7 +23,7 @@ class MLP:
         self.gate_up = make(gate_up, hidden, (inner, inner), bias=config.mlp_bias)
         self.down = make((f"{prefix}.down_proj",), inner, (hidden,), bias=config.mlp_bias)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
         inner = self.gate(step.linear(self.gate_up, self.layer, "gate_up", x))
         return step.linear(self.down, self.layer, "down", inner)

@@ -1,9 +1,9 @@
 """The tables of the rotary position embedding, with the ways to stretch it over longer contexts.
 
-Sources: rotary embeddings https://arxiv.org/abs/2104.09864, linear interpolation https://arxiv.org/abs/2306.15595,
-YaRN https://arxiv.org/abs/2309.00071, LongRoPE https://arxiv.org/abs/2402.13753, Llama 3.1's wavelength bands
-https://arxiv.org/abs/2407.21783.
-Frequencies and angles are float32, as in the reference implementation that checkpoints are made with.
+Sources: rotary embeddings https://arxiv.org/abs/2104.09864, linear interpolation
+https://arxiv.org/abs/2306.15595, YaRN https://arxiv.org/abs/2309.00071, LongRoPE
+https://arxiv.org/abs/2402.13753, Llama 3.1's wavelength bands https://arxiv.org/abs/2407.21783. Frequencies
+and angles are float32, as in the reference implementation that checkpoints are made with.
 """
 
 import math

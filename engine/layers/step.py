@@ -14,7 +14,7 @@ from personae.kernels.sgmv import Finish
 LoraGroup = Literal["qkv", "o", "gate_up", "down"]
 
 
-class LoraLayers(Protocol):
+class LoraContext(Protocol):
     """The adapters of a step: adds each row's low-rank update to the outputs of the base linear modules."""
 
     def begin(self, layer: int, group: LoraGroup, x: Tensor) -> Finish:
@@ -38,13 +38,13 @@ class LoraOutput(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForwardContext:
     """One forward pass over T packed tokens."""
 
     positions: Tensor
     """[T] int64: each token's position in its own sequence."""
     batch: AttentionBatch
-    lora: LoraLayers | None
+    lora: LoraContext | None
 
     def linear(self, module: Linear, layer: int, group: LoraGroup, x: Tensor) -> Tensor:
         """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""

@@ -17,7 +17,7 @@ from personae.engine.layers.linear import Linear, MakeLinear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.rotary import rotary_tables
-from personae.engine.layers.step import LoraLayers, LoraOutput, Step
+from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
 from personae.kernels.attention import AttentionBatch
@@ -50,7 +50,7 @@ class Layer:
         self.scale = config.residual_scale
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: Step
+        self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         """(output not yet added, residual stream) -> the same after this layer; None means zero."""
         normed, residual = self._in(x, residual, 0)
@@ -166,22 +166,22 @@ class Decoder:
         positions: Tensor,
         kv: KVCache,
         batch: AttentionBatch,
-        lora: LoraLayers | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        lora: LoraContext | None = None,
+        overlap: Callable[[], None] | None = None,
     ) -> Tensor:
         """Runs the layers over T packed tokens, appending their keys and values to the cache.
 
         tokens, positions: [T] int64 -> the residual stream [T, hidden_size], from which `logits` follow; in
-        the model's dtype, or float32 where all layers run in one call. `meanwhile` is done by this thread;
+        the model's dtype, or float32 where all layers run in one call. `overlap` is done by this thread;
         beside other threads, where all layers run in one call.
         """
         if self._fused is not None and not references_only():
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
-                return self._fused.forward(tokens, positions, kv.data, batch, adapters, meanwhile)
-        if meanwhile is not None:
-            meanwhile()
-        step = Step(positions, batch, lora)
+                return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
+        if overlap is not None:
+            overlap()
+        step = ForwardContext(positions, batch, lora)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)
@@ -191,11 +191,13 @@ class Decoder:
             x, residual = layer(x, residual, kv.layer(index), step)
         return x if residual is None else residual + x
 
-    def logits(self, hidden: Tensor, lora: LoraOutput | None = None, needed: Tensor | None = None) -> Tensor:
+    def logits(
+        self, hidden: Tensor, lora: LoraOutput | None = None, logit_mask: Tensor | None = None
+    ) -> Tensor:
         """Rows of `forward`'s result [S, hidden_size] -> [S, vocab_size] float32, the caller's until the next
-        call. `needed`: see `FusedDecoder.logits`."""
+        call. `logit_mask`: see `FusedDecoder.logits`."""
         if self._fused is not None and hidden.dtype is torch.float32:
-            logits = self._fused.logits(hidden, needed)
+            logits = self._fused.logits(hidden, logit_mask)
         else:
             logits = self.output(self.norm(hidden)).float()
         if lora is not None:

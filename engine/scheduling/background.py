@@ -1,22 +1,23 @@
 """Work that gives way: background sequences (batches) run in the room that the others leave.
 
-Three rules, each in its place. `Tiers` says who is admitted: a background sequence only when no other waits.
-`Allowance` says how much of a step it gets: what is left, and while others are about no more than makes their
-steps hardly longer, going by what steps were seen to take (`StepCost`). And when others wait for a seat, the
-scheduler takes those of background sequences back; they wait again with what they have emitted, their pages
-stay in the prefix cache.
+Three rules, each in its place. `TieredPolicy` says who is admitted: a background sequence only when no other
+waits. `BackgroundAllowance` says how much of a step it gets: what is left, and while others are about no more
+than makes their steps hardly longer, going by what steps were seen to take (`StepCost`). And when others wait
+for a seat, the scheduler takes those of background sequences back; they wait again with what they have
+emitted, their pages stay in the prefix cache.
 
-It does not wait for ever: see `Tiers`; and of background sequences that run the oldest has its rows first.
+It does not wait for ever: see `TieredPolicy`; and of background sequences that run the oldest has its rows
+first.
 """
 
 import math
 from collections.abc import Collection
 
-from personae.engine.scheduling.fairness import FairnessPolicy, Key
+from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 
 
-class Tiers:
+class TieredPolicy:
     """A fairness policy made of two: `background` keys have their turn when no others wait.
 
     Or when the others were served `patience` tokens since a background key was served one, and it has waited
@@ -28,26 +29,26 @@ class Tiers:
     ) -> None:
         self._policies = (foreground, background)
         self._patience = patience
-        self._waiting: tuple[set[Key], set[Key]] = (set(), set())
+        self._waiting: tuple[set[FairnessKey], set[FairnessKey]] = (set(), set())
         self._passed = 0  # tokens served to others while background keys waited
 
-    def offer(self, key: Key, order: int) -> None:
+    def offer(self, key: FairnessKey, order: int) -> None:
         """To its tier."""
         self._waiting[key.background].add(key)
         self._policies[key.background].offer(key, order)
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: FairnessKey) -> None:
         """From its tier."""
         self._waiting[key.background].remove(key)
         self._policies[key.background].withdraw(key)
 
-    def choose(self, behind: Collection[str] = ()) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
         """The tier whose turn it is chooses."""
         foreground, background = self._waiting
         turn = bool(background) and (not foreground or self._passed >= self._patience)
         return self._policies[turn].choose(behind)
 
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Count in its tier, and how long the lower one has been passed over."""
         if key.background or not self._waiting[True]:
             self._passed = 0
@@ -55,7 +56,7 @@ class Tiers:
             self._passed += input_tokens + output_tokens
         self._policies[key.background].charge(key, input_tokens, output_tokens)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: FairnessKey) -> None:
         """In its tier."""
         self._policies[key.background].forget(key)
 
@@ -106,7 +107,7 @@ class StepCost:
         return (slowdown - 1) * self.of(rows) / each if each else math.inf
 
 
-class Allowance:
+class BackgroundAllowance:
     """Tokens that background sequences may have of a step of at most `tokens`.
 
     All of them, unless others run or wait or did so within the last `quiet` steps: then `beside`. A request
@@ -146,31 +147,31 @@ class Allowance:
         return min(self.cost.room(max(running, 1), self._slowdown), self._beside)
 
 
-class Budget:
+class TokenBudget:
     """Tokens that a step still has room for; of them at most `background` for those that give way, and at
-    most `crowded` for prompts of tenants that crowd (`shares.py`)."""
+    most `over_quota` for prompts of tenants that crowd (`shares.py`)."""
 
-    __slots__ = ("background", "crowded", "spent", "tokens")
+    __slots__ = ("background", "over_quota", "spent", "tokens")
 
-    def __init__(self, tokens: int, background: int, crowded: int | None = None) -> None:
+    def __init__(self, tokens: int, background: int, over_quota: int | None = None) -> None:
         self.tokens = tokens
         self.background = background
-        self.crowded = tokens if crowded is None else crowded
+        self.over_quota = tokens if over_quota is None else over_quota
         self.spent = 0  # by those that give way
 
-    def of(self, sequence: LiveSequence, *, crowds: bool = False) -> int:
+    def of(self, sequence: LiveSequence, *, is_over_quota: bool = False) -> int:
         """What this sequence may have; one that has just been admitted in spite of all at least a token."""
         if sequence.background:
             return min(self.tokens, max(self.background, int(sequence.settled)))
-        if crowds:
-            return min(self.tokens, self.crowded)
+        if is_over_quota:
+            return min(self.tokens, self.over_quota)
         return self.tokens
 
-    def spend(self, tokens: int, *, background: bool, crowds: bool = False) -> None:
+    def spend(self, tokens: int, *, background: bool, is_over_quota: bool = False) -> None:
         """So many are taken."""
         self.tokens -= tokens
         if background:
             self.background = max(self.background - tokens, 0)
             self.spent += tokens
-        elif crowds:
-            self.crowded = max(self.crowded - tokens, 0)
+        elif is_over_quota:
+            self.over_quota = max(self.over_quota - tokens, 0)

@@ -10,7 +10,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 
-class Key(NamedTuple):
+class FairnessKey(NamedTuple):
     """Tenant, adapter digest (None: the base model), whether its sequences give way to others, and the
     tenant's weight: with twice the weight it gets twice the service."""
 
@@ -23,20 +23,20 @@ class Key(NamedTuple):
 class FairnessPolicy(Protocol):
     """Chooses among keys that have something waiting. One instance serves one scheduler."""
 
-    def offer(self, key: Key, order: int) -> None:
+    def offer(self, key: FairnessKey, order: int) -> None:
         """The sequence that arrived as number `order` is now the first that waits under `key`."""
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: FairnessKey) -> None:
         """Nothing waits under `key` any more."""
 
-    def choose(self, behind: Collection[str] = ()) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
         """The key whose first sequence goes next. At least one key is on offer. Of keys that are alike the
         policy takes those of tenants in `behind` last."""
 
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """`key` was served this much."""
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: FairnessKey) -> None:
         """No sequence of `key` is left, waiting or running."""
 
     def gap(self) -> float:
@@ -63,21 +63,21 @@ class VirtualTokenCounters:
         self,
         input_weight: float = 1.0,
         output_weight: float = 2.0,
-        weight: Callable[[Key], float] = lambda key: key.weight,
+        weight: Callable[[FairnessKey], float] = lambda key: key.weight,
     ) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._weight = weight
-        self._counters: dict[Key, float] = {}
-        self._heads: dict[Key, int] = {}
-        self._heap: list[tuple[float, int, Key]] = []  # may lag behind `_counters`, which only grow
+        self._counters: dict[FairnessKey, float] = {}
+        self._heads: dict[FairnessKey, int] = {}
+        self._heap: list[tuple[float, int, FairnessKey]] = []  # may lag behind `_counters`, which only grow
         self._floor = 0.0  # the smallest waiting counter seen last; it never falls
-        self._last: Key | None = None  # the key that last ceased to wait
-        self._gone: set[Key] = set()
-        self._gone_heap: list[tuple[float, int, Key]] = []
+        self._last: FairnessKey | None = None  # the key that last ceased to wait
+        self._gone: set[FairnessKey] = set()
+        self._gone_heap: list[tuple[float, int, FairnessKey]] = []
         self._ties = count()
 
-    def offer(self, key: Key, order: int) -> None:
+    def offer(self, key: FairnessKey, order: int) -> None:
         """A key that did not wait is lifted."""
         if key not in self._heads:
             self._gone.discard(key)
@@ -94,12 +94,12 @@ class VirtualTokenCounters:
             self._heap = [(self._counters[k], first, k) for k, first in self._heads.items()]
             heapify(self._heap)
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: FairnessKey) -> None:
         """The key no longer waits; its counter stays."""
         del self._heads[key]
         self._last = key
 
-    def choose(self, behind: Collection[str] = ()) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
         """The waiting key with the smallest counter, the earliest arrival among equals."""
         first = self._first()
         if first.tenant not in behind:
@@ -109,7 +109,7 @@ class VirtualTokenCounters:
         smallest = self._counters[first]
         return min((each for each in equal if self._counters[each[1]] == smallest), default=(0, first))[1]
 
-    def _first(self) -> Key:
+    def _first(self) -> FairnessKey:
         heap = self._heap
         while True:
             counter, order, key = heap[0]
@@ -121,12 +121,12 @@ class VirtualTokenCounters:
                 self._raise_floor(counter)
                 return key
 
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Add to the key's counter."""
         cost = self._input_weight * input_tokens + self._output_weight * output_tokens
         self._counters[key] += cost / self._weight(key)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: FairnessKey) -> None:
         """Remember the counter only as long as it says more than the floor does."""
         if key not in self._counters:
             return  # it never got as far as waiting
@@ -139,7 +139,7 @@ class VirtualTokenCounters:
         waiting = [self._counters[key] for key in self._heads]
         return max(waiting) - min(waiting) if waiting else 0.0
 
-    def counters(self) -> dict[Key, float]:
+    def counters(self) -> dict[FairnessKey, float]:
         """The counters now, for metrics and tests."""
         return dict(self._counters)
 

@@ -5,12 +5,12 @@ from enum import Enum, auto
 import msgspec
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.fairness import Key
-from personae.engine.scheduling.prefix import Lease, Token, root_key
+from personae.engine.scheduling.fairness import FairnessKey
+from personae.engine.scheduling.prefix import CacheHandle, Token, root_key
 from personae.engine.sequence import SequenceLog
 
 
-class Place(Enum):
+class SequenceState(Enum):
     """Where a sequence is. It is in exactly one place at any time."""
 
     FOLLOWING = auto()  # waits for its leader's prompt
@@ -43,13 +43,13 @@ class LiveSequence:
         "capacity",
         "charged",
         "computed",
+        "delivered",
         "followers",
-        "gave_way",
+        "handle",
         "id",
         "key",
         "known",
         "last",
-        "lease",
         "limit",
         "log",
         "order",
@@ -66,20 +66,20 @@ class LiveSequence:
         "stop_after",
         "stops",
         "tokens",
-        "told",
         "turn",
+        "was_preempted",
     )
 
     def __init__(self, log: SequenceLog, order: int, layout: MemoryLayout) -> None:
         params = log.params
         self.log = log
         self.id = log.id
-        self.key = Key(log.tenant, log.adapter, log.background, log.weight)
+        self.key = FairnessKey(log.tenant, log.adapter, log.background, log.weight)
         self.background = log.background
         self.root = root_key(log.salt, None if log.adapter_start else log.adapter)
         self.order = order
         self.turn = turn(log, order)
-        self.place = Place.WAITING
+        self.place = SequenceState.WAITING
         self.tokens = list(log.tokens)
         self.followers: list[LiveSequence] = []
 
@@ -88,16 +88,16 @@ class LiveSequence:
         self.stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
         self.stop_after = log.prompt_length + params.min_tokens
 
-        self.gave_way = False  # its seat went to a tenant that had less than its share
+        self.was_preempted = False  # its seat went to a tenant that had less than its share
         self.settled = False  # admitted although others wait: not for them to displace
         self.charged = False  # its input counts once, however often it is preempted
-        self.told = False  # its first delta is out
+        self.delivered = False  # its first delta is out
         self.cached = 0
         self.prompt_logprobs_sent = 0
 
         self.slot: int | None = None
         self.admitted = 0
-        self.lease: Lease | None = None
+        self.handle: CacheHandle | None = None
         self.pages: list[int] = []
         self.capacity = 0
         self.known = 0
@@ -115,13 +115,13 @@ class LiveSequence:
     @property
     def reads_cache(self) -> bool:
         """Prompt logprobs need the logits of every position, so nothing may be skipped until all are told."""
-        told = self.prompt_logprobs_sent >= self.log.prompt_length
-        return self.log.params.prompt_logprobs is None or told
+        delivered = self.prompt_logprobs_sent >= self.log.prompt_length
+        return self.log.params.prompt_logprobs is None or delivered
 
     @property
     def doubled(self) -> bool:
         """Whether it has pages of its own that it also holds in the cache, where others came first."""
-        nodes = () if self.lease is None else self.lease.nodes
+        nodes = () if self.handle is None else self.handle.nodes
         return any(node.page != page for node, page in zip(nodes, self.pages, strict=False))
 
     def cache_key(self, tokens: tuple[int, ...], start: int) -> tuple[Token, ...]:
@@ -144,9 +144,9 @@ class LiveSequence:
 
     def cached_once(self) -> int | None:
         """Cached prompt tokens for the first delta, None after that."""
-        if self.told:
+        if self.delivered:
             return None
-        self.told = True
+        self.delivered = True
         return self.cached
 
     def ending(self) -> str | None:

@@ -5,10 +5,10 @@ A trie of full pages. A root stands for a tagged tuple of tenant salt and adapte
 another's pages, nor one adapter another's, by construction. An adapter that is active only from some token
 on (activated LoRA) begins at the base's root, and the token where it becomes active carries its digest.
 
-A running sequence holds a `Lease`: the path of nodes that its own full pages correspond to. A node that is
-leased has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child always
-comes before its parent in order of last use, and the least recently used unleased node is always a leaf:
-eviction is one pop.
+A running sequence holds a `CacheHandle`: the path of nodes that its own full pages correspond to. A node that
+is leased has leased ancestors. A lease is given back from its deep end, so among unleased nodes a child
+always comes before its parent in order of last use, and the least recently used unleased node is always a
+leaf: eviction is one pop.
 
 Pages are shared by reference as long as they are full. A hit that ends inside a page is served by copying
 that page (copy-on-write): the caller gets the node to copy from, pinned until `unpin`.
@@ -33,17 +33,18 @@ def root_key(salt: bytes, adapter: str | None) -> RootKey:
     return ("base", salt) if adapter is None else ("adapter", salt, adapter)
 
 
-class Branch:
-    """A place where pages may follow. `leases` counts the running sequences whose path comes through here."""
+class TrieNode:
+    """A place where pages may follow. `handles` counts the running sequences whose path comes through
+    here."""
 
-    __slots__ = ("children", "leases")
+    __slots__ = ("children", "handles")
 
     def __init__(self) -> None:
-        self.children: dict[tuple[Token, ...], Node] = {}
-        self.leases = 0
+        self.children: dict[tuple[Token, ...], PageNode] = {}
+        self.handles = 0
 
 
-class Root(Branch):
+class TrieRoot(TrieNode):
     """Where one (salt, adapter) begins."""
 
     __slots__ = ("key",)
@@ -53,38 +54,38 @@ class Root(Branch):
         self.key = key
 
 
-class Node(Branch):
+class PageNode(TrieNode):
     """One full page of KV: `chunk` are its tokens, `page` holds it; what comes before it is `parent`."""
 
     __slots__ = ("chunk", "page", "parent")
 
-    def __init__(self, chunk: tuple[Token, ...], page: int, parent: Branch) -> None:
+    def __init__(self, chunk: tuple[Token, ...], page: int, parent: TrieNode) -> None:
         super().__init__()
         self.chunk = chunk
         self.page = page
         self.parent = parent
 
 
-class Hit(NamedTuple):
+class PrefixHit(NamedTuple):
     """What `match` found: `nodes` to share, then `partial` tokens inside `source`; `length` tokens in all."""
 
-    nodes: list[Node]
-    source: Node | None
+    nodes: list[PageNode]
+    source: PageNode | None
     partial: int
     length: int
 
 
-class Lease:
+class CacheHandle:
     """What one running sequence holds in the cache. `nodes[i]` has the tokens of its page i."""
 
     __slots__ = ("nodes", "root")
 
-    def __init__(self, root: Root, nodes: list[Node]) -> None:
+    def __init__(self, root: TrieRoot, nodes: list[PageNode]) -> None:
         self.root = root
         self.nodes = nodes
 
 
-MISS = Hit([], None, 0, 0)
+MISS = PrefixHit([], None, 0, 0)
 
 
 class PrefixCache:
@@ -95,8 +96,8 @@ class PrefixCache:
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool = pool
         self._page_size = page_size
-        self._roots: dict[RootKey, Root] = {}
-        self._unleased: OrderedDict[Node, None] = OrderedDict()  # least recently used first
+        self._roots: dict[RootKey, TrieRoot] = {}
+        self._unleased: OrderedDict[PageNode, None] = OrderedDict()  # least recently used first
 
     @property
     def available(self) -> int:
@@ -133,14 +134,14 @@ class PrefixCache:
         self._pool.take(pages)
         return pages
 
-    def match(self, key: RootKey, tokens: tuple[Token, ...]) -> Hit:
+    def match(self, key: RootKey, tokens: tuple[Token, ...]) -> PrefixHit:
         """The longest computed prefix of `tokens`, one token short of all: that one's logits are needed."""
         root = self._roots.get(key)
         if root is None:
             return MISS
         size, limit = self._page_size, len(tokens) - 1
-        here: Branch = root
-        nodes: list[Node] = []
+        here: TrieNode = root
+        nodes: list[PageNode] = []
         length = 0
         while length + size <= limit:
             node = here.children.get(tokens[length : length + size])
@@ -150,64 +151,64 @@ class PrefixCache:
             here = node
             length += size
         source, partial = self._match_inside(here, tokens, length, limit)
-        return Hit(nodes, source, partial, length + partial)
+        return PrefixHit(nodes, source, partial, length + partial)
 
-    def lease(self, key: RootKey, hit: Hit, *, copy: bool) -> Lease:
+    def handle(self, key: RootKey, hit: PrefixHit, *, copy: bool) -> CacheHandle:
         """Hold the hit's nodes and a reference to each of their pages; with `copy`, pin its source, too."""
         root = self._roots.get(key)
         if root is None:
-            root = self._roots[key] = Root(key)
-        root.leases += 1
+            root = self._roots[key] = TrieRoot(key)
+        root.handles += 1
         for node in hit.nodes:
             self.pin(node)
             self._pool.share(node.page)
         if copy and hit.source is not None:
             self.pin(hit.source)
-        return Lease(root, list(hit.nodes))
+        return CacheHandle(root, list(hit.nodes))
 
-    def pin(self, node: Node) -> None:
+    def pin(self, node: PageNode) -> None:
         """Keep the node from eviction. Its parent must be leased."""
-        if not node.leases:
+        if not node.handles:
             del self._unleased[node]
-        node.leases += 1
+        node.handles += 1
 
-    def unpin(self, node: Node) -> None:
+    def unpin(self, node: PageNode) -> None:
         """Undo `pin`: the node is now the most recently used."""
-        node.leases -= 1
-        if not node.leases:
+        node.handles -= 1
+        if not node.handles:
             self._unleased[node] = None
 
-    def publish(self, lease: Lease, chunk: tuple[Token, ...], page: int) -> None:
+    def publish(self, handle: CacheHandle, chunk: tuple[Token, ...], page: int) -> None:
         """The lease's next page is full and computed: others may find it.
 
         Where another sequence has published the same tokens first, its node stays and this page stays
         private.
         """
-        here: Branch = lease.nodes[-1] if lease.nodes else lease.root
+        here: TrieNode = handle.nodes[-1] if handle.nodes else handle.root
         node = here.children.get(chunk)
         if node is None:
-            node = here.children[chunk] = Node(chunk, page, here)
-            node.leases = 1
+            node = here.children[chunk] = PageNode(chunk, page, here)
+            node.handles = 1
             self._pool.share(page)
         else:
             self.pin(node)
-        lease.nodes.append(node)
+        handle.nodes.append(node)
 
-    def release(self, lease: Lease, pages: list[int], *, keep: bool = True) -> None:
+    def release(self, handle: CacheHandle, pages: list[int], *, keep: bool = True) -> None:
         """Give back a lease and the references to `pages`.
 
         Without `keep`, nodes that only this lease held are dropped: their KV is not to be trusted.
         """
-        for node in reversed(lease.nodes):
-            node.leases -= 1
-            if node.leases:
+        for node in reversed(handle.nodes):
+            node.handles -= 1
+            if node.handles:
                 continue
             if keep or node.children:
                 self._unleased[node] = None
             else:
                 self._drop(node)
-        lease.root.leases -= 1
-        self._drop_if_bare(lease.root)
+        handle.root.handles -= 1
+        self._drop_if_bare(handle.root)
         for page in reversed(pages):
             self._pool.release(page)
 
@@ -215,29 +216,29 @@ class PrefixCache:
         """Whether the page is in the cache; walks the trie, for checks only."""
         return any(node.page == page for node in self._nodes())
 
-    def check_integrity(self, leases: list[Lease], pages: list[int]) -> None:
+    def check_integrity(self, handles: list[CacheHandle], pages: list[int]) -> None:
         """Compare with the truth: all leases in force, and a page once for each reference a sequence holds.
 
         Raises AssertionError that says which page or node is wrong.
         """
         used: dict[int, int] = {}
-        for lease in leases:
-            for branch in (lease.root, *lease.nodes):
+        for handle in handles:
+            for branch in (handle.root, *handle.nodes):
                 used[id(branch)] = used.get(id(branch), 0) + 1
         cached = list(self._nodes())
         for key, root in self._roots.items():
             expected = used.pop(id(root), 0)
-            assert root.leases == expected, f"root {key}: {root.leases} leases, {expected} holders"
+            assert root.handles == expected, f"root {key}: {root.handles} leases, {expected} holders"
             assert root.children or expected, f"root {key} outlives its pages"
         for node in cached:
             expected = used.pop(id(node), 0)
-            assert node.leases == expected, f"page {node.page}: {node.leases} leases, {expected} holders"
+            assert node.handles == expected, f"page {node.page}: {node.handles} leases, {expected} holders"
             assert (node in self._unleased) == (not expected), (
                 f"page {node.page} with {expected} leases: evictable?"
             )
         assert not used, f"{len(used)} leased nodes are not in the cache"
         assert len(self._unleased) <= len(cached), "an evictable node is not in the cache"
-        seen: set[Node] = set()
+        seen: set[PageNode] = set()
         for node in self._unleased:
             assert seen.issuperset(node.children.values()), (
                 f"page {node.page} would go before what follows it"
@@ -246,8 +247,8 @@ class PrefixCache:
         self._pool.check_integrity([*pages, *(node.page for node in cached)])
 
     def _match_inside(
-        self, here: Branch, tokens: tuple[Token, ...], start: int, limit: int
-    ) -> tuple[Node | None, int]:
+        self, here: TrieNode, tokens: tuple[Token, ...], start: int, limit: int
+    ) -> tuple[PageNode | None, int]:
         """The child that agrees longest with the tokens from `start` to `limit`, and how far."""
         wanted = tokens[start : min(start + self._page_size, limit)]
         if not wanted:
@@ -262,7 +263,7 @@ class PrefixCache:
                 best, longest = node, common
         return best, longest
 
-    def _forget(self, node: Node) -> None:
+    def _forget(self, node: PageNode) -> None:
         """Evict a node that nobody leases, and what follows it; nothing if it has gone already."""
         if node not in self._unleased:
             return
@@ -273,19 +274,19 @@ class PrefixCache:
             del self._unleased[branch]
             self._drop(branch)
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: PageNode) -> None:
         parent = node.parent
         del parent.children[node.chunk]
         self._pool.release(node.page)
-        if isinstance(parent, Root):
+        if isinstance(parent, TrieRoot):
             self._drop_if_bare(parent)
 
-    def _drop_if_bare(self, root: Root) -> None:
-        if not root.leases and not root.children:
+    def _drop_if_bare(self, root: TrieRoot) -> None:
+        if not root.handles and not root.children:
             del self._roots[root.key]
 
-    def _nodes(self) -> Iterator[Node]:
-        open_branches: list[Branch] = list(self._roots.values())
+    def _nodes(self) -> Iterator[PageNode]:
+        open_branches: list[TrieNode] = list(self._roots.values())
         while open_branches:
             for node in open_branches.pop().children.values():
                 yield node

@@ -1,4 +1,5 @@
-"""What running sequences hold: slots, pages, leases in the prefix cache; `seat` gives, `vacate` takes."""
+"""What running sequences hold: slots, pages, leases in the prefix cache; `take_slot` gives, `give_up_slot`
+takes."""
 
 from bisect import insort
 from collections import Counter
@@ -6,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.live import LiveSequence, Place
+from personae.engine.scheduling.live import LiveSequence, SequenceState
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import MISS, Node, PrefixCache
+from personae.engine.scheduling.prefix import MISS, PageNode, PrefixCache
 
 _by_rank = attrgetter("rank")
 
@@ -51,7 +52,7 @@ class RunningTable:
         self._admissions = 0
         # (order, room, pages that were missing) of the sequence that was refused a seat last.
         self._stuck: tuple[int, int, int] | None = None
-        self._sources: list[Node] = []
+        self._sources: list[PageNode] = []
         self.background = 0
         self.prefilling: list[LiveSequence] = []
         self.decoding: list[LiveSequence] = []
@@ -115,12 +116,12 @@ class RunningTable:
         """The background sequence that is the first to go when others want a seat."""
         return max((s for s in self if s.background and not s.settled), key=_by_rank, default=None)
 
-    def has_seat(self, sequence: LiveSequence, others: int) -> bool:
+    def has_slot_for(self, sequence: LiveSequence, others: int) -> bool:
         """Whether there are slots for it and `others`, and memory for it even if nothing of it is cached."""
         pages = -(-len(sequence.tokens) // self._page_size)
         return len(self._free_slots) > others and self._cache.can_allocate(pages + len(self))
 
-    def seat(self, sequence: LiveSequence) -> bool:
+    def take_slot(self, sequence: LiveSequence) -> bool:
         """Give it a slot and pages for its log, cached ones where there are; False when slots or memory are
         short.
 
@@ -136,7 +137,7 @@ class RunningTable:
         cache, margin = self._cache, len(self)
         hit = cache.match(sequence.root, sequence.cache_key(log.tokens, 0)) if sequence.reads_cache else MISS
         fresh = -(-len(log.tokens) // self._page_size) - len(hit.nodes)
-        lease = cache.lease(sequence.root, hit, copy=True)
+        handle = cache.handle(sequence.root, hit, copy=True)
         source, cached = hit.source, hit.length
         if source is not None and not cache.can_allocate(fresh + margin):
             cache.unpin(source)  # the page that would be copied is needed itself
@@ -144,7 +145,7 @@ class RunningTable:
         pages = [node.page for node in hit.nodes]
         if not cache.can_allocate(fresh + margin):
             missing = fresh + margin - cache.available
-            cache.release(lease, pages)
+            cache.release(handle, pages)
             self._stuck = (sequence.order, room, missing)
             self.short = max(self.short, missing)
             return False
@@ -153,32 +154,33 @@ class RunningTable:
         if source is not None:
             self._sources.append(source)
             self.copies.append((source.page, pages[len(hit.nodes)]))
-        sequence.place = Place.RUNNING
+        sequence.place = SequenceState.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.admitted = self._admissions
-        sequence.lease = lease
+        sequence.handle = handle
         sequence.pages = pages
         sequence.capacity = len(pages) * self._page_size
         sequence.known = len(log.tokens)
         sequence.planned = sequence.computed = cached
-        if not sequence.told:
+        if not sequence.delivered:
             sequence.cached = min(cached, log.prompt_length)
-        sequence.publish_at = (len(lease.nodes) + 1) * self._page_size
+        sequence.publish_at = (len(handle.nodes) + 1) * self._page_size
         self._admissions += 1
         self.background += sequence.background
         insort(self.prefilling, sequence, key=_by_rank)
         return True
 
-    def vacate(self, sequence: LiveSequence, *, keep: bool) -> None:
-        """Take back what `seat`, `grow` and `publish` gave. Without `keep` its pages leave the cache, too."""
+    def give_up_slot(self, sequence: LiveSequence, *, keep: bool) -> None:
+        """Take back what `take_slot`, `grow` and `publish` gave. Without `keep` its pages leave the cache,
+        too."""
         assert sequence.slot is not None
-        assert sequence.lease is not None
+        assert sequence.handle is not None
         self._list_of(sequence).remove(sequence)
         self.releases.append(sequence.slot)
         self._free_slots.append(sequence.slot)
-        self._cache.release(sequence.lease, sequence.pages, keep=keep)
+        self._cache.release(sequence.handle, sequence.pages, keep=keep)
         self.background -= sequence.background
-        sequence.slot = sequence.lease = None
+        sequence.slot = sequence.handle = None
         sequence.pages = []
         sequence.planned = sequence.computed = sequence.capacity = sequence.stale = 0
         sequence.parked = False
@@ -222,12 +224,12 @@ class RunningTable:
 
     def publish(self, sequence: LiveSequence) -> None:
         """Let others find its full pages that are computed."""
-        lease, size = sequence.lease, self._page_size
-        assert lease is not None
+        handle, size = sequence.handle, self._page_size
+        assert handle is not None
         while sequence.computed >= sequence.publish_at:
             end = sequence.publish_at
             chunk = sequence.cache_key(tuple(sequence.tokens[end - size : end]), end - size)
-            self._cache.publish(lease, chunk, sequence.pages[len(lease.nodes)])
+            self._cache.publish(handle, chunk, sequence.pages[len(handle.nodes)])
             sequence.publish_at = end + size
 
     def clear_changes(self) -> None:
@@ -247,10 +249,10 @@ class RunningTable:
         slots = Counter([*self._free_slots, *(s.slot for s in self)])
         for slot, owners in slots.items():
             assert owners == 1, f"slot {slot} is owned {owners} times"
-        leases = []
+        handles = []
         for s in self:
-            assert s.place is Place.RUNNING, f"sequence {s.id} has a slot and is {s.place.name}"
-            assert s.lease is not None, f"sequence {s.id} runs without a lease"
+            assert s.place is SequenceState.RUNNING, f"sequence {s.id} has a slot and is {s.place.name}"
+            assert s.handle is not None, f"sequence {s.id} runs without a lease"
             assert s.capacity == len(s.pages) * self._page_size, f"sequence {s.id}: capacity {s.capacity}"
             assert s.computed <= s.planned <= min(s.last, s.capacity), (
                 f"sequence {s.id}: {s.computed} computed, {s.planned} planned, "
@@ -259,14 +261,14 @@ class RunningTable:
             assert s in self._list_of(s), f"sequence {s.id} is in the wrong list"
             assert not s.parked or s.planned == s.computed, f"sequence {s.id} is parked and planned"
             assert len(set(s.pages)) == len(s.pages), f"sequence {s.id} has a page twice: {s.pages}"
-            published = [token for node in s.lease.nodes for token in node.chunk]
+            published = [token for node in s.handle.nodes for token in node.chunk]
             assert len(published) <= s.computed, f"sequence {s.id} has published what is not computed"
             assert published == list(s.cache_key(tuple(s.tokens[: len(published)]), 0)), (
                 f"sequence {s.id} holds pages of other tokens"
             )
-            leases.append(s.lease)
+            handles.append(s.handle)
         held = [page for sequence in self for page in sequence.pages]
         for page, holders in Counter(held).items():
             assert holders == 1 or self._cache.holds(page), f"private page {page} has {holders} holders"
         assert self.lent.isdisjoint(held), f"pages {self.lent.intersection(held)} are lent and held"
-        self._cache.check_integrity(leases, [*held, *self.lent])
+        self._cache.check_integrity(handles, [*held, *self.lent])

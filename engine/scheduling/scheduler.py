@@ -58,20 +58,21 @@ from collections import deque
 from typing import NamedTuple
 
 from personae.engine.plan import Admission, MemoryLayout, Row, StepPlan, StepResult
-from personae.engine.scheduling.background import Allowance, Budget
+from personae.engine.scheduling.background import BackgroundAllowance, TokenBudget
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
-from personae.engine.scheduling.roster import Roster
-from personae.engine.scheduling.settlement import Settlement
+from personae.engine.scheduling.output_processor import OutputProcessor
+from personae.engine.scheduling.sequence_table import SequenceTable
 from personae.engine.scheduling.step_time import StepTime
 from personae.engine.sequence import Delta, SequenceLog
 
-CROWDED = 1.5  # as long as a step in which all seats decode: one in which tenants that crowd have prompts
+# as long as a step in which all seats decode: one in which tenants that crowd have prompts
+OVER_QUOTA_FACTOR = 1.5
 
 _Chunks = list[tuple[LiveSequence, Row]]
 
 
-class _Flight(NamedTuple):
+class _InFlightBatch(NamedTuple):
     """A plan whose result is not here yet: whose its rows are, decode rows first, then chunks."""
 
     step: int
@@ -110,12 +111,12 @@ class Scheduler:
             raise ValueError(f"pages that are lent must be whole runs of {layout.run}")
         self.layout = layout
         self._policy = policy
-        self._roster = Roster(layout, policy, sharing=sharing)
-        self._running = self._roster.running
-        self._settlement = Settlement(policy, self._roster, self._rows_in_flight)
+        self._sequences = SequenceTable(layout, policy, sharing=sharing)
+        self._running = self._sequences.running
+        self._outputs = OutputProcessor(policy, self._sequences, self._rows_in_flight)
         self._times = StepTime()
-        self._allowance = Allowance(layout.max_batch_tokens, background, cost=self._times.decoding)
-        self._flights: deque[_Flight] = deque()
+        self._allowance = BackgroundAllowance(layout.max_batch_tokens, background, cost=self._times.decoding)
+        self._in_flight_batches: deque[_InFlightBatch] = deque()
         self._next_step = 0
         self._held_back = False  # in the last step, prompts of tenants that crowd
 
@@ -124,21 +125,21 @@ class Scheduler:
 
         Raises ValueError when a sequence of this id is already here.
         """
-        self._roster.enter(log)
+        self._sequences.enter(log)
 
     def cancel(self, id: str) -> bool:
         """End a sequence now, in whatever state. Nothing more of it is delivered. False if it has ended."""
-        if self._roster.news.pop(id, None) is not None:
+        if self._sequences.news.pop(id, None) is not None:
             return True
-        sequence = self._roster.sequences.get(id)
+        sequence = self._sequences.sequences.get(id)
         if sequence is None:
             return False
-        self._roster.end(sequence)
+        self._sequences.end(sequence)
         return True
 
     def resume(self, id: str) -> None:
         """The mask that a sequence has sat out for is there: it is planned again. Nothing if it does not."""
-        sequence = self._roster.sequences.get(id)
+        sequence = self._sequences.sequences.get(id)
         if sequence is not None and sequence.parked:
             self._running.unpark(sequence)
 
@@ -151,31 +152,35 @@ class Scheduler:
         rows: list[Row] = []
         chunks: _Chunks = []
         admissions: list[Admission] = []
-        table, roster = self._running, self._roster
+        table, sequences = self._running, self._sequences
         table.short = 0
-        roster.begin_step()
-        if table.background and roster.waiting.foreground:
-            roster.give_way(self._flights[-1].step if self._flights else None)
-        if roster.waiting.foreground:
-            roster.share_out(self._flights[-1].step if self._flights else None)
-        others, beside = roster.foreground, len(table) - table.background
-        budget = Budget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
+        sequences.begin_step()
+        if table.background and sequences.waiting.foreground:
+            sequences.preempt_background(
+                self._in_flight_batches[-1].step if self._in_flight_batches else None
+            )
+        if sequences.waiting.foreground:
+            sequences.share_out(self._in_flight_batches[-1].step if self._in_flight_batches else None)
+        others, beside = sequences.foreground, len(table) - table.background
+        budget = TokenBudget(self.layout.max_batch_tokens, self._allowance.of(others, beside))
         decoding = self._plan_decodes(rows, chunks, budget)
         begun = table.prefilling.copy()
-        if roster.crowding:
+        if sequences.over_quota_tenants:
             kept = min(self.layout.page_size, budget.tokens) if self._held_back else 0
             left = budget.tokens = budget.tokens - kept
-            budget.crowded = 0
-            self._plan_prompts([s for s in begun if not roster.crowds(s)], budget, rows, chunks, admissions)
-            budget.crowded = self._crowded(len(decoding), left - budget.tokens)
+            budget.over_quota = 0
+            self._plan_prompts(
+                [s for s in begun if not sequences.is_over_quota(s)], budget, rows, chunks, admissions
+            )
+            budget.over_quota = self._over_quota_tokens(len(decoding), left - budget.tokens)
             budget.tokens += kept
-            begun = [s for s in begun if roster.crowds(s)]
+            begun = [s for s in begun if sequences.is_over_quota(s)]
         self._plan_prompts(begun, budget, rows, chunks, admissions)
-        if not rows and (self._flights or not (table.releases or roster.news)):
+        if not rows and (self._in_flight_batches or not (table.releases or sequences.news)):
             return None
         step = self._next_step
         plan = StepPlan(step, tuple(rows), tuple(admissions), tuple(table.releases), tuple(table.copies))
-        self._flights.append(_Flight(step, decoding, chunks))
+        self._in_flight_batches.append(_InFlightBatch(step, decoding, chunks))
         self._next_step = step + 1
         self._allowance.stepped(others, beside, budget.spent)
         table.clear_changes()
@@ -183,9 +188,9 @@ class Scheduler:
 
     def expected(self) -> float:
         """Seconds that the last plan will take, going by what steps took; 0 when that is not known."""
-        if not self._flights:
+        if not self._in_flight_batches:
             return 0.0
-        _, decoding, chunks = self._flights[-1]
+        _, decoding, chunks = self._in_flight_batches[-1]
         if not decoding and not chunks:
             return 0.0
         return self._times.of(len(decoding), sum(row.count for _, row in chunks))
@@ -221,15 +226,15 @@ class Scheduler:
         and tenants that crowd.
         Raises ValueError for a result out of order or of the wrong size.
         """
-        if not self._flights or self._flights[0].step != result.step:
+        if not self._in_flight_batches or self._in_flight_batches[0].step != result.step:
             raise ValueError(f"the result of step {result.step} is out of order")
-        _, decoding, chunks = self._flights[0]
+        _, decoding, chunks = self._in_flight_batches[0]
         if len(result.tokens) != len(decoding) + len(chunks):
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
-        self._flights.popleft()
+        self._in_flight_batches.popleft()
         if seconds:
             self._times.observe(len(decoding), sum(row.count for _, row in chunks), seconds)
-        news, settle = self._roster.news, self._settlement
+        news, settle = self._sequences.news, self._outputs
         deltas = list(news.values())
         news.clear()
         if result.failures or result.logprobs or result.forced or result.deferred:
@@ -239,20 +244,20 @@ class Scheduler:
             settle.plain(decoding, result.tokens, deltas)
         for index, (sequence, row) in enumerate(chunks, len(decoding)):
             settle.row(sequence, index, row, result, deltas)
-        if self._roster.returning:
-            self._roster.committed(result.step)
+        if self._sequences.returning:
+            self._sequences.committed(result.step)
         return tuple(deltas)
 
     def _rows_in_flight(self, sequence: LiveSequence) -> int:
         """How many plans in flight have a row of it."""
         return sum(
             sequence in flight.decoding or any(one is sequence for one, _ in flight.chunks)
-            for flight in self._flights
+            for flight in self._in_flight_batches
         )
 
     # Planning
 
-    def _plan_decodes(self, rows: list[Row], chunks: _Chunks, budget: Budget) -> list[LiveSequence]:
+    def _plan_decodes(self, rows: list[Row], chunks: _Chunks, budget: TokenBudget) -> list[LiveSequence]:
         """A row for each decoding sequence, by rank; background ones as far as the budget goes. One that has
         forced tokens has a chunk of them, of what the others leave when each has a token."""
         planned: list[LiveSequence] = []
@@ -296,27 +301,29 @@ class Scheduler:
     def _plan_prompts(
         self,
         begun: list[LiveSequence],
-        budget: Budget,
+        budget: TokenBudget,
         rows: list[Row],
         chunks: _Chunks,
         admissions: list[Admission],
     ) -> None:
         """Chunks of prompts that have begun, then of those that begin, as far as the budget goes."""
         for sequence in begun:
-            if budget.of(sequence, crowds=self._roster.crowds(sequence)):
+            if budget.of(sequence, is_over_quota=self._sequences.is_over_quota(sequence)):
                 self._plan_chunk(sequence, budget, (), rows, chunks)
         while budget.tokens:
-            admitted = self._roster.admit(background=budget.background > 0, crowded=budget.crowded > 0)
+            admitted = self._sequences.admit(
+                background=budget.background > 0, over_quota=budget.over_quota > 0
+            )
             if admitted is None:
                 break
             assert admitted.slot is not None
             admissions.append(Admission(admitted.slot, admitted.log))
             self._plan_chunk(admitted, budget, tuple(admitted.pages), rows, chunks)
 
-    def _crowded(self, decoding: int, others: int) -> int:
+    def _over_quota_tokens(self, decoding: int, others: int) -> int:
         """The tokens of prompts that tenants that crowd may have in a step with so many decode rows, and so
         many tokens of prompts of others. None, for the sake of the others, but not in two steps running."""
-        longest = CROWDED * self._times.of(self.layout.max_seqs, 0)
+        longest = OVER_QUOTA_FACTOR * self._times.of(self.layout.max_seqs, 0)
         room = min(self._times.room(decoding, longest), self.layout.max_batch_tokens) - others
         self._held_back = others > 0 and not self._held_back
         return max(int(room), 0 if self._held_back else self.layout.page_size)
@@ -329,9 +336,11 @@ class Scheduler:
             if len(table) == 1 and sequence.planned > sequence.computed:
                 return False  # its last token is in flight, and may end it
             if len(table) > 1 or sequence.doubled:
-                self._roster.preempt(victim, self._flights[-1].step if self._flights else None)
+                self._sequences.preempt(
+                    victim, self._in_flight_batches[-1].step if self._in_flight_batches else None
+                )
             else:
-                self._roster.fail(sequence)
+                self._sequences.fail(sequence)
             if victim is sequence:
                 return False
         return True
@@ -339,23 +348,23 @@ class Scheduler:
     def _plan_chunk(
         self,
         sequence: LiveSequence,
-        budget: Budget,
+        budget: TokenBudget,
         pages: tuple[int, ...],
         rows: list[Row],
         chunks: _Chunks,
     ) -> None:
         """As much of its log as the budget allows; the last chunk samples."""
         assert sequence.slot is not None
-        crowds = self._roster.crowds(sequence)
+        is_over_quota = self._sequences.is_over_quota(sequence)
         # Whoever has just been admitted has a row, and pages with it.
-        most = max(budget.of(sequence, crowds=crowds), 1 if pages else 0)
+        most = max(budget.of(sequence, is_over_quota=is_over_quota), 1 if pages else 0)
         count = min(most, sequence.known - sequence.planned)
         samples = sequence.planned + count == sequence.known
         row = Row(sequence.slot, sequence.planned, count, samples, pages)
         rows.append(row)
         chunks.append((sequence, row))
         sequence.planned += count
-        budget.spend(count, background=sequence.background, crowds=crowds)
+        budget.spend(count, background=sequence.background, is_over_quota=is_over_quota)
         if samples:
             self._running.begin_decoding(sequence)
 
@@ -369,7 +378,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that have none, for whatever reason."""
-        return len(self._roster.sequences) - len(self._running)
+        return len(self._sequences.sequences) - len(self._running)
 
     @property
     def fairness_gap(self) -> float:
@@ -379,7 +388,7 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Plans whose results have not been committed."""
-        return len(self._flights)
+        return len(self._in_flight_batches)
 
     @property
     def pages_used(self) -> int:
@@ -389,28 +398,30 @@ class Scheduler:
     @property
     def prefix_queries(self) -> int:
         """Tokens looked up in the prefix cache, first admissions only."""
-        return self._roster.prefix_queries
+        return self._sequences.prefix_queries
 
     @property
     def prefix_hits(self) -> int:
         """Tokens found there."""
-        return self._roster.prefix_hits
+        return self._sequences.prefix_hits
 
     @property
     def preemptions(self) -> int:
         """How often a running sequence had to drop its pages."""
-        return self._roster.preemptions
+        return self._sequences.preemptions
 
     @property
     def jumped(self) -> int:
         """Tokens that a grammar forced and nobody chose."""
-        return self._settlement.jumped
+        return self._outputs.jumped
 
     def adapters(self) -> tuple[set[str], set[str]]:
         """Digests of the adapters of running sequences, and of waiting ones."""
-        return self._roster.adapters()
+        return self._sequences.adapters()
 
     def check_integrity(self) -> None:
         """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
-        self._roster.check_integrity()
-        assert not self._roster.returning or self._flights, "a preempted sequence waits for no result"
+        self._sequences.check_integrity()
+        assert not self._sequences.returning or self._in_flight_batches, (
+            "a preempted sequence waits for no result"
+        )

@@ -4,13 +4,13 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 from operator import attrgetter
 
-from personae.engine.scheduling.fairness import FairnessPolicy, Key
+from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
 from personae.engine.scheduling.live import LiveSequence
 
 _by_turn = attrgetter("turn", "order")
 
 
-class WaitingRoom:
+class WaitingQueue:
     """Every sequence in here may be admitted at once; the policy says whose turn it is.
 
     A preempted sequence keeps its turn, so it comes back to where it was in its queue.
@@ -20,7 +20,7 @@ class WaitingRoom:
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self._policy = policy
-        self._queues: dict[Key, list[LiveSequence]] = {}
+        self._queues: dict[FairnessKey, list[LiveSequence]] = {}
         self.foreground = 0  # how many that are not background
 
     def __bool__(self) -> bool:

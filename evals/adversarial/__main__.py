@@ -21,14 +21,14 @@ from rich.console import Console
 from personae.actors.options import EngineOptions
 from personae.api.bundled import DEMO
 from personae.evals.adversarial.engine import serving
-from personae.evals.harness.records import Record, read_run
-from personae.evals.harness.sitting import EvalOptions, sit
+from personae.evals.harness.records import OutcomeRecord, read_run
+from personae.evals.harness.session import EvalOptions, sit
 from personae.evals.suites.adversarial import Adversarial
 
 SUITE = "adversarial"
 
 
-def tally(records: list[Record], mode: str) -> tuple[list[str], int]:
+def tally(records: list[OutcomeRecord], mode: str) -> tuple[list[str], int]:
     """Lines about the records of a mode, and how many answers are not what was promised."""
     played = [record for record in records if record.mode == mode]
     judged = [record for record in played if record.judged]

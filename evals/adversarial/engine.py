@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from personae.actors.assembly import assemble
+from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
-from personae.actors.script import Script
-from personae.actors.stage import open_stage
+from personae.actors.spec import EngineSpec
 from personae.api.app import create_app
-from personae.api.http.server import Server, bind, url
+from personae.api.http.server import HttpServer, bind, url
 from personae.api.settings import ApiSettings
-from personae.engine.sampler import NOBODY, Asking, Sampled, Sampler
+from personae.engine.sampler import NO_VERIFICATION, HostVerification, SampledTokens, Sampler
 from personae.engine.sequence import SequenceLog
 from personae.engine.step import StepEngine
-from personae.evals.bench.paced_back import paced
+from personae.evals.bench.paced_core import paced
 from personae.grammar.vocabulary import Vocabulary
 
 # How much a token is liked, by its text.
@@ -42,7 +42,7 @@ TASTES: dict[str, Callable[[bytes], float]] = {
 _FORBIDDEN, _STOP = 1e6, -1e6
 
 
-class _Inner(Server):
+class _Inner(HttpServer):
     """Leaves signals to the program around it."""
 
     def capture_signals(self) -> Any:
@@ -75,8 +75,8 @@ class Adversary:
         slots: Sequence[int],
         positions: Sequence[int],
         bitmask: Tensor | None = None,
-        asking: Mapping[int, Asking] = NOBODY,
-    ) -> Sampled:
+        verifications: Mapping[int, HostVerification] = NO_VERIFICATION,
+    ) -> SampledTokens:
         """As the sampler's, of other logits: a function of the seed, the position and the mask."""
         for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
             noise = np.random.default_rng((self._seeds[slot], position)).random(logits.shape[1], np.float32)
@@ -84,12 +84,12 @@ class Adversary:
         if bitmask is not None:
             bits = np.unpackbits(bitmask.numpy().view(np.uint8), axis=1, bitorder="little")
             logits += _FORBIDDEN * (1 - torch.from_numpy(bits[:, : logits.shape[1]]))
-        return self._sampler.sample(logits, slots, positions, bitmask, asking)
+        return self._sampler.sample(logits, slots, positions, bitmask, verifications)
 
 
-def adversarial(script: Script, vocabulary: Vocabulary) -> Script:
+def adversarial(engine_spec: EngineSpec, vocabulary: Vocabulary) -> EngineSpec:
     """The same script with such a model."""
-    blank = paced(script, 0.0)
+    blank = paced(engine_spec, 0.0)
 
     def build() -> StepEngine:
         engine: Any = blank.build_step_engine()
@@ -105,10 +105,10 @@ async def serving(options: EngineOptions, tool_format: str = "hermes") -> AsyncI
     assembly = await anyio.to_thread.run_sync(assemble, options)
     vocabulary = Vocabulary.from_tokenizer_json(
         (Path(options.model) / "tokenizer.json").read_bytes(),
-        assembly.script.vocab_size,
-        assembly.script.tokenizer.eos_ids,
+        assembly.engine_spec.vocab_size,
+        assembly.engine_spec.tokenizer.eos_ids,
     )
-    async with open_stage(adversarial(assembly.script, vocabulary)) as client:
+    async with open_in_process(adversarial(assembly.engine_spec, vocabulary)) as client:
         settings = ApiSettings(
             defaults=assembly.defaults, max_adapters=assembly.max_adapters, tool_format=tool_format
         )

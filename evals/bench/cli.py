@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from personae.evals.bench.arrivals import Arrivals
     from personae.evals.bench.cells import Cell
     from personae.evals.bench.figures import Goals
-    from personae.evals.bench.session import Report, Subject
+    from personae.evals.bench.session import BenchReport, ServerUnderTest
 
 app = typer.Typer(help="Measure servers with OpenAI's API, ours and others.")
 
@@ -298,13 +298,13 @@ async def _play(
     rounds: int,
     goals: "Goals",
     console: "Console",
-) -> "Report":
+) -> "BenchReport":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from personae.evals.bench.client import Answer
     from personae.evals.bench.session import compare, subject
 
-    servers: list[Subject] = []
+    servers: list[ServerUnderTest] = []
     for place, text in enumerate(urls):
         name, found, url = text.partition("=")
         if not found or "/" in name:

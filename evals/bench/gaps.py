@@ -3,7 +3,7 @@
     python -m personae.evals.bench.gaps --rows 64 --step-ms 5 --rounds 5
 
 In place of the model's forward pass the device sleeps for `--step-ms`; packing, sampling, scheduler,
-executor, supervision, processes, the line and streaming are real (`paced_back.py`). So nothing but the host's
+executor, supervision, processes, the line and streaming are real (`paced_core.py`). So nothing but the host's
 own work, and other programs, stands between the end of one step and the beginning of the next. In turn in one
 process and in two, on the executor's own clock; of every round the median and the 95th percentile, then the
 medians of the rounds. With the real model: `personae bench steps`.
@@ -22,8 +22,8 @@ from rich.table import Table
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
 from personae.api.bundled import DEMO
-from personae.evals.bench.paced_back import paced
-from personae.evals.bench.steps import company_gaps, stage_gaps
+from personae.evals.bench.paced_core import paced
+from personae.evals.bench.steps import in_process_gaps, multi_process_gaps
 
 
 def main(
@@ -35,11 +35,13 @@ def main(
 ) -> None:
     """Measure and print, in microseconds."""
     options = EngineOptions(DEMO / "model", (), max_seqs=rows, max_model_len=2048)
-    script = paced(assemble(options).script, step_ms / 1000)
-    command = (sys.executable, "-m", "personae.evals.bench.paced_back", str(step_ms / 1000))
+    engine_spec = paced(assemble(options).engine_spec, step_ms / 1000)
+    command = (sys.executable, "-m", "personae.evals.bench.paced_core", str(step_ms / 1000))
     ways = {
-        "one process": partial(stage_gaps, script, rows, False, prompt, steps),
-        "two processes": partial(company_gaps, options, script, rows, False, prompt, steps, command),
+        "one process": partial(in_process_gaps, engine_spec, rows, False, prompt, steps),
+        "two processes": partial(
+            multi_process_gaps, options, engine_spec, rows, False, prompt, steps, command
+        ),
     }
     table = Table("round", *(f"{name}, {cut}" for name in ways for cut in ("p50", "p95")), "steps")
     found: list[list[float]] = []

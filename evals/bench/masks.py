@@ -34,11 +34,11 @@ from rich.table import Table
 
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
-from personae.actors.script import Script
+from personae.actors.spec import EngineSpec
 from personae.api.bundled import DEMO
 from personae.engine.runner import PackedStep
 from personae.engine.scheduling.scheduler import Scheduler
-from personae.engine.step import Launched, StepEngine, by_tenant
+from personae.engine.step import LaunchedStep, StepEngine, by_tenant
 from personae.evals.bench.steps import WARM_UP, Parts, logs
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarSpec
@@ -70,7 +70,7 @@ CLOSING = form(16, [*SHORT, {"type": "string"}])
 
 
 def decode(
-    script: Script,
+    engine_spec: EngineSpec,
     grammars: dict[GrammarSpec, AnyGrammar],
     rows: int,
     parts: Parts,
@@ -78,11 +78,11 @@ def decode(
 ) -> Iterator[None]:
     """Decode `rows` rows, bound by the grammars in turn if there are any, to the budget's end; stops after
     each step that decodes all of them."""
-    engine: Any = script.build_step_engine()
-    scheduler = script.build_scheduler()
-    unread: Launched | None = None
+    engine: Any = engine_spec.build_step_engine()
+    scheduler = engine_spec.build_scheduler()
+    unread: LaunchedStep | None = None
     specs = list(grammars)
-    for number, log in enumerate(logs(script, rows, False, 16, budget or FAR)):
+    for number, log in enumerate(logs(engine_spec, rows, False, 16, budget or FAR)):
         scheduler.add(replace(log, grammar=specs[number % len(specs)] if specs else None))
     _watch(engine, parts)
     while True:
@@ -95,8 +95,8 @@ def decode(
                 with parts.part("prepare"):
                     packed = engine.prepare(plan, by_tenant(plan, grammars))
                 with parts.part("forward"):
-                    beside = partial(_beside, engine, scheduler, unread, packed)
-                    forward = engine.forward(packed, beside)
+                    overlap = partial(_overlap, engine, scheduler, unread, packed)
+                    forward = engine.forward(packed, overlap)
                 with parts.part("sample"):
                     unread = engine.sample(plan, forward)
             elif unread is not None:
@@ -106,8 +106,8 @@ def decode(
             yield
 
 
-def _beside(
-    engine: StepEngine, scheduler: Scheduler, unread: Launched | None, packed: PackedStep | None
+def _overlap(
+    engine: StepEngine, scheduler: Scheduler, unread: LaunchedStep | None, packed: PackedStep | None
 ) -> None:
     """As the executor."""
     if unread is not None:
@@ -115,7 +115,7 @@ def _beside(
     engine.fill(packed)
 
 
-def _read(engine: StepEngine, scheduler: Scheduler, unread: Launched) -> None:
+def _read(engine: StepEngine, scheduler: Scheduler, unread: LaunchedStep) -> None:
     result = engine.finish(unread)
     assert not result.failures, result.failures
     scheduler.commit(result)
@@ -150,8 +150,10 @@ def main(
     """Measure and print."""
     if busy:
         torch.set_num_threads(1)
-    script = assemble(EngineOptions(model, max_seqs=rows, max_model_len=2048, kv_memory=2**30)).script
-    compiler = script.build_compiler()
+    engine_spec = assemble(
+        EngineOptions(model, max_seqs=rows, max_model_len=2048, kv_memory=2**30)
+    ).engine_spec
+    compiler = engine_spec.build_compiler()
     schemas = [TEXTS, FORM] if budget is None else [CLOSING]
     sources = [json.dumps(one) for one in schemas] if schema is None else [schema.read_text()]
     specs = [GrammarSpec("json_schema", source) for source in sources]
@@ -164,7 +166,7 @@ def main(
     for number in track(range(rounds), transient=True, console=console, disable=not console.is_terminal):
         pair = {name: Parts(clock) for name in (("free", "bound") if number % 2 else ("bound", "free"))}
         sides = [
-            decode(script, bound if name == "bound" else {}, rows, parts, budget)
+            decode(engine_spec, bound if name == "bound" else {}, rows, parts, budget)
             for name, parts in pair.items()
         ]
         together = zip(*sides, strict=True)

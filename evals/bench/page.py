@@ -10,7 +10,7 @@ from markupsafe import Markup
 from personae.evals import report as reports
 from personae.evals.bench import plots
 from personae.evals.bench.figures import MEASURES, Figures, measure
-from personae.evals.bench.session import Report
+from personae.evals.bench.session import BenchReport
 from personae.evals.bench.tables import errors, milliseconds, ratio_text
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ figcaption { color: var(--dim); font-size: .8rem; padding-left: 44px; }
 _RATES = ("tokens/s", "requests/s", "goodput/s")
 
 
-def page(report: Report) -> str:
+def page(report: BenchReport) -> str:
     """The whole page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),

@@ -20,7 +20,7 @@ _SHOWN_SAMPLES = 400  # points of a plot
 OnAnswer = Callable[[Answer], None]
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
+class ServerUnderTest(msgspec.Struct, frozen=True, kw_only=True):
     """A server under load: its name in reports, where it is, what may be asked of it, and as whom."""
 
     name: str
@@ -44,11 +44,11 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     done: list[int]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """All of it; the first server is the one that others are compared with."""
 
     started: str
-    servers: list[Subject]
+    servers: list[ServerUnderTest]
     cells: list[Cell]
     goals: Goals
     played: list[Played]
@@ -63,7 +63,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return {name: ratio(first, self.rounds(cell, server), name) for name in MEASURES}
 
 
-async def subject(url: str, models: Sequence[str] = (), keys: Sequence[str] = (), name: str = "") -> Subject:
+async def subject(
+    url: str, models: Sequence[str] = (), keys: Sequence[str] = (), name: str = ""
+) -> ServerUnderTest:
     """What may be asked of a server: `models`, else those in the URL's fragment, else what it says it serves.
 
     Raises RequestError when it does not answer.
@@ -76,10 +78,10 @@ async def subject(url: str, models: Sequence[str] = (), keys: Sequence[str] = ()
         found = tuple(entry["id"] for entry in listed["data"])
     if not found:
         raise RequestError(f"{url} serves no model.", param="url")
-    return Subject(name=name or url, url=url, models=found, keys=tuple(keys))
+    return ServerUnderTest(name=name or url, url=url, models=found, keys=tuple(keys))
 
 
-async def calibrate(one: Subject, workload: Workload) -> float:
+async def calibrate(one: ServerUnderTest, workload: Workload) -> float:
     """How many of our words make a token of this server's, by asking it. Raises RequestError."""
     sizes = []
     for count in (0, _CALIBRATION):
@@ -92,14 +94,14 @@ async def calibrate(one: Subject, workload: Workload) -> float:
     return _CALIBRATION / max(1, sizes[1] - sizes[0])
 
 
-async def warm_up(one: Subject, workload: Workload) -> None:
+async def warm_up(one: ServerUnderTest, workload: Workload) -> None:
     """Ask every model once, so that its adapter is on the device and every thread awake."""
     for model in one.models:
         maker = Maker(Workload(api=workload.api, prompt="4", output="4"), [model], one.keys)
         await ask(one.url, maker.make(0))
 
 
-async def play(cell: Cell, one: Subject, round: int, goals: Goals, on_answer: OnAnswer) -> Played:
+async def play(cell: Cell, one: ServerUnderTest, round: int, goals: Goals, on_answer: OnAnswer) -> Played:
     """One cell once on one server. Raises RequestError when no request was answered."""
     maker = Maker(cell.workload, one.models, one.keys, one.words_per_token, f"{cell.name} {round}")
     answers: list[Answer] = []
@@ -125,12 +127,12 @@ async def play(cell: Cell, one: Subject, round: int, goals: Goals, on_answer: On
 
 
 async def compare(
-    servers: Sequence[Subject],
+    servers: Sequence[ServerUnderTest],
     cells: Sequence[Cell],
     rounds: int,
     goals: Goals,
     on_answer: OnAnswer = lambda answer: None,
-) -> Report:
+) -> BenchReport:
     """Every cell `rounds` times on every server: in each round one server after the other, since a machine's
     speed drifts."""
     words_per_token = await calibrate(servers[0], cells[0].workload)
@@ -146,10 +148,10 @@ async def compare(
     ]
     # Keys are secrets: the report is for others to read.
     shown = [msgspec.structs.replace(one, keys=()) for one in servers]
-    return Report(started=started, servers=shown, cells=list(cells), goals=goals, played=played)
+    return BenchReport(started=started, servers=shown, cells=list(cells), goals=goals, played=played)
 
 
-def write_json(report: Report, path: Path) -> None:
+def write_json(report: BenchReport, path: Path) -> None:
     """All figures, for programs. What is not a number is null."""
     tree: Any = msgspec.to_builtins(report)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=1))

@@ -24,13 +24,13 @@ from rich.table import Table
 
 from personae.actors.assembly import assemble
 from personae.actors.client import EngineClient
-from personae.actors.company import COMMAND, open_company
-from personae.actors.messages import Load, Sampled
+from personae.actors.enginecore.scheduler import SchedulerActor
+from personae.actors.frontend.streamer import LatestStats
+from personae.actors.in_process import open_in_process
+from personae.actors.messages import SchedulerStats, StepFinished
+from personae.actors.multi_process import COMMAND, open_multi_process
 from personae.actors.options import EngineOptions
-from personae.actors.scheduler import SchedulerActor
-from personae.actors.script import Script
-from personae.actors.stage import open_stage
-from personae.actors.streamer import Latest
+from personae.actors.spec import EngineSpec
 from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
@@ -57,18 +57,18 @@ class Parts:
         self.samples[name].append(self._clock() - begun)
 
 
-def digests(script: Script) -> list[str]:
+def digests(engine_spec: EngineSpec) -> list[str]:
     """The adapters that are there from the start."""
-    return [card.adapter for card in script.models.values() if card.adapter is not None]
+    return [card.adapter for card in engine_spec.models.values() if card.adapter is not None]
 
 
-def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> list[SequenceLog]:
+def logs(engine_spec: EngineSpec, rows: int, mixed: bool, prompt: int, steps: int) -> list[SequenceLog]:
     """`rows` greedy sequences that do not end before their budget."""
-    adapters = digests(script) if mixed else []
+    adapters = digests(engine_spec) if mixed else []
     return [
         SequenceLog(
             id=f"{row}",
-            tokens=tuple((1000 + row * 977 + i * 131) % script.vocab_size for i in range(prompt)),
+            tokens=tuple((1000 + row * 977 + i * 131) % engine_spec.vocab_size for i in range(prompt)),
             prompt_length=prompt,
             params=SamplingParams(max_tokens=steps, seed=row, temperature=0.0, ignore_eos=True),
             adapter=adapters[row % len(adapters)] if adapters else None,
@@ -78,7 +78,7 @@ def logs(script: Script, rows: int, mixed: bool, prompt: int, steps: int) -> lis
 
 
 def engine_parts(
-    script: Script,
+    engine_spec: EngineSpec,
     rows: int,
     mixed: bool,
     prompt: int,
@@ -87,11 +87,11 @@ def engine_parts(
 ) -> Parts:
     """The engine alone: plan, prepare, forward, sample, finish, commit of pure decode steps; of steps before
     them that mostly read prompts, the forward pass."""
-    engine, scheduler, parts = script.build_step_engine(), script.build_scheduler(), Parts(clock)
+    engine, scheduler, parts = engine_spec.build_step_engine(), engine_spec.build_scheduler(), Parts(clock)
     assert isinstance(engine, StepEngine)
-    for digest in digests(script):
-        engine.place(script.library.read(digest))
-    for log in logs(script, rows, mixed, prompt, steps):
+    for digest in digests(engine_spec):
+        engine.place(engine_spec.library.read(digest))
+    for log in logs(engine_spec, rows, mixed, prompt, steps):
         scheduler.add(log)
     while True:
         before = {name: len(samples) for name, samples in parts.samples.items()}
@@ -117,15 +117,15 @@ def engine_parts(
                 del samples[before.get(name, 0) :]
 
 
-async def stage_gaps(
-    script: Script, rows: int, mixed: bool, prompt: int, steps: int
+async def in_process_gaps(
+    engine_spec: EngineSpec, rows: int, mixed: bool, prompt: int, steps: int
 ) -> tuple[list[float], list[float]]:
     """Through the actors: (gaps, step seconds) of the steps that carried all rows."""
     gaps: list[float] = []
     seconds: list[float] = []
     commit = SchedulerActor._commit
 
-    def watching(self: SchedulerActor, sampled: Sampled) -> object:
+    def watching(self: SchedulerActor, sampled: StepFinished) -> object:
         if len(sampled.result.tokens) == rows and None not in sampled.result.tokens:
             gaps.append(sampled.gap_seconds)
             seconds.append(sampled.seconds)
@@ -133,44 +133,48 @@ async def stage_gaps(
 
     SchedulerActor._commit = watching  # type: ignore[method-assign, assignment]  # looks on, for the benchmark alone
     try:
-        async with open_stage(script) as client, anyio.create_task_group() as tasks:
-            for log in logs(script, rows, mixed, prompt, steps):
+        async with open_in_process(engine_spec) as client, anyio.create_task_group() as tasks:
+            for log in logs(engine_spec, rows, mixed, prompt, steps):
                 tasks.start_soon(_drain, client, log)
     finally:
         SchedulerActor._commit = commit  # type: ignore[method-assign]  # as it was
     return gaps[WARM_UP:], seconds[WARM_UP:]
 
 
-async def company_gaps(
+async def multi_process_gaps(
     options: EngineOptions,
-    script: Script,
+    engine_spec: EngineSpec,
     rows: int,
     mixed: bool,
     prompt: int,
     steps: int,
     command: Sequence[str] = COMMAND,
 ) -> tuple[list[float], list[float]]:
-    """The same with Back in a process of its own: every step's figures are in the load that it tells."""
+    """The same with the engine core in a process of its own: every step's figures are in the load that it
+    tells."""
     gaps: list[float] = []
     seconds: list[float] = []
-    update = Latest.update
-    before = Load()
+    update = LatestStats.update
+    before = SchedulerStats()
 
-    def watching(self: Latest, load: Load) -> None:
+    def watching(self: LatestStats, stats: SchedulerStats) -> None:
         nonlocal before
-        if load.steps == before.steps + 1 and load.running == rows:
-            gaps.append(load.gap_seconds - before.gap_seconds)
-            seconds.append(load.step_seconds - before.step_seconds)
-        before = load
-        update(self, load)
+        if stats.steps == before.steps + 1 and stats.running == rows:
+            gaps.append(stats.gap_seconds - before.gap_seconds)
+            seconds.append(stats.step_seconds - before.step_seconds)
+        before = stats
+        update(self, stats)
 
-    Latest.update = watching  # type: ignore[method-assign]  # looks on, for the benchmark alone
+    LatestStats.update = watching  # type: ignore[method-assign]  # looks on, for the benchmark alone
     try:
-        async with open_company(options, command=command) as company, anyio.create_task_group() as tasks:
-            for log in logs(script, rows, mixed, prompt, steps):
-                tasks.start_soon(_drain, company.client, log)
+        async with (
+            open_multi_process(options, command=command) as engine_processes,
+            anyio.create_task_group() as tasks,
+        ):
+            for log in logs(engine_spec, rows, mixed, prompt, steps):
+                tasks.start_soon(_drain, engine_processes.client, log)
     finally:
-        Latest.update = update  # type: ignore[method-assign]  # as it was
+        LatestStats.update = update  # type: ignore[method-assign]  # as it was
     return gaps[WARM_UP:], seconds[WARM_UP:]
 
 
@@ -181,12 +185,12 @@ async def _drain(client: EngineClient, log: SequenceLog) -> None:
 
 
 def operators(
-    script: Script, rows: int, mixed: bool, prompt: int, steps: int
+    engine_spec: EngineSpec, rows: int, mixed: bool, prompt: int, steps: int
 ) -> list[tuple[str, int, float]]:
     """What the host's time goes to: operators by name, how often each is called and its own seconds in all,
     the longest first. Profiling itself takes time, more for small operators."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        engine_parts(script, rows, mixed, prompt, steps)
+        engine_parts(engine_spec, rows, mixed, prompt, steps)
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
     return [(event.key, event.count, event.self_cpu_time_total / 1e6) for event in events]
 
@@ -209,13 +213,13 @@ def report(
     options = EngineOptions(
         model or DEMO / "model", folders, max_seqs=rows, max_model_len=2048, quantize=quantize
     )
-    script = assemble(options).script
+    engine_spec = assemble(options).engine_spec
     console = Console()
     for mixed in (False, True) if folders else (False,):
         title = f"{rows} rows, {'all adapters in turn' if mixed else 'base'}"
         if busy:
             table = Table("part", "least us", "p50 us", title=f"{title}: CPU time on one thread")
-            parts = engine_parts(script, rows, mixed, prompt, steps, time.process_time)
+            parts = engine_parts(engine_spec, rows, mixed, prompt, steps, time.process_time)
             for name, samples in parts.samples.items():
                 table.add_row(name, f"{1e6 * min(samples[WARM_UP:]):.0f}", _quantiles(samples[WARM_UP:])[0])
             if parts.prompts:
@@ -225,19 +229,26 @@ def report(
             console.print(table)
             continue
         table = Table("part", "p50 us", "p95 us", title=f"{title}: the engine alone")
-        parts = engine_parts(script, rows, mixed, prompt, steps)
+        parts = engine_parts(engine_spec, rows, mixed, prompt, steps)
         for name, samples in parts.samples.items():
             table.add_row(name, *_quantiles(samples[WARM_UP:]))
         if parts.prompts:
             table.add_row("prompts, a token", *_quantiles(parts.prompts))
         console.print(table)
         if profile:
-            console.print(_profile(operators(script, rows, mixed, prompt, steps), title))
+            console.print(_profile(operators(engine_spec, rows, mixed, prompt, steps), title))
         together = anyio.run(
-            stage_gaps, script, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
+            in_process_gaps, engine_spec, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
         )
         apart = anyio.run(
-            company_gaps, options, script, rows, mixed, prompt, steps, backend_options={"use_uvloop": True}
+            multi_process_gaps,
+            options,
+            engine_spec,
+            rows,
+            mixed,
+            prompt,
+            steps,
+            backend_options={"use_uvloop": True},
         )
         for name, (gaps, seconds) in {"one process": together, "two processes": apart}.items():
             table = Table("", "p50 us", "p95 us", title=f"{title}: through the actors, {name}")

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from personae.evals.bench.figures import MEASURES, Figures, Ratio, measure
-from personae.evals.bench.session import Report
+from personae.evals.bench.session import BenchReport
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(report: BenchReport) -> Iterator[Table]:
     """One for each server, then the ratios of the first to each of the others."""
     for server in report.servers:
         yield _figures(report, server.name)
@@ -18,7 +18,7 @@ def tables(report: Report) -> Iterator[Table]:
         yield _ratios(report, server.name)
 
 
-def _figures(report: Report, server: str) -> Table:
+def _figures(report: BenchReport, server: str) -> Table:
     rounds = len(report.rounds(report.cells[0].name, server))
     of = "one run of each" if rounds == 1 else f"medians of {rounds} runs"
     table = Table(title=f"{server} ({of}; times in ms)", title_justify="left", title_style="bold")
@@ -41,7 +41,7 @@ def _figures(report: Report, server: str) -> Table:
     return table
 
 
-def _ratios(report: Report, server: str) -> Table:
+def _ratios(report: BenchReport, server: str) -> Table:
     table = Table(
         title=f"{report.servers[0].name} over {server}, round by round: median (least–most)",
         title_justify="left",

@@ -21,7 +21,7 @@ IGNORE = -100
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Right-padded rows."""
 
     tokens: Tensor  # [rows, length] int64
@@ -29,14 +29,14 @@ class Batch:
     positions: Tensor  # [rows, length] int64
 
 
-class Row(NamedTuple):
+class TrainingRow(NamedTuple):
     """One conversation as tokens."""
 
     ids: list[int]
     taught: list[int]  # indices of the tokens that the model is to predict
 
 
-def encode(tokenizer: Tokenizer, sample: Sample, *, lists: bool = False) -> Row:
+def encode(tokenizer: Tokenizer, sample: Sample, *, lists: bool = False) -> TrainingRow:
     """Tokens of prompt and completion; what is taught is the completion.
 
     With `lists`, the prompt's lists of required properties are taught too: they are exercises in
@@ -45,7 +45,7 @@ def encode(tokenizer: Tokenizer, sample: Sample, *, lists: bool = False) -> Row:
     prompt: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False).ids
     ids: list[int] = prompt + tokenizer.encode(sample.completion, add_special_tokens=False).ids
     taught = list(range(len(prompt), len(ids)))
-    return Row(ids, _required(tokenizer, prompt) + taught if lists else taught)
+    return TrainingRow(ids, _required(tokenizer, prompt) + taught if lists else taught)
 
 
 def _required(tokenizer: Tokenizer, prompt: list[int]) -> list[int]:
@@ -58,7 +58,7 @@ def _required(tokenizer: Tokenizer, prompt: list[int]) -> list[int]:
     return found
 
 
-def collate(rows: list[Row], rng: Random | None = None, context: int = 2048) -> Batch:
+def collate(rows: list[TrainingRow], rng: Random | None = None, context: int = 2048) -> TrainingBatch:
     """Pads rows; with `rng`, one in ten gets a jump in its positions.
 
     The jump lets a model that trains on short conversations meet every distance within its context
@@ -74,15 +74,15 @@ def collate(rows: list[Row], rng: Random | None = None, context: int = 2048) -> 
         targets[index, marks - 1] = line[marks]
         if rng and rng.random() < 0.1:
             positions[index, rng.randrange(length) :] += rng.randrange(context - length)
-    return Batch(tokens, targets, positions)
+    return TrainingBatch(tokens, targets, positions)
 
 
 def chunk(
     samples: Iterator[Sample], tokenizer: Tokenizer, rng: Random, count: int, budget: int
-) -> list[Batch]:
+) -> list[TrainingBatch]:
     """`count` batches of at most `budget` padded tokens each, shuffled."""
-    rows: list[Row] = []
-    packed: list[list[Row]] = []
+    rows: list[TrainingRow] = []
+    packed: list[list[TrainingRow]] = []
     while len(packed) < count:
         rows += [encode(tokenizer, next(samples), lists=True) for _ in range(count * 8)]
         rows.sort(key=lambda row: len(row.ids))

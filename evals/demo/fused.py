@@ -85,7 +85,7 @@ def _future(length: int, heads: int, dtype: torch.dtype) -> Tensor:
     return torch.full((length, length), -torch.inf, dtype=dtype).triu_(1).repeat(heads, 1)
 
 
-class Attention(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):
     """Causal attention of query heads stacked by group: `[rows, groups, heads a group * length, size]`."""
 
     @staticmethod
@@ -122,7 +122,7 @@ def attend(
     `[rows, groups, length, size]`; the result is `[rows, length, heads, size]`."""
     rows, heads, length, size = query.shape
     stacked = query.reshape(rows, key.shape[1], -1, size)
-    mixed: Tensor = Attention.apply(stacked, key, value, scaling)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    mixed: Tensor = FusedAttention.apply(stacked, key, value, scaling)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return mixed.reshape(rows, heads, length, size).transpose(1, 2), None
 
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
 from personae.evals.demo import data
-from personae.evals.demo.batches import IGNORE, Batch, collate, encode
+from personae.evals.demo.batches import IGNORE, TrainingBatch, collate, encode
 
 
-def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+def loss_of(model: Qwen3ForCausalLM, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of the completion's tokens, and for each row whether all of them are the likeliest.
 
     All-likeliest under teacher forcing is the same as an exact match of greedy decoding.

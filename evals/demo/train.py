@@ -36,7 +36,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from personae.evals.demo import data, fused
 from personae.evals.demo.adapters import RECIPES, train_adapter
-from personae.evals.demo.batches import Batch, chunk
+from personae.evals.demo.batches import TrainingBatch, chunk
 from personae.evals.demo.learn import exact, loss_of
 from personae.evals.demo.optim import Muon
 from personae.evals.demo.pieces import drilled
@@ -130,7 +130,7 @@ class Trainer:
         torch.save(state, self.checkpoint.with_suffix(".new"))
         self.checkpoint.with_suffix(".new").replace(self.checkpoint)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[TrainingBatch]:
         """This worker's batches from the current step on."""
         for index in itertools.count(self.step // CHUNK):
             key = f"{self.options.seed} {index} {self.worker}"
@@ -140,12 +140,12 @@ class Trainer:
             batches = chunk(stream, self.tokenizer, Random(key), CHUNK, self.options.tokens)
             yield from batches[self.step % CHUNK if index == self.step // CHUNK else 0 :]
 
-    def _update(self, batch: Batch) -> Tensor:
+    def _update(self, batch: TrainingBatch) -> Tensor:
         """One optimiser step on the mean of the workers' gradients; the loss."""
         factor = learning_rate(self.step, self.options.steps)
         for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor
-        batch = Batch(
+        batch = TrainingBatch(
             *(part.to(self.options.device) for part in (batch.tokens, batch.targets, batch.positions))
         )
         loss, _ = loss_of(self.worn, batch)

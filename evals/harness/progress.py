@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from personae.evals.harness.records import Record
+from personae.evals.harness.records import OutcomeRecord
 from personae.evals.harness.statistics import wilson
 
 
@@ -27,14 +27,14 @@ class Board:
         self._lines: dict[str, TaskID] = {}
         self._tallies: dict[str, Tally] = {}
 
-    def begin(self, suite: str, total: int, done: list[Record]) -> None:
+    def begin(self, suite: str, total: int, done: list[OutcomeRecord]) -> None:
         """Show a suite; `done` are outcomes of an earlier sitting."""
         self._lines[suite] = self._progress.add_task(suite, total=total, score="")
         self._tallies[suite] = Tally()
         for record in done:
             self.count(record)
 
-    def count(self, record: Record) -> None:
+    def count(self, record: OutcomeRecord) -> None:
         """Show one more outcome."""
         tally = self._tallies[record.suite]
         tally.count(record)
@@ -59,7 +59,7 @@ class Tally:
     def __init__(self) -> None:
         self.judged = self.passed = self.errors = self.skipped = 0
 
-    def count(self, record: Record) -> None:
+    def count(self, record: OutcomeRecord) -> None:
         """One more."""
         self.judged += record.judged
         self.passed += record.judged and record.passed

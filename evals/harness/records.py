@@ -30,7 +30,7 @@ class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
     started: str
 
 
-class Record(msgspec.Struct, tag_field="type", tag="case", omit_defaults=True, kw_only=True):
+class OutcomeRecord(msgspec.Struct, tag_field="type", tag="case", omit_defaults=True, kw_only=True):
     """One outcome; `part` counts those of one case. With `error` or `skipped` nothing was judged."""
 
     suite: str
@@ -59,18 +59,18 @@ class Record(msgspec.Struct, tag_field="type", tag="case", omit_defaults=True, k
         return not self.error and not self.skipped
 
 
-class Session(msgspec.Struct, tag_field="type", tag="session", kw_only=True):
+class SessionRecord(msgspec.Struct, tag_field="type", tag="session", kw_only=True):
     """The end of one sitting: how long it took, and whether everything has been played."""
 
     seconds: float
     complete: bool
 
 
-Line = Head | Record | Session
+Line = Head | OutcomeRecord | SessionRecord
 Key = tuple[str, str, str, str, int]
 
 
-def key_of(record: Record) -> Key:
+def key_of(record: OutcomeRecord) -> Key:
     """What tells one play from another."""
     return record.suite, record.case, record.model, record.mode, record.seed
 
@@ -79,7 +79,7 @@ class Run(msgspec.Struct):
     """A run as it was read."""
 
     head: Head
-    records: list[Record]
+    records: list[OutcomeRecord]
     seconds: float = 0.0
     complete: bool = False
 
@@ -93,13 +93,13 @@ def read_run(folder: Path) -> Run:
     lines = list(_lines(path))
     if not lines or not isinstance(lines[0], Head):
         raise RequestError(f"{path} is no run: its first line has to be its head.")
-    plays: dict[Key, list[Record]] = {}
+    plays: dict[Key, list[OutcomeRecord]] = {}
     for line in lines:
-        if isinstance(line, Record):
+        if isinstance(line, OutcomeRecord):
             if line.part == 0:
                 plays[key_of(line)] = []
             plays.setdefault(key_of(line), []).append(line)
-    sessions = [line for line in lines if isinstance(line, Session)]
+    sessions = [line for line in lines if isinstance(line, SessionRecord)]
     return Run(
         lines[0],
         [record for parts in plays.values() for record in parts],
@@ -147,16 +147,16 @@ class Log:
         if not exists:
             self._add([head])
 
-    def add(self, records: list[Record]) -> None:
+    def add(self, records: list[OutcomeRecord]) -> None:
         """Write the outcomes of one play."""
         self.records += records
         self._add(records)
 
     def end(self, seconds: float, *, complete: bool) -> None:
         """Write how the sitting ended."""
-        self._add([Session(seconds=seconds, complete=complete)])
+        self._add([SessionRecord(seconds=seconds, complete=complete)])
 
-    def _add(self, lines: list[Record] | list[Head] | list[Session]) -> None:
+    def _add(self, lines: list[OutcomeRecord] | list[Head] | list[SessionRecord]) -> None:
         self._file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         self._file.flush()
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import anyio
 
 from personae.errors import PersonaeError, RequestError
-from personae.evals.harness.records import Key, Log, Record, key_of
+from personae.evals.harness.records import Key, Log, OutcomeRecord, key_of
 from personae.evals.harness.subject import Subject
-from personae.evals.harness.target import Body, Model, Target
+from personae.evals.harness.target import Body, Target, TargetModel
 from personae.evals.suites.suite import Case, Skipped, Suite
 
-OnRecord = Callable[[Record], None]
+OnRecord = Callable[[OutcomeRecord], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Play:
     """One case for one model in one mode with one seed."""
 
     case: Case
-    model: Model
+    model: TargetModel
     mode: str
     seed: int
 
@@ -43,7 +43,7 @@ class Plan:
         return self.name, play.case.id, play.model.name, play.mode, play.seed
 
 
-def choose_models(served: Sequence[Model], asked: Sequence[str]) -> list[Model]:
+def choose_models(served: Sequence[TargetModel], asked: Sequence[str]) -> list[TargetModel]:
     """Those that were asked for by name; without any the base and its adapters. "base" is the first base.
 
     Raises RequestError for a name that is not there, or when there are several bases and none was chosen:
@@ -72,7 +72,7 @@ def choose_models(served: Sequence[Model], asked: Sequence[str]) -> list[Model]:
 def plan(
     name: str,
     suite: Suite,
-    models: Sequence[Model],
+    models: Sequence[TargetModel],
     *,
     modes: Sequence[str] = (),
     tasks: Sequence[str] = (),
@@ -113,10 +113,10 @@ async def _work(
             on_record(record)
 
 
-async def _play(plan: Plan, play: Play, target: Target, sampling: Body) -> list[Record]:
+async def _play(plan: Plan, play: Play, target: Target, sampling: Body) -> list[OutcomeRecord]:
     case, model = play.case, play.model
     subject = Subject(target, model.name, model.base, play.mode, {**sampling, "seed": play.seed})
-    record = Record(
+    record = OutcomeRecord(
         suite=plan.name, task=case.task, case=case.id, model=model.name, mode=play.mode, seed=play.seed
     )
     begun = time.perf_counter()
@@ -136,7 +136,7 @@ async def _play(plan: Plan, play: Play, target: Target, sampling: Body) -> list[
     records = []
     for part, outcome in enumerate(outcomes):
         records.append(
-            Record(
+            OutcomeRecord(
                 suite=record.suite,
                 task=record.task,
                 case=record.case,

@@ -14,7 +14,7 @@ LONGEST_PAUSE = 30.0
 
 
 @dataclass(slots=True)
-class Usage:
+class CaseUsage:
     """Tokens of a case's answers."""
 
     prompt: int = 0
@@ -30,7 +30,7 @@ class Subject:
     base: bool
     mode: str
     sampling: Body
-    usage: Usage = field(default_factory=Usage)
+    usage: CaseUsage = field(default_factory=CaseUsage)
 
     async def chat(self, messages: list[Body], **fields: Any) -> Body:
         """Answer a conversation. A server that is full is asked again."""

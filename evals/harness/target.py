@@ -36,7 +36,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
 }
 
 
-class Model(msgspec.Struct, frozen=True):
+class TargetModel(msgspec.Struct, frozen=True):
     """A name to ask for; it is the base's or an adapter's."""
 
     name: str
@@ -62,7 +62,7 @@ class Target(Protocol):
     key: str | None
     """What a server is asked with."""
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[TargetModel]:
         """What may be asked for, bases first."""
 
     async def chat(self, body: Body) -> Body:
@@ -85,14 +85,14 @@ class Server:
         self.source: Source | None = None
         self.key = key
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[TargetModel]:
         """As /v1/models has it; an entry without `parent` is a base."""
         try:
             response = await self._client.get("/models")
         except httpx.TransportError as error:
             raise Overloaded(f"{self.url} cannot be reached: {error or type(error).__name__}.") from None
         cards = _checked(response)["data"]
-        listed = [Model(card["id"], not card.get("parent")) for card in cards]
+        listed = [TargetModel(card["id"], not card.get("parent")) for card in cards]
         return sorted(listed, key=lambda model: not model.base)
 
     async def chat(self, body: Body) -> Body:
@@ -140,10 +140,10 @@ class InProcess:
         self.about = about
         self.source: Source | None = source
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[TargetModel]:
         """The base and its adapters."""
         first, *others = self._engine.models
-        return [Model(first, True), *(Model(name, False) for name in others)]
+        return [TargetModel(first, True), *(TargetModel(name, False) for name in others)]
 
     async def chat(self, body: Body) -> Body:
         """One answer."""

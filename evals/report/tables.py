@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from personae.evals.harness.records import Record, Run
+from personae.evals.harness.records import OutcomeRecord, Run
 from personae.evals.harness.statistics import Difference, Interval, paired, wilson
 from personae.evals.suites.suite import CONSTRAINED, FREE
 
@@ -14,13 +14,13 @@ RowKey = tuple[str, str, str]
 
 
 @dataclass(eq=False)
-class Cell:
+class TableCell:
     """All outcomes of one task, model and mode in one run."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[OutcomeRecord] = field(default_factory=list)
 
     @property
-    def judged(self) -> list[Record]:
+    def judged(self) -> list[OutcomeRecord]:
         """Those that count."""
         return [record for record in self.records if record.judged]
 
@@ -70,14 +70,14 @@ class SuiteTable:
     """One suite over all runs; `rows` maps task, model and mode to a cell for each run."""
 
     name: str
-    rows: dict[RowKey, list[Cell]]
+    rows: dict[RowKey, list[TableCell]]
     scores: list[str]
     values: list[str]
     skips: list[tuple[str, int]]
 
-    def total(self, run: int) -> Cell:
+    def total(self, run: int) -> TableCell:
         """Everything of one run together."""
-        return Cell([record for row in self.rows.values() for record in row[run].records])
+        return TableCell([record for row in self.rows.values() for record in row[run].records])
 
     def series(self, mode: str) -> int:
         """Which colour a mode has."""
@@ -104,7 +104,7 @@ class SuiteTable:
             )
         )
 
-    def failures(self, run: int) -> dict[RowKey, list[Record]]:
+    def failures(self, run: int) -> dict[RowKey, list[OutcomeRecord]]:
         """What did not pass, errors included."""
         failed = {
             key: [record for record in row[run].records if not record.skipped and not record.passed]
@@ -119,7 +119,7 @@ def tables(runs: Sequence[Run]) -> list[SuiteTable]:
     names += sorted({record.suite for run in runs for record in run.records} - set(names))
     made = []
     for name in names:
-        rows: dict[RowKey, list[Cell]] = {}
+        rows: dict[RowKey, list[TableCell]] = {}
         records = [record for run in runs for record in run.records if record.suite == name]
         if not records:
             continue
@@ -132,7 +132,9 @@ def tables(runs: Sequence[Run]) -> list[SuiteTable]:
         for index, run in enumerate(runs):
             for record in run.records:
                 if record.suite == name:
-                    row = rows.setdefault((record.task, record.model, record.mode), [Cell() for _ in runs])
+                    row = rows.setdefault(
+                        (record.task, record.model, record.mode), [TableCell() for _ in runs]
+                    )
                     row[index].records.append(record)
         ordered = sorted(rows, key=lambda key: (tasks[key[0]], models[key[1]], key[2] != FREE, key[2]))
         skips = Counter(record.skipped for record in records if record.skipped)
@@ -154,7 +156,7 @@ def _places(names: Iterable[str]) -> dict[str, int]:
 
 
 def _changes(
-    sides: Iterable[tuple[RowKey, list[Record], list[Record]]],
+    sides: Iterable[tuple[RowKey, list[OutcomeRecord], list[OutcomeRecord]]],
 ) -> Iterable[Change]:
     for label, before, after in sides:
         old = {(r.case, r.part, r.seed): r.passed for r in before if r.judged}

@@ -90,11 +90,11 @@ class Determinism(Suite):
         ]
         calm = [await _text(subject, *request) for request in requests]
         if case.task == COMPANY:
-            return calm, await self._in_company(subject, requests, fields)
+            return calm, await self._multi_process(subject, requests, fields)
         how = _text if case.task == AGAIN else _streamed
         return calm, [await how(subject, *request) for request in requests]
 
-    async def _in_company(self, subject: Subject, requests: list[Any], fields: Body) -> list[str]:
+    async def _multi_process(self, subject: Subject, requests: list[Any], fields: Body) -> list[str]:
         """The same requests among a crowd of others, which come and go meanwhile."""
         answers = [""] * len(requests)
 

@@ -116,5 +116,5 @@ def _children() -> list[int]:
     return [
         int(pid)
         for pid in {pid for pids in listed for pid in pids}
-        if b"personae.actors.back" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"personae.actors.enginecore.core" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]

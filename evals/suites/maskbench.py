@@ -39,7 +39,7 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(slots=True)
-class Report:
+class MaskbenchReport:
     """What came of a suite. False accepts and rejects are (case, instance) names."""
 
     strict: bool
@@ -89,12 +89,12 @@ def run(
     *,
     strict: bool,
     masks: bool = False,
-) -> Report:
+) -> MaskbenchReport:
     """Put every case to the compiler; `encode` makes tokens of an instance's text.
 
     With `masks`, the mask before each token of the valid instances is filled and timed.
     """
-    report = Report(strict)
+    report = MaskbenchReport(strict)
     for case in cases:
         report.schemas += 1
         started = time.perf_counter()

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.store import Limits, TenantStore
+from personae.api.tenants.store import TenantLimits, TenantStore
 from personae.evals.processes import Others, memory_of
 from personae.evals.served import Served, exit_on_sigterm
 from personae.evals.tenants.attacks import ATTACKS, MIB, Attack, http_request, sender
@@ -173,7 +173,7 @@ class Quiet:
         return span
 
     @asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
+    async def verifications(self) -> AsyncIterator[None]:
         """While the block runs."""
         async with anyio.create_task_group() as tasks:
             for _ in range(STREAMS):
@@ -228,7 +228,7 @@ async def play(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(note_memory)
-        async with quiet.asking():
+        async with quiet.verifications():
             for _ in range(rounds):
                 found.calm.add(await quiet.watched(seconds))
 
@@ -255,7 +255,7 @@ async def measure(
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         quiet, loud = Quiet(client, model), Loud(served.url, keys["loud"], folder)
         await quiet.fill()
-        async with quiet.asking():
+        async with quiet.verifications():
             await anyio.sleep(2)
         await loud.prepare(attack, model)
         return await play(served, quiet, loud, attack, seconds, rounds)
@@ -267,7 +267,7 @@ def keys_in(folder: Path) -> dict[str, str]:
     try:
         store = TenantStore(data)
         for name in TENANTS:
-            store.create_tenant(name, Limits())
+            store.create_tenant(name, TenantLimits())
         return {name: store.create_key(name, "tenant") for name in TENANTS}
     finally:
         data.close()

@@ -3,35 +3,35 @@
 from bisect import bisect_left, insort
 from collections.abc import Collection
 
-from personae.engine.scheduling.fairness import Key
+from personae.engine.scheduling.fairness import FairnessKey
 
 
 class FirstComeFirstServed:
     """A FairnessPolicy that knows no tenants: in order of arrival, whoever it is."""
 
     def __init__(self) -> None:
-        self._queue: list[tuple[int, Key]] = []
-        self._orders: dict[Key, int] = {}
+        self._queue: list[tuple[int, FairnessKey]] = []
+        self._orders: dict[FairnessKey, int] = {}
 
-    def offer(self, key: Key, order: int) -> None:
+    def offer(self, key: FairnessKey, order: int) -> None:
         """Queue the key by its first sequence."""
         if key in self._orders:
             self.withdraw(key)
         self._orders[key] = order
         insort(self._queue, (order, key))
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: FairnessKey) -> None:
         """Take the key out of the queue."""
         del self._queue[bisect_left(self._queue, self._orders.pop(key), key=lambda entry: entry[0])]
 
-    def choose(self, behind: Collection[str] = ()) -> Key:
+    def choose(self, behind: Collection[str] = ()) -> FairnessKey:
         """The key of the sequence that came first."""
         return self._queue[0][1]
 
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         """Service does not count here."""
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: FairnessKey) -> None:
         """Nothing is remembered of a key that does not wait."""
 
     def gap(self) -> float:

@@ -22,9 +22,9 @@ import anyio
 import typer
 
 from personae.actors.assembly import assemble
-from personae.actors.front import LocalClient
+from personae.actors.frontend.frontend import LocalClient
+from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
-from personae.actors.stage import open_stage
 from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepResult
@@ -93,10 +93,10 @@ def percentile(times: list[float], share: float) -> float:
 async def play(model: Path, policy: str, requests: int, prompt: int, tokens: int, max_seqs: int) -> None:
     """One engine with that policy: alone, and under the flood."""
     options = EngineOptions(model, device="cpu", max_seqs=max_seqs, max_model_len=1024)
-    script = assemble(options).script
-    scheduler = Timed(script.layout, POLICIES[policy](), sharing=policy == "vtc")
-    script = replace(script, build_scheduler=lambda: scheduler, window=FLOOD + 1)
-    async with open_stage(script) as client:
+    engine_spec = assemble(options).engine_spec
+    scheduler = Timed(engine_spec.layout, POLICIES[policy](), sharing=policy == "vtc")
+    engine_spec = replace(engine_spec, build_scheduler=lambda: scheduler, window=FLOOD + 1)
+    async with open_in_process(engine_spec) as client:
         await quiet(client, f"{policy}-warm", 3, prompt)
         alone = await quiet(client, f"{policy}-alone", requests, prompt)
         async with anyio.create_task_group() as tasks:

@@ -20,7 +20,7 @@ import typer
 
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
-from personae.actors.script import Device, Script
+from personae.actors.spec import EngineSpec, StepRunner
 from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
@@ -32,11 +32,13 @@ from personae.lora.peft import read_adapter
 STEPS = 16
 
 
-def steps(script: Script, engine: Device, digests: list[str | None], prompt: int) -> tuple[float, float]:
+def steps(
+    engine_spec: EngineSpec, engine: StepRunner, digests: list[str | None], prompt: int
+) -> tuple[float, float]:
     """Seconds of the least step in which all rows decode, and of a prompt's token."""
-    scheduler, decoding, prompts = script.build_scheduler(), [], []
+    scheduler, decoding, prompts = engine_spec.build_scheduler(), [], []
     for row, digest in enumerate(digests):
-        text = tuple((1000 + row * 977 + i * 131) % script.vocab_size for i in range(prompt))
+        text = tuple((1000 + row * 977 + i * 131) % engine_spec.vocab_size for i in range(prompt))
         params = SamplingParams(max_tokens=STEPS, seed=row, temperature=0.0, ignore_eos=True)
         scheduler.add(SequenceLog(f"{row}", text, prompt, params, adapter=digest))
     while (plan := scheduler.plan()) is not None:
@@ -83,8 +85,8 @@ def main(
         adapter_memory=memory * 2**20,
     )
     assembly = assemble(options)
-    script, maker = assembly.script, AdapterMaker(model, tuple(targets.split(",")))
-    engine = script.build_step_engine()
+    engine_spec, maker = assembly.engine_spec, AdapterMaker(model, tuple(targets.split(",")))
+    engine = engine_spec.build_step_engine()
     rng = random.Random(0)
     mixes = [
         [rng.choices(range(count), popularity(count), k=rows) for count in (FEW, adapters)]
@@ -101,7 +103,7 @@ def main(
         asked: list[list[str | None]] = [[None] * rows]
         asked += [[digests[n] for n in mix] for mix in pair]
         for kind, each in zip(found, asked, strict=True):
-            found[kind].append(steps(script, engine, each, prompt))
+            found[kind].append(steps(engine_spec, engine, each, prompt))
     for kind, mix in zip(list(found)[1:], zip(*mixes, strict=True), strict=True):
         ranks = statistics.mean(sum(RANKS[n % len(RANKS)] for n in set(one)) for one in mix)
         say(f"{kind}: {statistics.mean(len(set(one)) for one in mix):.1f} in a step, {ranks:.0f} ranks")

@@ -22,12 +22,12 @@ import typer
 from personae.api.bundled import DEMO, NAMED
 from personae.engine.config import read_config
 from personae.evals.served import Served, exit_on_sigterm
-from personae.evals.tenants.spoiling import SPOILERS, Upload, is_whole, whole
+from personae.evals.tenants.corruption import SPOILERS, Upload, is_whole, whole
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
-class Siege:
+class UploadStress:
     """One run against one server. `wrong` lists what should not have been."""
 
     def __init__(self, client: httpx.Client, data: Path, seed: int) -> None:
@@ -118,20 +118,20 @@ def main(
             Served([str(NAMED), "--data-dir", str(data)], Path(folder) / "log") as served,
             httpx.Client(base_url=served.url, timeout=60) as client,
         ):
-            siege = Siege(client, data, seed)
+            stress = UploadStress(client, data, seed)
             begun = time.monotonic()
             for number in range(first, first + count):
-                siege.attack(number)
+                stress.attack(number)
                 if number % 100 == 99 or number == first + count - 1:
-                    siege.look_around(number)
+                    stress.look_around(number)
                 if number % 1000 == 999:
-                    print(number + 1, dict(siege.statuses), f"{len(siege.wrong)} wrong", flush=True)
-            siege.end_well()
+                    print(number + 1, dict(stress.statuses), f"{len(stress.wrong)} wrong", flush=True)
+            stress.end_well()
             seconds = time.monotonic() - begun
-    print(f"{count} uploads in {seconds:.0f} s: {dict(sorted(siege.statuses.items()))}")
-    for line in siege.wrong[:50]:
+    print(f"{count} uploads in {seconds:.0f} s: {dict(sorted(stress.statuses.items()))}")
+    for line in stress.wrong[:50]:
         print("WRONG", line)
-    sys.exit(bool(siege.wrong))
+    sys.exit(bool(stress.wrong))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from outlines_core import Vocabulary as Tokens
 
 from personae.errors import GrammarError
 from personae.grammar.backends.deterministic import places, unanchored
-from personae.grammar.closing.automaton import Automaton
+from personae.grammar.budget.automaton import Automaton
 from personae.grammar.schema.document import PARAMS
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary

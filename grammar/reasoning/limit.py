@@ -13,9 +13,9 @@ import numpy as np
 
 from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.bitmask import Bitmask
-from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.table import Piece, TokenTable
-from personae.grammar.closing.texts import Words
+from personae.grammar.budget.matcher import BudgetMatcher
+from personae.grammar.budget.string_masks import Words
+from personae.grammar.budget.table import Piece, TokenTable
 from personae.grammar.spec import ReasoningLimit
 
 _BLANKS = frozenset(b" \t\r\n")
@@ -145,13 +145,13 @@ class LimitedMatcher:
                 return
 
     @property
-    def asks(self) -> bool:
+    def verifies(self) -> bool:
         """Whether the token that is chosen may meet with an objection."""
-        return isinstance(self._inner, ClosingMatcher) and self._inner.asks
+        return isinstance(self._inner, BudgetMatcher) and self._inner.verifies
 
-    def objection(self, token: int) -> Words | None:
-        """What is to be left out instead of taking `token`; see `ClosingMatcher.objection`."""
-        return self._inner.objection(token) if isinstance(self._inner, ClosingMatcher) else None
+    def veto(self, token: int) -> Words | None:
+        """What is to be left out instead of taking `token`; see `BudgetMatcher.objection`."""
+        return self._inner.veto(token) if isinstance(self._inner, BudgetMatcher) else None
 
     def _narrower(self, words: Words) -> Iterable[Words]:
         """What may be left of `words`, the first that is not empty; otherwise the grammar knows better."""

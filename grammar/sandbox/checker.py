@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from personae.errors import GrammarError
-from personae.grammar.sandbox.server import Limits, Server, bound, received, say
+from personae.grammar.sandbox.server import SandboxLimits, SandboxServer, bound, received, say
 from personae.grammar.sandbox.small import is_plain
-from personae.grammar.schema.validate import Validation, validate_answer
+from personae.grammar.schema.validate import SchemaValidation, validate_answer
 from personae.grammar.schema.walk import target
 from personae.grammar.spec import GrammarSpec
 
@@ -27,15 +27,15 @@ Part = tuple[GrammarSpec, str]
 """A spec of kind `json_schema`, and the answer's text."""
 
 _COMMAND = "from personae.grammar.sandbox.checker import main; main()"
-_LIMITS = Limits(processor=1.0, patience=5.0)
+_LIMITS = SandboxLimits(processor=1.0, patience=5.0)
 _WORK = 2**13  # nodes of a schema with its references followed, times characters of an answer: at most 20 ms
 _LENGTH = 8192  # characters of a schema
 _BACKTRACKING = re.compile(r"\(\?[=!<]|\\[1-9k]")
 _ELSEWHERE = frozenset({"$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"})
-_OUTCOMES: msgspec.msgpack.Decoder[list[Validation]] = msgspec.msgpack.Decoder(list[Validation])
+_OUTCOMES: msgspec.msgpack.Decoder[list[SchemaValidation]] = msgspec.msgpack.Decoder(list[SchemaValidation])
 
 
-def check_at_once(parts: Sequence[Part]) -> list[Validation] | None:
+def check_at_once(parts: Sequence[Part]) -> list[SchemaValidation] | None:
     """The outcomes, in order; None if it is not seen beforehand that they are found in milliseconds.
 
     Raises GrammarError when a schema is malformed.
@@ -91,13 +91,13 @@ def _is_object(schema: dict[str, Any], name: str) -> bool:
     return isinstance(schema.get(name), dict)
 
 
-class Checker(Server):
+class Checker(SandboxServer):
     """Checks there; thread-safe."""
 
-    def __init__(self, limits: Limits = _LIMITS) -> None:
+    def __init__(self, limits: SandboxLimits = _LIMITS) -> None:
         super().__init__(_COMMAND, limits, limits)
 
-    def check(self, parts: Sequence[Part]) -> list[Validation] | None:
+    def check(self, parts: Sequence[Part]) -> list[SchemaValidation] | None:
         """The outcomes, in order; None if they are not known within the limits, or a schema is malformed."""
         with suppress(OSError):  # the time-out among them
             for frame in self.ask(b"c", msgspec.msgpack.encode(parts)):
@@ -109,7 +109,7 @@ def main() -> None:
     """The server: fork a child for each request."""
     os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
-    limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Limits)
+    limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SandboxLimits)
     parts = msgspec.msgpack.Decoder(list[Part])
     validate_answer(GrammarSpec("json_schema", '{"pattern": "a", "format": "date"}'), '"b"')
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children

@@ -2,8 +2,8 @@
 
 The fork server has read the vocabulary once, and keeps a few children standing by. The kernel ends a child
 that takes too much processor time or memory, whatever library it is stuck in; all of it is given back, and
-others that are compiled meanwhile notice nothing. What comes back is an `Outline` as soon as it has been
-compiled once, and then a `Blueprint`, from which the grammar is made here without the analysis and the
+others that are compiled meanwhile notice nothing. What comes back is an `CompilePlan` as soon as it has been
+compiled once, and then a `Analysis`, from which the grammar is made here without the analysis and the
 searches: they are the part that can explode, and would hold our interpreter's lock.
 
 A request travels on a socket of its own, whose other end is sent to whichever child takes it first. A child
@@ -27,11 +27,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from personae.errors import GrammarError, Overloaded
-from personae.grammar.closing.blueprint import Blueprint, Outline
+from personae.grammar.budget.analysis import Analysis, CompilePlan
 from personae.grammar.sandbox.mask_server import Compiled, serve
 from personae.grammar.sandbox.masks import RemoteGrammar
-from personae.grammar.sandbox.server import Limits, Server, bound, frames, received, resident, say, unbound
-from personae.grammar.sandbox.tour import TOUR, tour
+from personae.grammar.sandbox.server import (
+    SandboxLimits,
+    SandboxServer,
+    bound,
+    frames,
+    received,
+    resident,
+    say,
+    unbound,
+)
+from personae.grammar.sandbox.warm_up import TOUR, warm_up_specs
 from personae.grammar.schema.document import PARAMS, TOO_COMPLEX
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
@@ -56,7 +65,7 @@ _COMPILE_ORDINARY = 0.25  # seconds, of one that is not to give way for its mask
 _FIRST = {_NEARLY_ALL: TOUR, _GBNF: (GrammarSpec("ebnf", 'root ::= "a"'),)}
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True):
+class SandboxRefusal(msgspec.Struct, frozen=True, tag=True):
     """A GrammarError on its way."""
 
     message: str
@@ -65,26 +74,28 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 # Made here: msgspec reads a type when it is first decoded, and two threads that do so at once can crash.
-_REPORTS: msgspec.msgpack.Decoder[Outline | Blueprint | Refusal] = msgspec.msgpack.Decoder(
-    Outline | Blueprint | Refusal
+_REPORTS: msgspec.msgpack.Decoder[CompilePlan | Analysis | SandboxRefusal] = msgspec.msgpack.Decoder(
+    CompilePlan | Analysis | SandboxRefusal
 )
 
 
 _SPECS = msgspec.msgpack.Decoder(GrammarSpec)
-_STARTS: msgspec.msgpack.Decoder[Compiled | Refusal] = msgspec.msgpack.Decoder(Compiled | Refusal)
+_STARTS: msgspec.msgpack.Decoder[Compiled | SandboxRefusal] = msgspec.msgpack.Decoder(
+    Compiled | SandboxRefusal
+)
 
 
-class Sandbox(Server):
+class Sandbox(SandboxServer):
     """Compiles there; thread-safe."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+    def __init__(self, vocabulary: Vocabulary, limits: SandboxLimits | None = None) -> None:
+        limits = limits or SandboxLimits()
         given = (vocabulary.tokens, vocabulary.stop_ids, dict(vocabulary.special), limits)
         super().__init__(_COMMAND, given, limits)
 
     def draft(
-        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[Outline], None] | None = None
-    ) -> Blueprint:
+        self, spec: GrammarSpec, *, rewritten: bool = True, tell: Callable[[CompilePlan], None] | None = None
+    ) -> Analysis:
         """What compiling `spec` comes to, its schemas `rewritten` where that is needed. `tell` hears of each
         outline that has been compiled, the last that of the blueprint.
 
@@ -97,12 +108,12 @@ class Sandbox(Server):
             for frame in self.ask(_GBNF if spec.kind == "ebnf" else _NEARLY_ALL, request):
                 begun = True
                 match _REPORTS.decode(frame) if frame else None:
-                    case Outline() as outline:
+                    case CompilePlan() as compile_plan:
                         if tell is not None:
-                            tell(outline)
-                    case Blueprint() as blueprint:
-                        return blueprint
-                    case Refusal(message=message, param=param, code=code):
+                            tell(compile_plan)
+                    case Analysis() as analysis:
+                        return analysis
+                    case SandboxRefusal(message=message, param=param, code=code):
                         raise GrammarError(message, param=param, code=code)
         except OSError:  # the time-out among them
             begun = False
@@ -152,11 +163,11 @@ def main() -> None:
 
     os.nice(5)
     control = socket.socket(fileno=int(sys.argv[1]))
-    given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], Limits]
+    given = tuple[tuple[bytes, ...], tuple[int, ...], dict[str, int], SandboxLimits]
     tokens, stops, special, limits = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=given)
     compiler = GrammarCompiler(Vocabulary(tokens, stops, special), sandboxed=False)
     known = {_NEARLY_ALL}
-    tour(compiler, _FIRST[_NEARLY_ALL])
+    warm_up_specs(compiler, _FIRST[_NEARLY_ALL])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
     gc.disable()  # a child collects between two specs
     gc.freeze()
@@ -190,7 +201,7 @@ def main() -> None:
             if said == _LOADED:
                 if (kind := learning.pop(descriptor, None)) is not None and kind not in known:
                     known.add(kind)
-                    tour(compiler, _FIRST[kind])
+                    warm_up_specs(compiler, _FIRST[kind])
                 continue
             if said not in (_AGAIN, b""):
                 standing.remove(descriptor)
@@ -202,7 +213,7 @@ def main() -> None:
             children.pop(descriptor).line.close()
             if (kind := learning.pop(descriptor, None)) is not None:
                 known.add(kind)
-                tour(compiler, _FIRST[kind])
+                warm_up_specs(compiler, _FIRST[kind])
             elif descriptor in standing:
                 standing.remove(descriptor)
                 time.sleep(0.1)  # it has died by itself, and the next may do so, too
@@ -227,7 +238,7 @@ class _Child:
 def _stand(
     compiler: "GrammarCompiler",
     control: socket.socket,
-    limits: Limits,
+    limits: SandboxLimits,
     known: set[bytes],
     others: Iterable[_Child],
 ) -> _Child:
@@ -243,8 +254,9 @@ def _stand(
         signal.signal(_TIMER, lambda *_: None)
         signal.set_wakeup_fd(theirs.fileno())  # where the signal is written by whoever is interrupted
         if not select.select([control], [], [], 0)[0]:
-            tour(compiler, _FIRST[_NEARLY_ALL][:1])  # what it writes to, it has to copy: not while one waits
-        most = resident() + limits.growth
+            # what it writes to, it has to copy: not while one waits
+            warm_up_specs(compiler, _FIRST[_NEARLY_ALL][:1])
+        most = resident() + limits.size_estimate
         again = True
         while again:
             kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -252,7 +264,7 @@ def _stand(
                 break  # the other end is closed
             theirs.send(kind)
             if kind.lower() not in known:
-                tour(compiler, _FIRST[kind.lower()])
+                warm_up_specs(compiler, _FIRST[kind.lower()])
             bound(limits)
             makes_masks = kind in _MASKS.values()
             signal.setitimer(signal.ITIMER_VIRTUAL, _COMPILE_ORDINARY if makes_masks else limits.ordinary)
@@ -277,13 +289,13 @@ def _is_kept(line: socket.socket) -> bool:
     return line.recv(1) == _AGAIN
 
 
-def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: Limits) -> None:
+def _make_masks(compiler: "GrammarCompiler", connection: socket.socket, limits: SandboxLimits) -> None:
     """What a child is for, for as long as its grammar is wanted."""
     spec = _SPECS.decode(next(frames(connection)))
     try:
         grammar = compiler.compile_here(spec)
     except GrammarError as error:
-        say(connection, msgspec.msgpack.encode(Refusal(error.message, error.param, error.code)))
+        say(connection, msgspec.msgpack.encode(SandboxRefusal(error.message, error.param, error.code)))
         return
     for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
         signal.setitimer(timer, 0)
@@ -295,9 +307,11 @@ def _answer(compiler: "GrammarCompiler", connection: socket.socket) -> None:
     spec, rewritten = msgspec.msgpack.decode(received(connection), type=tuple[GrammarSpec, bool])
     say(connection, b"")
     try:
-        outcome: Blueprint | Refusal = compiler.draft(
-            spec, rewritten=rewritten, tell=lambda outline: say(connection, msgspec.msgpack.encode(outline))
+        outcome: Analysis | SandboxRefusal = compiler.draft(
+            spec,
+            rewritten=rewritten,
+            tell=lambda compile_plan: say(connection, msgspec.msgpack.encode(compile_plan)),
         )
     except GrammarError as error:
-        outcome = Refusal(error.message, error.param, error.code)
+        outcome = SandboxRefusal(error.message, error.param, error.code)
     say(connection, msgspec.msgpack.encode(outcome))

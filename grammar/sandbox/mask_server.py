@@ -17,9 +17,9 @@ import numpy as np
 
 from personae.grammar.backend import BoundGrammar, Matcher
 from personae.grammar.bitmask import words_of
-from personae.grammar.closing.matcher import ClosingMatcher
+from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.reasoning.limit import LimitedMatcher
-from personae.grammar.sandbox.server import Limits, frames, say
+from personae.grammar.sandbox.server import SandboxLimits, frames, say
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -57,11 +57,12 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Mask(msgspec.Struct, frozen=True, tag=True):
-    """The tokens allowed next, as a row of a bitmask. `asks`: the one that is chosen is to be asked about."""
+    """The tokens allowed next, as a row of a bitmask. `verifies`: the one that is chosen is to be asked
+    about."""
 
     id: int
     words: bytes
-    asks: bool
+    verifies: bool
 
 
 class Objection(msgspec.Struct, frozen=True, tag=True):
@@ -100,7 +101,7 @@ class MaskServer:
         self,
         grammar: BoundGrammar,
         vocab_size: int,
-        limits: Limits,
+        limits: SandboxLimits,
         clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._grammar = grammar
@@ -144,22 +145,22 @@ class MaskServer:
                     return Refused(id, token)
                 return self._mask(id, matcher)
             case Ask(id=id, token=token):
-                words = self._closing(self._matchers[id]).objection(token)
+                words = self._closing(self._matchers[id]).veto(token)
                 return Objection(id, token, None if words is None else words.tobytes())
 
     def _mask(self, id: int, matcher: Matcher) -> Mask:
         row = np.empty((1, self._words), np.int32)
         matcher.fill(row, 0)
-        closes = isinstance(matcher, ClosingMatcher | LimitedMatcher)
-        return Mask(id, row.tobytes(), closes and self._closing(matcher).asks)
+        closes = isinstance(matcher, BudgetMatcher | LimitedMatcher)
+        return Mask(id, row.tobytes(), closes and self._closing(matcher).verifies)
 
     @staticmethod
-    def _closing(matcher: Matcher) -> ClosingMatcher | LimitedMatcher:
-        assert isinstance(matcher, ClosingMatcher | LimitedMatcher)
+    def _closing(matcher: Matcher) -> BudgetMatcher | LimitedMatcher:
+        assert isinstance(matcher, BudgetMatcher | LimitedMatcher)
         return matcher
 
 
-def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: Limits) -> None:
+def serve(connection: socket.socket, grammar: BoundGrammar, vocab_size: int, limits: SandboxLimits) -> None:
     """Until the other end is closed. The kernel ends this process with whoever takes too long."""
     say(connection, _encode(Compiled(grammar.shortest)))
     server = MaskServer(grammar, vocab_size, limits)

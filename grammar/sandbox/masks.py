@@ -203,7 +203,7 @@ class RemoteMatcher:
 
     def __init__(self, grammar: RemoteGrammar, id: int, left: int) -> None:
         self.id = id
-        self.asks = False
+        self.verifies = False
         self.failure: str | None = None
         self.code: str | None = None
         self._grammar = grammar
@@ -254,7 +254,7 @@ class RemoteMatcher:
             self._grammar.send(Take(self.id, token))
         return True
 
-    def objection(self, token: int, deadline: float = 0.0) -> Words | Undecided | None:
+    def veto(self, token: int, deadline: float = 0.0) -> Words | Undecided | None:
         """What is to be left out instead of taking `token`; UNDECIDED if that is not known yet. What is known
         is said again when the position is computed again."""
         if self.failure is None and token not in self._heard:
@@ -273,8 +273,8 @@ class RemoteMatcher:
     def hear(self, report: Report) -> None:
         """From its grammar."""
         match report:
-            case Mask(words=words, asks=asks):
-                self._mask, self.asks = np.frombuffer(words, np.int32), asks
+            case Mask(words=words, verifies=verifies):
+                self._mask, self.verifies = np.frombuffer(words, np.int32), verifies
             case Objection(token=token, words=left_out):
                 if token == self._asked:
                     self._heard[token] = left_out

@@ -16,10 +16,10 @@ import msgspec
 HEAD = 4  # bytes of the length before each frame
 
 
-class Limits(msgspec.Struct, frozen=True):
+class SandboxLimits(msgspec.Struct, frozen=True):
     """Of one request: seconds of processor time, and bytes beside what the server has. Who asks waits up to
     `patience` seconds: the server may have to begin, and the machine be busy. A process that has gained more
-    than `growth` bytes is not asked again.
+    than `size_estimate` bytes is not asked again.
 
     Of an answer whose masks are made there: seconds of processor time that one mask may take, and all of
     them, and how long it may take on a busy machine. What takes more than `ordinary` gives way to all others.
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
     processor: float = 5.0
     memory: int = 2**29
     patience: float = 75.0
-    growth: int = 2**26
+    size_estimate: int = 2**26
     mask: float = 1.0
     masks: float = 10.0
     mask_wall: float = 20.0
@@ -40,14 +40,14 @@ class Limits(msgspec.Struct, frozen=True):
         return 0.8 * self.patience
 
 
-class Server:
+class SandboxServer:
     """Started when it is first needed, or by `start`, and again when it has died. Thread-safe.
 
     `command` is the Python text that it runs: it has the descriptor of its end of a socket as its argument,
     on which the sockets of the requests come, and `given`, in MessagePack, on its standard input.
     """
 
-    def __init__(self, command: str, given: object, limits: Limits) -> None:
+    def __init__(self, command: str, given: object, limits: SandboxLimits) -> None:
         self._command = command
         self._given = given
         self.limits = limits
@@ -154,7 +154,7 @@ def say(connection: socket.socket, frame: bytes) -> None:
     connection.sendall(len(frame).to_bytes(HEAD, "big") + frame)
 
 
-def bound(limits: Limits) -> None:
+def bound(limits: SandboxLimits) -> None:
     """Have the kernel end this process when it goes beyond its limits, or nobody waits any more."""
     for timer in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(timer, signal.SIG_DFL)

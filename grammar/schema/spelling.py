@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from personae.errors import GrammarError
+from personae.grammar.fuzzy_match import nearest
 from personae.grammar.schema.culprits import culprits, refused
 from personae.grammar.schema.document import SCHEMA_PARAM, Schema, pointer
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.schema.walk import Path, subschemas
-from personae.grammar.slips import nearest
 
 _MOST_NAMED = 50
 
@@ -52,13 +52,13 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
     """Raises GrammarError for all slips, with their places and what was probably meant, and for the keywords
     that are not enforced beside them. Names that begin as none of JSON Schema's do (`x-`, `_`, `@`) are the
     writer's own."""
-    slips = [slip for slip in _slips(document) if slip.meant is not None]
-    if not slips:
+    close_matches = [slip for slip in _close_matches(document) if slip.meant is not None]
+    if not close_matches:
         return
-    said = [_sentence(slip) for slip in slips[:_MOST_NAMED]]
-    if len(slips) > _MOST_NAMED:
-        said.append(f"There are {len(slips) - _MOST_NAMED} more.")
-    said.append(f"With strict set to false {'it is' if len(slips) == 1 else 'they are'} passed over.")
+    said = [_sentence(slip) for slip in close_matches[:_MOST_NAMED]]
+    if len(close_matches) > _MOST_NAMED:
+        said.append(f"There are {len(close_matches) - _MOST_NAMED} more.")
+    said.append(f"With strict set to false {'it is' if len(close_matches) == 1 else 'they are'} passed over.")
     if blamed := culprits(document, enforced):
         said.append(refused(blamed).message)
     raise GrammarError(" ".join(said), param=SCHEMA_PARAM)
@@ -66,10 +66,10 @@ def check_spelling(document: Schema, enforced: Callable[[Schema], bool] = lambda
 
 def foreign(document: Schema | None) -> list[str]:
     """The pointers of foreign names that are near to one that binds: they bind nothing."""
-    return [pointer(slip.path) for slip in _slips(document) if slip.meant is None]
+    return [pointer(slip.path) for slip in _close_matches(document) if slip.meant is None]
 
 
-def _slips(document: Schema | None) -> Iterator[Slip]:
+def _close_matches(document: Schema | None) -> Iterator[Slip]:
     for schema, path in subschemas(document):
         for name, value in schema.items():
             if (meant := _meant_keyword(name)) is not None:

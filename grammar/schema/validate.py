@@ -8,21 +8,21 @@ from personae.grammar.spec import GrammarSpec
 MAX_VIOLATIONS = 10
 
 
-class Violation(msgspec.Struct, frozen=True):
+class SchemaViolation(msgspec.Struct, frozen=True):
     """A part of an answer that is not as the schema says: its JSON pointer in the answer, and why."""
 
     pointer: str
     message: str
 
 
-class Validation(msgspec.Struct, frozen=True):
+class SchemaValidation(msgspec.Struct, frozen=True):
     """The outcome of checking an answer; `violations` holds the first few, and none when it is valid."""
 
     valid: bool
-    violations: tuple[Violation, ...] = ()
+    violations: tuple[SchemaViolation, ...] = ()
 
 
-def validate_answer(spec: GrammarSpec, answer: str) -> Validation:
+def validate_answer(spec: GrammarSpec, answer: str) -> SchemaValidation:
     """Check an answer's text against a spec of kind `json_schema`, with jsonschema-rs, formats included.
 
     Raises GrammarError when the schema itself is malformed.
@@ -30,11 +30,11 @@ def validate_answer(spec: GrammarSpec, answer: str) -> Validation:
     try:
         instance = msgspec.json.decode(answer)
     except (msgspec.DecodeError, RecursionError) as error:
-        return Validation(False, (Violation("#", f"The answer is not JSON: {error}"),))
+        return SchemaValidation(False, (SchemaViolation("#", f"The answer is not JSON: {error}"),))
     violations = []
     _, validator = parse_with_validator(spec.source)
     for failure in validator.iter_errors(instance):
-        violations.append(Violation(pointer(failure.instance_path), failure.message))
+        violations.append(SchemaViolation(pointer(failure.instance_path), failure.message))
         if len(violations) == MAX_VIOLATIONS:
             break
-    return Validation(not violations, tuple(violations))
+    return SchemaValidation(not violations, tuple(violations))

@@ -9,13 +9,13 @@ import msgspec
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
 from personae.grammar.spec import GrammarSpec, ReasoningLimit
 from personae.grammar.structure.elements import (
+    Concat,
     Element,
     Exactly,
+    FreeText,
     Json,
     OneOf,
     Repeat,
-    Sequence,
-    Text,
     Until,
     structure_spec,
 )
@@ -51,8 +51,8 @@ class AnswerShape:
         if body is None:
             if limit is None:
                 return None
-            body = self._text(Text((), self._opening()))
-        return msgspec.structs.replace(structure_spec(Sequence((*self._thoughts(), body))), reasoning=limit)
+            body = self._text(FreeText((), self._opening()))
+        return msgspec.structs.replace(structure_spec(Concat((*self._thoughts(), body))), reasoning=limit)
 
     def parser(self, special: Mapping[str, int], *, shown: bool = False) -> AnswerParser:
         """A parser for one such answer. `special` maps the names of special tokens to ids; `shown` leaves
@@ -88,10 +88,10 @@ class AnswerShape:
         if format is None or self.thinks is Thinks.NO:
             return ()
         rest = (Until(format.close), *((Exactly(" " + format.joint),) if format.joint else ()))
-        thought = Sequence((Exactly(" " + format.open), *rest))
+        thought = Concat((Exactly(" " + format.open), *rest))
         opened = rest if self.thinks is Thinks.OPEN else ()
         if format.joint:
-            aside = (Sequence((Exactly(" " + format.aside), *rest)),) if format.aside else ()
+            aside = (Concat((Exactly(" " + format.aside), *rest)),) if format.aside else ()
             return (*opened, Repeat(OneOf((thought, *aside))))
         return opened or (Repeat(thought, 0, 1),)
 
@@ -111,20 +111,22 @@ class AnswerShape:
         opening = self._opening()
         framed = bool(self._opener())
         if self.use == "none":
-            text = Text((tools.trigger,) if tools.anywhere else (), opening)
+            text = FreeText((tools.trigger,) if tools.anywhere else (), opening)
             return self._text(text) if tools.anywhere or framed else None
         calls = tools.calls(self.functions, parallel=self.parallel, triggered=tools.anywhere)
         if tools.anywhere:
-            return OneOf((Text((tools.trigger,), opening), Sequence((Until(tools.trigger, opening), calls))))
-        return OneOf((self._text(Text((), () if framed else (tools.trigger, *opening))), calls))
+            return OneOf(
+                (FreeText((tools.trigger,), opening), Concat((Until(tools.trigger, opening), calls)))
+            )
+        return OneOf((self._text(FreeText((), () if framed else (tools.trigger, *opening))), calls))
 
     def _text(self, content: Element) -> Element:
         """The answer's text, after what opens it."""
         opener = self._opener()
         blank = " " if isinstance(content, Json) or (self.thinks is not Thinks.NO and not opener) else ""
-        if isinstance(content, Text) and not opener:
+        if isinstance(content, FreeText) and not opener:
             return content
-        return Sequence((Exactly(opener + blank), content)) if opener or blank else content
+        return Concat((Exactly(opener + blank), content)) if opener or blank else content
 
     def _opener(self) -> str:
         if self.reasoning is None or self.thinks is Thinks.NO or not self.reasoning.text:

@@ -19,7 +19,7 @@ Emit = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class ArgumentTexts:
     """`put` writes marks into a format's texts, `strip` takes them out of a model's, `emit` takes JSON."""
 
     put: Callable[[str], str]
@@ -36,7 +36,7 @@ def read_json(reader: Reader, emit: Emit) -> Steps[bool]:
 
 
 def read_keyed(
-    reader: Reader, style: KeyedArguments, function: Function | None, end: str, texts: Texts
+    reader: Reader, style: KeyedArguments, function: Function | None, end: str, texts: ArgumentTexts
 ) -> Steps[bool]:
     """Arguments one by one, and `end` after them; False if that is not what stands there."""
     put, emit = texts.put, texts.emit
@@ -59,7 +59,7 @@ def read_keyed(
             first, before = False, put(style.between + style.before_key).lstrip(" ")
 
 
-def _value(reader: Reader, style: KeyedArguments, kind: Kind, texts: Texts) -> Steps[bool]:
+def _value(reader: Reader, style: KeyedArguments, kind: Kind, texts: ArgumentTexts) -> Steps[bool]:
     """A value and what comes after it."""
     after, quote = texts.put(style.after_value), texts.put(style.quote)
     if quote and (yield from reader.opens(quote)):
@@ -80,7 +80,7 @@ def _value(reader: Reader, style: KeyedArguments, kind: Kind, texts: Texts) -> S
     return (yield from reader.take(after))
 
 
-def _string(reader: Reader, end: str, texts: Texts) -> Steps[bool]:
+def _string(reader: Reader, end: str, texts: ArgumentTexts) -> Steps[bool]:
     """Text up to `end`, as a JSON string."""
 
     def emit(text: str) -> None:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from personae.errors import GrammarError
 from personae.grammar.backend import GrammarBackend
 from personae.grammar.backends.llguidance import json_rule, regex_lexeme
-from personae.grammar.closing.blueprint import Outline, Sketch
-from personae.grammar.closing.reach import Reach
-from personae.grammar.closing.structures import entries, structure_reach
-from personae.grammar.closing.table import TokenTable
-from personae.grammar.closing.token_ids import over_bytes
+from personae.grammar.budget.analysis import CompilePlan, PendingAnalysis
+from personae.grammar.budget.distance_bound import DistanceBound
+from personae.grammar.budget.structures import entries, structure_bound
+from personae.grammar.budget.table import TokenTable
+from personae.grammar.budget.token_ids import over_bytes
 from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
@@ -36,9 +36,9 @@ _BACKEND = "llguidance"
 Rewritings = Callable[[Schema], Iterator[Schema]]
 
 
-def structure_sketch(
+def structure_analysis(
     spec: GrammarSpec, backend: GrammarBackend, table: TokenTable, rewritings: Rewritings
-) -> Sketch:
+) -> PendingAnalysis:
     """What a spec of kind "structure" comes to, for llguidance. `rewritings` gives schemas equal to one.
 
     Raises GrammarError, with the element's own `param`, when a strict schema cannot be enforced.
@@ -68,16 +68,16 @@ def structure_sketch(
             return part
         return replace(part, source=over_bytes(part.source, table, part.param))
 
-    def bounds() -> Reach | None:
+    def bounds() -> DistanceBound | None:
         try:
-            return structure_reach(element, table.measure)
+            return structure_bound(element, table.measure)
         except ANALYSIS_ERRORS:
             return None
 
     element = replace_bound(decode_structure(spec.source), bind)
     second = written(replace_bound(element, by_bytes), table.bytewise().special)
-    outline = Outline(_BACKEND, written(element, table.vocabulary.special), second)
-    return Sketch(outline, bounds, entries(element))
+    compile_plan = CompilePlan(_BACKEND, written(element, table.vocabulary.special), second)
+    return PendingAnalysis(compile_plan, bounds, entries(element))
 
 
 def _written(element: Bound) -> str:

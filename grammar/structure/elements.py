@@ -31,7 +31,7 @@ class Verbatim(_Part, frozen=True):
     text: str
 
 
-class Text(_Part, frozen=True):
+class FreeText(_Part, frozen=True):
     """Any text, empty too, that contains none of `without` and begins with none of `openings`.
 
     Blanks in front do not make another beginning.
@@ -42,7 +42,7 @@ class Text(_Part, frozen=True):
 
 
 class Until(_Part, frozen=True):
-    """Any text up to the first `end`, and that. `without` and `openings` are as those of `Text`.
+    """Any text up to the first `end`, and that. `without` and `openings` are as those of `FreeText`.
 
     A special token's name can be all of `end`, or its last part.
     """
@@ -77,7 +77,7 @@ class Json(_Part, frozen=True, omit_defaults=True):
     compact: bool = False
 
 
-class Sequence(_Part, frozen=True):
+class Concat(_Part, frozen=True):
     """One part after the other."""
 
     parts: "tuple[Element, ...]"
@@ -97,7 +97,7 @@ class Repeat(_Part, frozen=True):
     most: int | None = None
 
 
-Element = Exactly | Verbatim | Text | Until | Regex | Lark | Json | Sequence | OneOf | Repeat
+Element = Exactly | Verbatim | FreeText | Until | Regex | Lark | Json | Concat | OneOf | Repeat
 
 
 def structure_spec(element: Element) -> GrammarSpec:
@@ -131,7 +131,7 @@ def replace_bound(element: Element, change: Callable[[Json | Regex | Lark], Elem
     match element:
         case Json() | Regex() | Lark():
             return change(element)
-        case Sequence(parts=parts) | OneOf(parts=parts):
+        case Concat(parts=parts) | OneOf(parts=parts):
             return type(element)(tuple(replace_bound(part, change) for part in parts))
         case Repeat(part=part):
             return msgspec.structs.replace(element, part=replace_bound(part, change))

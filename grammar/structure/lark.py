@@ -14,15 +14,15 @@ import msgspec
 
 from personae.errors import GrammarError
 from personae.grammar.structure.elements import (
+    Concat,
     Element,
     Exactly,
+    FreeText,
     Json,
     Lark,
     OneOf,
     Regex,
     Repeat,
-    Sequence,
-    Text,
     Until,
     Verbatim,
 )
@@ -56,7 +56,7 @@ class _Writer:
                 return " ".join(self._fixed(text, _spaced)) or '""'
             case Verbatim(text=text):
                 return " ".join(self._fixed(text, _escaped)) or '""'
-            case Text():
+            case FreeText():
                 return self._text(element)
             case Until():
                 return self._until(element)
@@ -64,7 +64,7 @@ class _Writer:
                 return self._rule("regex", self._regex(element), terminal=True)
             case Json() | Lark():
                 return self._shared(element, lambda: self._bind(element), least=0)
-            case Sequence(parts=parts):
+            case Concat(parts=parts):
                 return self._shared(element, lambda: " ".join(map(self.expression, parts)) or '""')
             case OneOf(parts=parts):
                 return "(" + " | ".join(self.expression(part) for part in parts) + ")"
@@ -93,7 +93,7 @@ class _Writer:
     def _regex(self, element: Regex) -> str:
         return " & ".join([self._bind(element), *self._lacking(element.without)])
 
-    def _text(self, element: Text) -> str:
+    def _text(self, element: FreeText) -> str:
         conditions = [
             f"/{_ANY}/",
             *self._openings(element.openings),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
-from personae.grammar.structure.call_arguments import Texts, read_json, read_keyed
+from personae.grammar.structure.call_arguments import ArgumentTexts, read_json, read_keyed
 from personae.grammar.structure.marks import Marks
 from personae.grammar.structure.reader import Reader, Steps, Trimmed
 from personae.grammar.tools.arguments import KeyedArguments
@@ -43,7 +43,7 @@ class TextPiece:
 
 
 @dataclass(slots=True)
-class Said:
+class ParsedPieces:
     """What an answer gained, in the order of its coming. Pieces add up."""
 
     pieces: list[TextPiece | CallPiece] = field(default_factory=list)
@@ -86,7 +86,7 @@ class AnswerParser(Reader):
         self.begun = 0
         self.completed = 0
         self.thinking = False
-        self._said = Said()
+        self._said = ParsedPieces()
         self._shown = shown
         self._functions = functions or {}
         self._content = Trimmed()
@@ -96,20 +96,20 @@ class AnswerParser(Reader):
         self._steps = self._answer(reasoning, thinks, tools, anywhere)
         next(self._steps)
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedPieces:
         """What the next piece of the answer adds."""
         self._text = self._text[self._at :] + text
         self._at = 0
         return self._run()
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedPieces:
         """The answer ends here: what was held back."""
         self._ended = True
         return self._run()
 
-    def _run(self) -> Said:
+    def _run(self) -> ParsedPieces:
         next(self._steps, None)
-        said, self._said = self._said, Said()
+        said, self._said = self._said, ParsedPieces()
         return said
 
     def _answer(
@@ -236,7 +236,7 @@ class AnswerParser(Reader):
             self._said.extend(index, text)
 
         if isinstance(style, KeyedArguments):
-            texts = Texts(put, lambda text: self.marks.restore(text, shown=False), emit)
+            texts = ArgumentTexts(put, lambda text: self.marks.restore(text, shown=False), emit)
             function = self._functions.get(name)
             complete = yield from read_keyed(self, style, function, tools.after_arguments, texts)
         else:

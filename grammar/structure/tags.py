@@ -12,13 +12,13 @@ import msgspec
 from personae.errors import GrammarError, UnsupportedParameter
 from personae.grammar.schema.document import MAX_LENGTH, TOO_COMPLEX
 from personae.grammar.structure.elements import (
+    Concat,
     Element,
+    FreeText,
     Json,
     OneOf,
     Regex,
     Repeat,
-    Sequence,
-    Text,
     Until,
     Verbatim,
 )
@@ -38,7 +38,7 @@ class ConstString(_Format, tag="const_string"):
     value: str
 
 
-class JsonSchema(_Format, tag="json_schema"):
+class JsonSchemaTag(_Format, tag="json_schema"):
     """JSON that satisfies a schema."""
 
     json_schema: dict[str, Any] | bool
@@ -56,7 +56,7 @@ class Pattern(_Format, tag="regex"):
     pattern: str
 
 
-class Grammar(_Format, tag="grammar"):
+class GrammarTag(_Format, tag="grammar"):
     """Text of a grammar, GBNF or Lark."""
 
     grammar: str
@@ -129,10 +129,10 @@ class TagsWithSeparator(_Format, tag="tags_with_separator"):
 
 Format = (
     ConstString
-    | JsonSchema
+    | JsonSchemaTag
     | AnyText
     | Pattern
-    | Grammar
+    | GrammarTag
     | InOrder
     | Either
     | Optional
@@ -177,7 +177,7 @@ def structural_tag(value: dict[str, Any] | str, param: str) -> Element:
         document = msgspec.json.decode(value) if isinstance(value, str) else value
         if isinstance(document, dict) and "structures" in document:
             old = msgspec.convert(document, OlderTag)
-            tags = [Tag(one.begin, JsonSchema(one.schema), one.end) for one in old.structures]
+            tags = [Tag(one.begin, JsonSchemaTag(one.schema), one.end) for one in old.structures]
             return _Writer(param).element(TriggeredTags(old.triggers, tags), None)
         return _Writer(param).element(msgspec.convert(document, StructuralTag).format, None)
     except msgspec.ValidationError as error:
@@ -219,11 +219,11 @@ class _Writer:
         match format:
             case ConstString(value=value):
                 return Verbatim(value)
-            case JsonSchema(json_schema=schema):
+            case JsonSchemaTag(json_schema=schema):
                 return Json({} if schema is True else schema, True, self._param)
             case Pattern(pattern=pattern):
                 return Regex(pattern, self._param)
-            case Grammar(grammar=grammar):
+            case GrammarTag(grammar=grammar):
                 return grammar_element(grammar, self._param)
             case Optional(content=content):
                 return Repeat(self.element(content, ""), 0, 1)
@@ -253,11 +253,11 @@ class _Writer:
                 continue
             parts.append(self.element(format, then if last else ""))
             at += 1
-        return Sequence(tuple(parts))
+        return Concat(tuple(parts))
 
     def _tag(self, tag: Tag, begin: str, then: str | None) -> Element:
         ends = [tag.end] if isinstance(tag.end, str) else self._some(tag.end)
-        whole = [Sequence((Verbatim(begin), self.element(tag.content, end or ""))) for end in ends]
+        whole = [Concat((Verbatim(begin), self.element(tag.content, end or ""))) for end in ends]
         return _joined(whole[0] if len(whole) == 1 else OneOf(tuple(whole)), then)
 
     def _triggered(self, format: TriggeredTags, then: str | None) -> Element:
@@ -270,7 +270,7 @@ class _Writer:
                 raise GrammarError(message, param=self._param)
             by_trigger[found[0]].append(self._tag(tag, tag.begin.removeprefix(found[0]), ""))
         begun = [
-            Sequence((Until(trigger, without=(*_others(trigger, triggers), *excludes)), OneOf(tuple(tags))))
+            Concat((Until(trigger, without=(*_others(trigger, triggers), *excludes)), OneOf(tuple(tags))))
             for trigger, tags in by_trigger.items()
             if tags
         ]
@@ -280,20 +280,20 @@ class _Writer:
         text = self._text(then, (*triggers, *excludes))
         if format.stop_after_first:
             return OneOf((*(_joined(one, then) for one in begun), text))
-        rest = Sequence((Repeat(OneOf(tuple(begun))), text))
-        return Sequence((first, rest)) if format.at_least_one else rest
+        rest = Concat((Repeat(OneOf(tuple(begun))), text))
+        return Concat((first, rest)) if format.at_least_one else rest
 
     def _separated(self, format: TagsWithSeparator) -> Element:
         tag = OneOf(tuple(self._tag(one, one.begin, "") for one in self._some(format.tags)))
-        more = Repeat(Sequence((Verbatim(format.separator), tag)))
-        tags = tag if format.stop_after_first else Sequence((tag, more))
+        more = Repeat(Concat((Verbatim(format.separator), tag)))
+        tags = tag if format.stop_after_first else Concat((tag, more))
         return tags if format.at_least_one else Repeat(tags, 0, 1)
 
     def _text(self, then: str | None, without: tuple[str, ...]) -> Element:
         if then == "":
             message = f"`{self._param}`: text that is free must be last, or a fixed text must follow it."
             raise GrammarError(message, param=self._param)
-        return Text(without) if then is None else Until(then, without=without)
+        return FreeText(without) if then is None else Until(then, without=without)
 
     def _some(self, values: list[Any]) -> list[Any]:
         if not 0 < len(values) <= _MOST:
@@ -303,15 +303,15 @@ class _Writer:
 
 def _length(format: Format) -> int:
     match format:
-        case ConstString(value=text) | Pattern(pattern=text) | Grammar(grammar=text):
+        case ConstString(value=text) | Pattern(pattern=text) | GrammarTag(grammar=text):
             return len(text)
-        case JsonSchema(json_schema=schema):
+        case JsonSchemaTag(json_schema=schema):
             return len(msgspec.json.encode(schema))
     return 0
 
 
 def _joined(element: Element, then: str | None) -> Element:
-    return Sequence((element, Verbatim(then))) if then else element
+    return Concat((element, Verbatim(then))) if then else element
 
 
 def _others(trigger: str, triggers: list[str]) -> list[str]:

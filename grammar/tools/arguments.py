@@ -9,6 +9,7 @@ from personae.errors import GrammarError
 from personae.grammar.schema.document import TOO_COMPLEX
 from personae.grammar.schema.gate import ASSERTIONS
 from personae.grammar.structure.elements import (
+    Concat,
     Element,
     Exactly,
     Json,
@@ -16,13 +17,12 @@ from personae.grammar.structure.elements import (
     OneOf,
     Regex,
     Repeat,
-    Sequence,
     Until,
     Verbatim,
 )
 from personae.grammar.structure.escaped import escaped_lark
 from personae.grammar.tools.function import Function
-from personae.grammar.tools.parameters import Parameter, branches, parameters_of
+from personae.grammar.tools.parameters import ToolParameter, branches, parameters_of
 
 Kind = Literal["text", "text or null", "json"]
 _ANY_KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
@@ -38,7 +38,7 @@ class JsonArguments:
         """What the arguments of a call may be."""
         if isinstance(function.text, Lark):
             text = Lark(escaped_lark(function.text.source, function.param), function.param)
-            return Sequence((Exactly('{ "input" : "'), text, Exactly('" }')))
+            return Concat((Exactly('{ "input" : "'), text, Exactly('" }')))
         return Json(function.parameters, function.strict, function.param)
 
 
@@ -81,9 +81,9 @@ class KeyedArguments:
                 )
         if parameters.others is not None:
             value = Json(parameters.others, function.strict, function.param)
-            pair = self._pair(Regex(_ANY_KEY, function.param), Sequence((value, self._end())))
-            more = Repeat(Sequence((Exactly(self.between), pair)) if self.between else pair)
-            return Repeat(Sequence((pair, more)), 0, 1)
+            pair = self._pair(Regex(_ANY_KEY, function.param), Concat((value, self._end())))
+            more = Repeat(Concat((Exactly(self.between), pair)) if self.between else pair)
+            return Repeat(Concat((pair, more)), 0, 1)
         required = [one.required for one in parameters.listed]
         openers = required.index(True) + 1 if True in required else len(required)
         if self.between and openers * len(required) > _MOST_PAIRS:
@@ -108,7 +108,7 @@ class KeyedArguments:
         return "json"
 
     def _pair(self, key: Element, value: Element) -> Element:
-        return Sequence((Exactly(self.before_key), key, Exactly(self.after_key), value))
+        return Concat((Exactly(self.before_key), key, Exactly(self.after_key), value))
 
     def _kind(self, schema: dict[str, Any], strict: bool) -> Kind:
         texts = [self._is_text(branch, strict) for branch in branches(schema)]
@@ -127,15 +127,15 @@ class KeyedArguments:
             return False
         return not strict or schema.keys() & ASSERTIONS == {"type"}
 
-    def _value(self, parameter: Parameter, function: Function) -> Element:
+    def _value(self, parameter: ToolParameter, function: Function) -> Element:
         """A value and what comes after it."""
-        json = Sequence((Json(parameter.schema, function.strict, function.param), self._end()))
+        json = Concat((Json(parameter.schema, function.strict, function.param), self._end()))
         if function.text is not None:
             return self._input(function.text, json)
         if self.raw and self._kind(parameter.schema, function.strict) == "json":
             return json
         values = [self._branch(branch, function) for branch in branches(parameter.schema)]
-        if all(isinstance(value, Sequence) and isinstance(value.parts[0], Json) for value in values):
+        if all(isinstance(value, Concat) and isinstance(value.parts[0], Json) for value in values):
             return json
         return values[0] if len(values) == 1 else OneOf(tuple(values))
 
@@ -145,31 +145,29 @@ class KeyedArguments:
             if values is None:
                 return self._string()
             texts = OneOf(tuple(Verbatim(self.quote + value + self.quote) for value in values))
-            return Sequence((texts, self._end()))
+            return Concat((texts, self._end()))
         if values is None and schema.get("type") in ("boolean", "null"):
             values = [True, False] if schema["type"] == "boolean" else [None]
         names = [_CONSTANTS.get(repr(value), "") for value in values or ()]
         if names and all(names) and self.constants:
             spelled = (Verbatim(self.constants.get(name, name)) for name in names)
-            return Sequence((OneOf(tuple(spelled)), self._end()))
-        return Sequence((Json(schema, function.strict, function.param), self._end()))
+            return Concat((OneOf(tuple(spelled)), self._end()))
+        return Concat((Json(schema, function.strict, function.param), self._end()))
 
     def _string(self) -> Element:
         if not self.quote:
             return Until(self.after_value)
-        return Sequence((Verbatim(self.quote), Until(self.quote), self._end()))
+        return Concat((Verbatim(self.quote), Until(self.quote), self._end()))
 
     def _input(self, text: Regex | Lark, json: Element) -> Element:
         """The value of a custom tool's only argument."""
         end = self.quote or (self.after_value if self.raw else "")
         if end:
             bound = Regex(text.pattern, text.param, (end,)) if isinstance(text, Regex) else text
-            return Sequence((Verbatim(self.quote), bound, Verbatim(self.quote), self._end()))
+            return Concat((Verbatim(self.quote), bound, Verbatim(self.quote), self._end()))
         if isinstance(text, Regex):
             return json
-        return Sequence(
-            (Verbatim('"'), Lark(escaped_lark(text.source, text.param), text.param), Verbatim('"'))
-        )
+        return Concat((Verbatim('"'), Lark(escaped_lark(text.source, text.param), text.param), Verbatim('"')))
 
     def _end(self) -> Element:
         return Exactly(self.after_value)
@@ -186,19 +184,19 @@ def _is_null(schema: dict[str, Any]) -> bool:
 def _in_order(pairs: list[Element], required: list[bool], between: str) -> Element:
     """The pairs in their order, without those that are not required or with them."""
     if not between:
-        return Sequence(
+        return Concat(
             tuple(one if must else Repeat(one, 0, 1) for one, must in zip(pairs, required, strict=True))
         )
     firsts: list[Element] = []
     for first, pair in enumerate(pairs):
         parts = [pair]
         for one, must in zip(pairs[first + 1 :], required[first + 1 :], strict=True):
-            more = Sequence((Exactly(between), one))
+            more = Concat((Exactly(between), one))
             parts.append(more if must else Repeat(more, 0, 1))
-        firsts.append(Sequence(tuple(parts)))
+        firsts.append(Concat(tuple(parts)))
         if required[first]:
             return OneOf(tuple(firsts)) if len(firsts) > 1 else firsts[0]
-    return Repeat(OneOf(tuple(firsts)), 0, 1) if firsts else Sequence(())
+    return Repeat(OneOf(tuple(firsts)), 0, 1) if firsts else Concat(())
 
 
 Arguments = JsonArguments | KeyedArguments

@@ -5,7 +5,7 @@
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from personae.grammar.structure.elements import Element, Exactly, OneOf, Repeat, Sequence
+from personae.grammar.structure.elements import Concat, Element, Exactly, OneOf, Repeat
 from personae.grammar.tools.arguments import Arguments, JsonArguments
 from personae.grammar.tools.function import Function
 
@@ -76,13 +76,13 @@ class ToolFormat:
             parts.append(Repeat(self._call(self.between + self.before_name, named)))
         if not self.single:
             parts.append(Exactly(self.close + " "))  # some models end with a line break
-        return Sequence(tuple(parts))
+        return Concat(tuple(parts))
 
     def _call(self, before_name: str, named: Many[tuple[str, Element]]) -> Element:
         before, after = before_name, self.after_name
         return OneOf(
             tuple(
-                Sequence((Exactly(before + name + after), arguments, Exactly(self.after_arguments)))
+                Concat((Exactly(before + name + after), arguments, Exactly(self.after_arguments)))
                 for name, arguments in named
             )
         )

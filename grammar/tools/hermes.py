@@ -1,6 +1,7 @@
 """Hermes, Qwen2.5 and Qwen3.
 
-https://huggingface.co/NousResearch/Hermes-2-Pro-Llama-3-8B, https://qwen.readthedocs.io/en/latest/framework/function_call.html
+https://huggingface.co/NousResearch/Hermes-2-Pro-Llama-3-8B,
+https://qwen.readthedocs.io/en/latest/framework/function_call.html
 """
 
 from personae.grammar.tools.format import ToolFormat

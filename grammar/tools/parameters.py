@@ -21,7 +21,7 @@ _LOCAL = tuple(f"#/{name}/" for name in _DEFINITIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ToolParameter:
     """A parameter and its schema, which stands alone: it has the definitions that it refers to."""
 
     name: str
@@ -34,7 +34,7 @@ class Parameters:
     """The parameters in the order in which they are written. `others` is the schema of any number of
     parameters of other names, None if there may be none."""
 
-    listed: tuple[Parameter, ...]
+    listed: tuple[ToolParameter, ...]
     others: dict[str, Any] | None = None
 
 
@@ -57,7 +57,7 @@ def parameters_of(function: Function) -> Parameters:
             properties[name] = others
     required = set(schema.get("required") or ())
     listed = [
-        Parameter(name, _alone(one, definitions, function), name in required)
+        ToolParameter(name, _alone(one, definitions, function), name in required)
         for name, one in properties.items()
         if one is not False
     ]

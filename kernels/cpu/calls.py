@@ -10,10 +10,10 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
+from personae.kernels.counter_rng import uniforms
 from personae.kernels.masks import Scratch
-from personae.kernels.noise import uniforms
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -138,27 +138,27 @@ class CpuOperators:
         self,
         x: Tensor,
         ys: tuple[Tensor, ...],
-        arenas: tuple[Arena, ...],
+        weight_pools: tuple[WeightPool, ...],
         tables: tuple[RankTable, ...],
         work: WorkList,
     ) -> None:
         """See `reference.sgmv`."""
         code = TYPES.get(x.dtype)
         if code is None:
-            reference.sgmv(x, ys, arenas, tables, work)
+            reference.sgmv(x, ys, weight_pools, tables, work)
             return
         modules = [
             _Module(
                 y.data_ptr(),
-                arena.a.data_ptr(),
-                arena.b.data_ptr(),
+                weight_pool.a.data_ptr(),
+                weight_pool.b.data_ptr(),
                 table.rank.data_ptr(),
                 table.pages.data_ptr(),
                 y.shape[1],
                 y.stride(0),
                 table.pages.shape[1],
             )
-            for y, arena, table in zip(ys, arenas, tables, strict=True)
+            for y, weight_pool, table in zip(ys, weight_pools, tables, strict=True)
         ]
         call = _Sgmv(
             x.data_ptr(),

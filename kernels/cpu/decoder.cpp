@@ -66,8 +66,8 @@ void* personae_decoder(const DecoderShape* shape, const DecoderLayer* layers, in
 }
 void personae_decoder_free(void* decoder) { delete (Decoder*)decoder; }
 void personae_decoder_forward(void* decoder, const DecoderBatch* batch) { ((Decoder*)decoder)->forward(*batch); }
-void personae_decoder_logits(void* decoder, const float* hidden, int64_t count, const void* needed, float* logits) {
-    ((Decoder*)decoder)->logits(hidden, count, (const uint32_t*)needed, logits);
+void personae_decoder_logits(void* decoder, const float* hidden, int64_t count, const void* logit_mask, float* logits) {
+    ((Decoder*)decoder)->logits(hidden, count, (const uint32_t*)logit_mask, logits);
 }
 }
 #else

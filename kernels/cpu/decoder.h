@@ -10,7 +10,7 @@
 #include "attention_bf16.h"
 #include "decoder_shape.h"
 #include "expand.h"
-#include "needed.h"
+#include "logit_mask.h"
 #include "shrink.h"
 #include "team.h"
 
@@ -49,15 +49,15 @@ class Decoder {
             if (plan_) add(layer, DOWN_EXPAND, plan_->expand[DOWN].size());
         }
         add(m_.layers, LAST, row_blocks());
-        run(batch.meanwhile);
+        run(batch.overlap);
     }
 
-    // hidden [count][hidden] -> logits [count][vocab]; `needed` (null: all) has a bit for each. Of 32 of a row without one
+    // hidden [count][hidden] -> logits [count][vocab]; `logit_mask` (null: all) has a bit for each. Of 32 of a row without one
     // nothing may be written.
-    void logits(const float* hidden, int64_t count, const uint32_t* needed, float* logits) {
+    void logits(const float* hidden, int64_t count, const uint32_t* logit_mask, float* logits) {
         reserve(count);
         head_from_ = hidden, head_to_ = logits, head_count_ = count;
-        head_.set(needed, count, m_.output->groups);
+        head_.set(logit_mask, count, m_.output->groups);
         phases_.clear();
         add(0, HEAD_NORM, (count + BLOCK_ROWS - 1) / BLOCK_ROWS);
         add(0, HEAD_PRODUCT, items_of(*m_.output, count));

@@ -28,7 +28,7 @@ struct DecoderBatch {
     bf16* cache;
     float* hidden;  // [count][hidden], the result
     const Lora* lora;
-    void (*meanwhile)();  // done by the caller's thread when the others have begun; may be null
+    void (*overlap)();  // done by the caller's thread when the others have begun; may be null
 };
 
 // 1 / sqrt(mean(x^2) + eps), n a multiple of 16; each 16 are `next` floats after those before.

@@ -238,11 +238,11 @@ class CpuDecoder:
         cache: Tensor,
         batch: AttentionBatch,
         lora: LoraStep | None,
-        meanwhile: Callable[[], None] | None = None,
+        overlap: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `FusedDecoder.forward`."""
         failures: list[BaseException] = []
-        first = _MEANWHILE() if meanwhile is None else _MEANWHILE(partial(_keeping, failures, meanwhile))
+        first = _MEANWHILE() if overlap is None else _MEANWHILE(partial(_keeping, failures, overlap))
         hidden = torch.empty(tokens.shape[0], self._hidden)
         call = _Batch(
             tokens.data_ptr(),
@@ -268,13 +268,13 @@ class CpuDecoder:
             raise failures[0]
         return hidden
 
-    def logits(self, hidden: Tensor, needed: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, logit_mask: Tensor | None = None) -> Tensor:
         """See `FusedDecoder.logits`."""
         hidden, rows = hidden.contiguous(), hidden.shape[0]
         if rows > self._logits.shape[0]:
             self._logits = torch.empty(rows, self._vocab)
-        assert needed is None or needed.is_contiguous()
-        words = None if needed is None else needed.data_ptr()
+        assert logit_mask is None or logit_mask.is_contiguous()
+        words = None if logit_mask is None else logit_mask.data_ptr()
         self._calls.logits(self._handle, hidden.data_ptr(), rows, words, self._logits.data_ptr())
         return self._logits[:rows]
 

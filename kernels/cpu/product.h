@@ -73,7 +73,7 @@ constexpr auto rows_of(std::index_sequence<R...>) {
     return std::array<Way, sizeof...(R)>{multiply_rows<Source, int(R) + 1, FRESH>...};
 }
 
-// The sums c of a panel, of rows from `row` on, += x times one group. A chunk meets all rows, then the next; meanwhile what is
+// The sums c of a panel, of rows from `row` on, += x times one group. A chunk meets all rows, then the next; overlap what is
 // ahead is asked for evenly: all of it beside the first rows alone, memory would be what they wait for.
 template <typename Source>
 void multiply_panel(const Rows& x, int64_t row, int64_t rows, const Source& w, const Quarters& c) {

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.branch import Branch
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import Arena, Finish, RankTable, WorkList
+from personae.kernels.sgmv import Finish, RankTable, WeightPool, WorkList
+from personae.kernels.side_stream import SideStream
 from personae.kernels.triton import attention as triton_attention
 from personae.kernels.triton import pointwise
 from personae.kernels.triton import sampling as triton_sampling
@@ -49,29 +49,29 @@ class TritonOperators:
         self,
         x: Tensor,
         ys: tuple[Tensor, ...],
-        arenas: tuple[Arena, ...],
+        weight_pools: tuple[WeightPool, ...],
         tables: tuple[RankTable, ...],
         work: WorkList,
     ) -> None:
         """See `reference.sgmv`."""
         rows_contiguous = all(y.stride(1) == 1 for y in (x, *ys))
         if x.dtype not in TYPES or len(ys) > 3 or not rows_contiguous:
-            reference.sgmv(x, ys, arenas, tables, work)
+            reference.sgmv(x, ys, weight_pools, tables, work)
             return
-        triton_sgmv.sgmv(x, ys, arenas, tables, work, self.gpu)
+        triton_sgmv.sgmv(x, ys, weight_pools, tables, work, self.gpu)
 
     def begin_sgmv(
         self,
         x: Tensor,
-        arenas: tuple[Arena, ...],
+        weight_pools: tuple[WeightPool, ...],
         tables: tuple[RankTable, ...],
         work: WorkList,
-        branch: Branch,
+        side_stream: SideStream,
     ) -> Finish:
         """See `begin_sgmv`; ys with contiguous rows."""
-        if x.dtype not in TYPES or len(arenas) > 3 or x.stride(1) != 1:
-            return lambda ys: self.sgmv(x, ys, arenas, tables, work)
-        return triton_sgmv.begin_sgmv(x, arenas, tables, work, branch, self.gpu)
+        if x.dtype not in TYPES or len(weight_pools) > 3 or x.stride(1) != 1:
+            return lambda ys: self.sgmv(x, ys, weight_pools, tables, work)
+        return triton_sgmv.begin_sgmv(x, weight_pools, tables, work, side_stream, self.gpu)
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""

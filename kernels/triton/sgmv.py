@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from personae.kernels.branch import Branch
-from personae.kernels.sgmv import RANK_PAGE, Arena, Finish, RankTable, WorkList
+from personae.kernels.sgmv import RANK_PAGE, Finish, RankTable, WeightPool, WorkList
+from personae.kernels.side_stream import SideStream
 from personae.kernels.triton.device.sgmv_expand import expand_kernel
 from personae.kernels.triton.device.sgmv_plan import plan_kernel
 from personae.kernels.triton.device.sgmv_shrink import shrink_kernel
@@ -69,7 +69,7 @@ def split_length(inputs: int, splits: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SgmvPlan:
     """What the layers of a step share for one group of modules; see `plan_kernel` for the tensors."""
 
     ends: Tensor
@@ -97,36 +97,36 @@ class Update:
     def __init__(
         self,
         x: Tensor,
-        arenas: tuple[Arena, ...],
+        weight_pools: tuple[WeightPool, ...],
         tables: tuple[RankTable, ...],
         work: WorkList,
         gpu: Gpu,
         *,
         early: bool,
     ) -> None:
-        self._x, self._arenas, self._work, self._gpu, self._early = x, arenas, work, gpu, early
+        self._x, self._weight_pools, self._work, self._gpu, self._early = x, weight_pools, work, gpu, early
         segments, (tokens, inputs) = work.rows.shape[0], x.shape
         self._tiles = tiles_for(tokens)
         self._splits = splits_for(tokens, inputs)
-        self._outputs = tuple(arena.b.shape[1] for arena in arenas)
+        self._outputs = tuple(weight_pool.b.shape[1] for weight_pool in weight_pools)
         key = (tuple(map(id, tables)), self._outputs, tokens, inputs)
         plan = work.plans.get(key)
         self._planned = plan is not None
         if plan is None:
             width = sum(table.pages.shape[1] for table in tables)
-            plan = work.plans[key] = Plan(
+            plan = work.plans[key] = SgmvPlan(
                 ends=torch.empty(2, segments, dtype=torch.int32, device=x.device),
                 ranks=torch.empty(segments, 4, dtype=torch.int32, device=x.device),
                 pages=torch.empty(segments, width, dtype=torch.int32, device=x.device),
                 tables=tables,
             )
-        self._plan: Plan = plan
+        self._plan: SgmvPlan = plan
         self._width = plan.pages.shape[1]
         self._planes = torch.empty(
             self._splits, tokens, self._width * RANK_PAGE, dtype=torch.float32, device=x.device
         )
         self._shared = {
-            "MODULES": len(arenas),
+            "MODULES": len(weight_pools),
             "SPLITS": self._splits,
             "ROWS": self._tiles.rows,
             "SEGMENTS": padded_segments(segments, self._tiles),
@@ -136,11 +136,11 @@ class Update:
         """Launch x A^T, `programs` to a multiprocessor; before it the plan, where the step has none yet."""
         if not self._planned:
             self._make_plan()
-        x, arenas, tiles = self._x, self._arenas, self._tiles
+        x, weight_pools, tiles = self._x, self._weight_pools, self._tiles
         tokens, inputs = x.shape
         shrink_kernel[(self._gpu.processors * programs,)](
             x,
-            *(arena.a for arena in _three(arenas)),
+            *(weight_pool.a for weight_pool in _three(weight_pools)),
             self._planes,
             *self._lists(),
             tokens,
@@ -153,7 +153,7 @@ class Update:
             BLOCK_K=tiles.shrink_inputs,
             VECTOR_K=tiles.vector_inputs,
             ALIGNED=inputs * x.element_size() % 16 == 0
-            and all(arena.a.data_ptr() % 16 == 0 for arena in arenas),
+            and all(weight_pool.a.data_ptr() % 16 == 0 for weight_pool in weight_pools),
             VECTOR_ROWS=VECTOR_ROWS,
             EARLY=self._gpu.hopper,  # whoever was not launched early waits for its end
             num_warps=4,
@@ -165,7 +165,7 @@ class Update:
         """Launch its product with B, added to ys."""
         expand_kernel[(self._gpu.processors * PROGRAMS,)](
             self._planes,
-            *(arena.b for arena in _three(self._arenas)),
+            *(weight_pool.b for weight_pool in _three(self._weight_pools)),
             *_three(ys),
             *self._lists(),
             self._x.shape[0],
@@ -213,24 +213,24 @@ class Update:
 def sgmv(
     x: Tensor,
     ys: tuple[Tensor, ...],
-    arenas: tuple[Arena, ...],
+    weight_pools: tuple[WeightPool, ...],
     tables: tuple[RankTable, ...],
     work: WorkList,
     gpu: Gpu,
 ) -> None:
     """See `reference.sgmv`; up to three modules, features contiguous."""
     if work.rows.shape[0] and x.shape[0]:
-        update = Update(x, arenas, tables, work, gpu, early=gpu.hopper)
+        update = Update(x, weight_pools, tables, work, gpu, early=gpu.hopper)
         update.shrink(PROGRAMS)
         update.expand(ys)
 
 
 def begin_sgmv(
     x: Tensor,
-    arenas: tuple[Arena, ...],
+    weight_pools: tuple[WeightPool, ...],
     tables: tuple[RankTable, ...],
     work: WorkList,
-    branch: Branch,
+    side_stream: SideStream,
     gpu: Gpu,
 ) -> Finish:
     """See `kernels/sgmv.py`; as `sgmv`.
@@ -239,12 +239,12 @@ def begin_sgmv(
     """
     if not work.rows.shape[0] or not x.shape[0]:
         return lambda ys: None
-    update = Update(x, arenas, tables, work, gpu, early=False)
-    with branch.fork():
+    update = Update(x, weight_pools, tables, work, gpu, early=False)
+    with side_stream.fork():
         update.shrink(BESIDE)
 
     def finish(ys: tuple[Tensor, ...]) -> None:
-        branch.join()
+        side_stream.join()
         update.expand(ys)
 
     return finish

@@ -70,7 +70,7 @@ def test_the_bases_card_says_how_its_weights_are_kept(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "poet", base, rank=2)
     options = EngineOptions(base, (tmp_path,), device="cpu", served_model_name="base", quantize="int4")
-    cards = assemble(options).script.models
+    cards = assemble(options).engine_spec.models
     assert {name: card.quantization for name, card in cards.items()} == {"base": "int4", "poet": None}
 
 
@@ -96,9 +96,9 @@ def test_sizes_and_places_that_cannot_be_are_refused(changes, match, monkeypatch
 
 def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger_one(monkeypatch) -> None:
     options = EngineOptions(model_folder("qwen3"), device="cpu")
-    whole = assemble(options).script.layout.num_pages
+    whole = assemble(options).engine_spec.layout.num_pages
     monkeypatch.setattr("personae.kernels.memory.memory_limit", lambda: 2**20)
-    assert assemble(options).script.layout.num_pages == pytest.approx(whole * 2**19 / (2 * 2**30), abs=1)
+    assert assemble(options).engine_spec.layout.num_pages == pytest.approx(whole * 2**19 / (2 * 2**30), abs=1)
     with pytest.raises(LoadError, match="or container has 1048576"):
         assemble(msgspec.structs.replace(options, kv_memory=2**20, adapter_memory=2**20))
 
@@ -113,5 +113,5 @@ def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:
 
 def test_a_context_is_cut_to_what_the_memory_holds_when_nobody_asked_for_one() -> None:
     assembly = assemble(EngineOptions(model_folder("qwen3"), device="cpu", dtype="float32", kv_memory=2**20))
-    layout = assembly.script.layout
+    layout = assembly.engine_spec.layout
     assert layout.max_model_len == layout.num_pages * PAGE_SIZE < 1024

@@ -13,7 +13,7 @@ from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import GrammarError
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Json, Regex, Sequence, Until, decode_structure
+from personae.grammar.structure.elements import Concat, Json, Regex, Until, decode_structure
 
 pytestmark = pytest.mark.anyio
 
@@ -117,9 +117,9 @@ async def test_what_binds_the_text_begins_after_reasoning_and_stands_beside_tool
     thinking = {"chat_template_kwargs": {"enable_thinking": True}}
     spec = await spec_of(app, engine, "/v1/chat/completions", guided_regex="a+", **thinking)
     element = decode_structure(spec.source)
-    assert isinstance(element, Sequence)
+    assert isinstance(element, Concat)
     assert element.parts[0] == Until("</think>")
-    assert isinstance(element.parts[1], Sequence)
+    assert isinstance(element.parts[1], Concat)
     assert element.parts[1].parts[-1] == Regex("a+", "guided_regex")
     engine.answer = "yes"
     extra = {"tools": [WEATHER], "structured_outputs": {"grammar": GBNF}}
@@ -216,7 +216,7 @@ async def test_a_header_names_what_of_a_schema_is_another_tools_and_binds_nothin
     async with asgi.client(create_app(engine)) as client:
         body = {"model": "base", "messages": [USER]}
         plain = await client.post("/v1/chat/completions", json=body)
-        told = await client.post("/v1/chat/completions", json=body | {"response_format": format})
+        delivered = await client.post("/v1/chat/completions", json=body | {"response_format": format})
     assert "x-personae-ignored" not in plain.headers
     place = "response_format.json_schema.schema#/properties/id/format"
-    assert told.headers["x-personae-ignored"] == place
+    assert delivered.headers["x-personae-ignored"] == place

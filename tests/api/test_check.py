@@ -15,9 +15,9 @@ from tool_chat import TAGS, TEMPLATE, TIME, call, tool
 from personae.api import check
 from personae.api.app import create_app
 from personae.api.check import AnswerCheck
-from personae.api.words import Span, Words
+from personae.api.output_pieces import OutputPieces, Span
 from personae.evals.hostile import retried
-from personae.grammar.schema.validate import Validation
+from personae.grammar.schema.validate import SchemaValidation
 from personae.grammar.spec import GrammarSpec
 
 pytestmark = pytest.mark.anyio
@@ -127,18 +127,18 @@ async def test_a_tenants_slow_checks_wait_for_its_own_alone(monkeypatch: pytest.
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     class Slow:
-        def check(self, parts: list[tuple[GrammarSpec, str]]) -> list[Validation]:
+        def check(self, parts: list[tuple[GrammarSpec, str]]) -> list[SchemaValidation]:
             if parts[0][1] == '"slow"':
                 begun.release()
                 assert go_on.wait(PATIENCE)
-            return [Validation(True)]
+            return [SchemaValidation(True)]
 
     monkeypatch.setattr(check, "_CHECKER", Slow())
     found: list[str] = []
 
     async def answered(tenant: str, text: str) -> None:
         one = AnswerCheck(tenant, GrammarSpec("json_schema", json.dumps(retried(40)), strict=False), {})
-        one.take(Words([Span(json.dumps(text))]))
+        one.take(OutputPieces([Span(json.dumps(text))]))
         outcome = await one.outcome()
         assert outcome is not None
         assert outcome.valid

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from personae.api.cli import app
 from personae.api.options import AccessOptions, ServeOptions
-from personae.api.wire.elsewhere import option_here
+from personae.api.wire.compat_names import option_here
 
 OPTION = re.compile(r"--[a-z-]+[a-z]")
 SERVE = get_command(app).commands["serve"].params
@@ -49,11 +49,11 @@ main()
 KILLED = """
 from functools import partial
 from pathlib import Path
-from personae.actors.company import open_company
+from personae.actors.multi_process import open_multi_process
 from personae.api import local
 
-killed = (sys.executable, str(Path(programs) / "faulty_back.py"), "killed", ".")
-local.open_company = partial(open_company, command=killed)
+killed = (sys.executable, str(Path(programs) / "faulty_core.py"), "killed", ".")
+local.open_multi_process = partial(open_multi_process, command=killed)
 from personae.api.cli import main
 main()
 """
@@ -149,17 +149,17 @@ def test_a_start_up_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_traces_go_to_a_url_or_the_server_does_not_start() -> None:
     with start("serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4318") as program:
         program.end(2)
-        told = " ".join(program.errors.split())
-    assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in told
+        delivered = " ".join(program.errors.split())
+    assert "localhost:4318 is no URL: write one like http://localhost:4318/v1/traces." in delivered
 
 
 @pytest.mark.parametrize("option", ["--tool-format", "--reasoning-format"])
 def test_a_format_that_there_is_not_is_told_before_a_model_is_loaded(option: str) -> None:
     with start("serve", "--port", "0", option, "hermess") as program:
         program.end(2)
-        told = program.errors
-    assert "format 'hermess'; there are " in told
-    assert "loading" not in told
+        delivered = program.errors
+    assert "format 'hermess'; there are " in delivered
+    assert "loading" not in delivered
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -272,14 +272,14 @@ def test_a_wrong_option_is_named(arguments: list[str], named: str, asked: list[t
 
 
 def test_every_option_of_vllm_that_the_docs_compare_is_known_or_told_what_to_do() -> None:
-    page = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guide/migrating.md").read_text(encoding="utf-8")
     left = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
     theirs = {name for cell in left for name in OPTION.findall(cell)}
     assert len(theirs) > 25
     assert {name for name in theirs - OURS if option_here(name) is None} == set()
-    told = {name for hint in map(option_here, theirs - OURS) for name in OPTION.findall(hint or "")}
-    assert "--max-seqs" in told
-    assert told <= OURS
+    delivered = {name for hint in map(option_here, theirs - OURS) for name in OPTION.findall(hint or "")}
+    assert "--max-seqs" in delivered
+    assert delivered <= OURS
 
 
 def test_no_option_of_ours_is_taken_for_anothers() -> None:

@@ -165,9 +165,9 @@ async def test_min_tokens_keeps_the_answer_going(app: Starlette) -> None:
     assert choice["text"].startswith("Hello, world!H")
 
 
-@pytest.mark.parametrize(("count", "beside"), [(20, False), (200, True)])
+@pytest.mark.parametrize(("count", "overlap"), [(20, False), (200, True)])
 async def test_many_prompts_are_encoded_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, count: int, beside: bool
+    monkeypatch: pytest.MonkeyPatch, count: int, overlap: bool
 ) -> None:
     engine = FakeEngine()
     threads: list[threading.Thread] = []
@@ -181,7 +181,7 @@ async def test_many_prompts_are_encoded_beside_the_event_loop(
     monkeypatch.setattr(engine.tokenizer, "encode_batch", noting)
     answer = await complete(create_app(engine), ["word " * 30] * count, max_tokens=1)
     assert len(answer["choices"]) == count
-    assert [thread is not threading.main_thread() for thread in threads] == [beside]
+    assert [thread is not threading.main_thread() for thread in threads] == [overlap]
 
 
 async def test_best_of_may_only_be_n(app: Starlette) -> None:

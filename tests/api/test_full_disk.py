@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_house import CHAT, jsonl, request
+from batch_fixture import CHAT, jsonl, request
 from full_disk import UNSHARE, FullConnection, can_mount
 from typer.testing import CliRunner
-from uploads import open_house, upload, whole
+from uploads import open_fixture, upload, whole
 
 from personae.api.app import create_app
-from personae.api.batches.desk import Batches
 from personae.api.batches.journal import Journal
+from personae.api.batches.manager import BatchManager
 from personae.api.batches.model import OutputLine
 from personae.api.cli import app
 from personae.api.settings import ApiSettings
 from personae.api.storage import RESERVE_BYTES, Reserve, storage_failure
 from personae.api.tenants.data import DATABASE, RESERVE, DataDir
-from personae.api.tenants.store import Limits, TenantStore
+from personae.api.tenants.store import TenantLimits, TenantStore
 from personae.api.wire.errors import visible
 from personae.lora import disk
 
@@ -60,28 +60,30 @@ def test_a_disk_that_is_really_full_refuses_what_stores_and_nothing_else(tmp_pat
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    delivered = json.loads(done.stdout)
     for what in ("upload an adapter", "upload a file", "start a batch"):
-        assert told[what] == REFUSED, what
-    assert told["create a key"] == [
+        assert delivered[what] == REFUSED, what
+    assert delivered["create a key"] == [
         2, "error: The server's disk is full; delete something, or try again later.\n"
     ]  # fmt: skip
     for what in ("delete the adapter", "delete the file", "cancel the batch"):
-        assert told[what] == [200, None, None], what
-    assert (told["the adapter is gone"], told["the file is gone"]) == (404, 404)
-    assert told["revoke a key"] == told["revoke a key without a server"] == [0, "key revoked\n"]
-    assert told["list keys"][0] == 0
-    assert told["revoke the tenant"] == [0, "tenant ann revoked\n"]
-    assert (told["the key works"], told["keys that work"]) == (False, 0)
+        assert delivered[what] == [200, None, None], what
+    assert (delivered["the adapter is gone"], delivered["the file is gone"]) == (404, 404)
+    assert delivered["revoke a key"] == delivered["revoke a key without a server"] == [0, "key revoked\n"]
+    assert delivered["list keys"][0] == 0
+    assert delivered["revoke the tenant"] == [0, "tenant ann revoked\n"]
+    assert (delivered["the key works"], delivered["keys that work"]) == (False, 0)
 
 
 async def test_a_full_database_is_a_503_that_leaves_nothing_behind_and_deleting_uses_the_reserve(
     tmp_path: Path, full: Callable[[bool], None]
 ) -> None:
-    with open_house(tmp_path) as house, closing(Batches(house.data, house.tenants)) as batches:
-        house.app = create_app(house.engine, tenants=house.tenants, registry=house.registry, batches=batches)
-        key = house.key("ann")
-        async with house.client(key) as client:
+    with open_fixture(tmp_path) as fixture, closing(BatchManager(fixture.data, fixture.tenants)) as batches:
+        fixture.app = create_app(
+            fixture.engine, tenants=fixture.tenants, registry=fixture.registry, batches=batches
+        )
+        key = fixture.key("ann")
+        async with fixture.client(key) as client:
             assert (await upload(client, "poet", whole())).status_code == 201
             parts = {"file": ("in.jsonl", jsonl([request("a")]))}
             file = (await client.post("/v1/files", data={"purpose": "batch"}, files=parts)).json()["id"]
@@ -95,14 +97,14 @@ async def test_a_full_database_is_a_503_that_leaves_nothing_behind_and_deleting_
                 error = answer.json()["error"]
                 assert [answer.status_code, error["code"], answer.headers["retry-after"]] == REFUSED
                 assert error["message"].startswith("The server's disk is full")
-            assert not house.leftovers()
-            assert [path.name for path in house.data.files.iterdir() if path.name != "staging"] == [file]
+            assert not fixture.leftovers()
+            assert [path.name for path in fixture.data.files.iterdir() if path.name != "staging"] == [file]
             assert (await client.delete("/v1/adapters/poet")).status_code == 200
             assert (await client.delete(f"/v1/files/{file}")).status_code == 200
-            assert not house.leftovers()
+            assert not fixture.leftovers()
         assert (tmp_path / RESERVE).stat().st_size == RESERVE_BYTES, "it is there again"
-        house.tenants.revoke_key(key)
-        assert house.tenants.identify(key) is None
+        fixture.tenants.revoke_key(key)
+        assert fixture.tenants.identify(key) is None
 
 
 def test_a_key_that_cannot_be_revoked_is_told_to_work_still(
@@ -110,7 +112,7 @@ def test_a_key_that_cannot_be_revoked_is_told_to_work_still(
 ) -> None:
     with closing(DataDir(tmp_path)) as data:
         store = TenantStore(data)
-        store.create_tenant("ann", Limits())
+        store.create_tenant("ann", TenantLimits())
         key = store.create_key("ann", "tenant")
         full(True)
         for line, who in (("keys revoke " + key, "The key"), ("tenants revoke ann", "Tenant ann")):
@@ -130,11 +132,11 @@ async def test_the_last_of_a_disk_is_not_taken_by_uploads_batches_and_copies(
     folder.mkdir(parents=True)
     for name, content in whole().items():
         (folder / name).write_bytes(content)
-    with open_house(tmp_path / "data", settings=roots) as house:
+    with open_fixture(tmp_path / "data", settings=roots) as fixture:
         journal = Journal(tmp_path / "batch")
         line = OutputLine("1", "a", None, None)
         monkeypatch.setattr(disk, "KEPT_FREE", 2**62)
-        async with house.client(house.key("ann", "admin")) as client:
+        async with fixture.client(fixture.key("ann", "admin")) as client:
             uploaded = await upload(client, "poet", whole())
             loaded = await client.post(
                 "/v1/load_lora_adapter", json={"lora_name": "poet", "lora_path": str(folder)}
@@ -143,7 +145,7 @@ async def test_the_last_of_a_disk_is_not_taken_by_uploads_batches_and_copies(
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_failed")
         with pytest.raises(OSError, match="No space left"):
             journal.write([line])
-        assert not house.leftovers()
+        assert not fixture.leftovers()
         monkeypatch.undo()
         journal.write([line])
         assert journal.done == {"a"}
@@ -173,7 +175,7 @@ def test_a_reserve_is_as_large_as_the_disk_allows_and_is_made_again(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "delivered"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/secret"), "disk is full"),
         (OSError(errno.EDQUOT, "Disk quota exceeded", "/secret"), "disk is full"),
@@ -184,15 +186,15 @@ def test_a_reserve_is_as_large_as_the_disk_allows_and_is_made_again(
         (ValueError("x"), None),
     ],
 )
-def test_what_a_disk_refuses_is_told_and_no_path_of_it(error: Exception, told: str | None) -> None:
+def test_what_a_disk_refuses_is_told_and_no_path_of_it(error: Exception, delivered: str | None) -> None:
     failure = storage_failure(error)
     shown = visible(error, "1")
-    if told is None:
+    if delivered is None:
         assert failure is None
         assert shown.status == 500
     else:
         assert failure is not None
-        assert told in failure.message
+        assert delivered in failure.message
         assert "/secret" not in failure.message
         assert (shown.status, shown.code, shown.message) == (503, "storage_failed", failure.message)
 

@@ -14,12 +14,12 @@ import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from patience import PATIENCE, soon
 from starlette.applications import Starlette
-from uploads import open_house
+from uploads import open_fixture
 
 from personae.api import stream
 from personae.api.app import create_app
 from personae.api.chat_template import ChatTemplate
-from personae.api.door import _BRIEF_SECONDS
+from personae.api.context import _BRIEF_SECONDS
 from personae.api.settings import ApiSettings
 from personae.api.wire.conversation import UserMessage
 from personae.api.wire.decode import decode
@@ -149,9 +149,9 @@ async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_on_it(
         for length in (10, 100_000):
             asked = {"model": "base", "messages": [USER], "user": "x" * length}
             assert (await client.post(CHAT, json=asked)).status_code == 200
-    on_the_loop, beside = threads
+    on_the_loop, overlap = threads
     assert on_the_loop == threading.get_ident()
-    assert beside != on_the_loop
+    assert overlap != on_the_loop
 
 
 @pytest.mark.parametrize("leaf", [1, "x", None, [], {}])
@@ -265,11 +265,11 @@ async def test_a_key_that_is_not_known_takes_the_path_of_one_that_is_wrong(
         return compare(a, b)
 
     monkeypatch.setattr("personae.api.tenants.store.hmac.compare_digest", noting)
-    with open_house(tmp_path) as house:
-        key = house.key("ann")
+    with open_fixture(tmp_path) as fixture:
+        key = fixture.key("ann")
         wrong = key[:-1] + ("0" if key[-1] != "0" else "1")
         for tried in (wrong, "psn_" + "0" * 12 + "_" + "0" * 64, "nonsense", key):
-            async with house.client(tried) as client:
+            async with fixture.client(tried) as client:
                 await client.get("/v1/models")
     assert compared == [32, 32, 32, 32], "each is compared with 32 bytes, in constant time"
 
@@ -352,11 +352,11 @@ async def test_large_requests_of_a_tenant_are_prepared_one_at_a_time_and_small_o
         return render(self, messages, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", slow)
-    monkeypatch.setattr("personae.api.door._BRIEF_SECONDS", PATIENCE)  # small ones stay on the loop
+    monkeypatch.setattr("personae.api.context._BRIEF_SECONDS", PATIENCE)  # small ones stay on the loop
     engine = FakeEngine(max_model_len=100_000)
     large = {"model": "base", "messages": [{"role": "user", "content": "x" * 40_000}], "max_tokens": 1}
-    with open_house(tmp_path, engine) as house:
-        async with house.client(house.key("loud")) as loud, house.client(house.key("quiet")) as quiet:
+    with open_fixture(tmp_path, engine) as fixture:
+        async with fixture.client(fixture.key("loud")) as loud, fixture.client(fixture.key("quiet")) as quiet:
             statuses: list[int] = []
 
             async def ask() -> None:
@@ -380,8 +380,8 @@ async def test_a_client_that_leaves_while_its_request_waits_is_not_worked_for(
 ) -> None:
     engine = FakeEngine(max_model_len=100_000)
     app = create_app(engine)
-    door = app.state.door
-    turn = await door.workers.turn("default")
+    context = app.state.context
+    turn = await context.workers.turn("default")
     decoded = 0
     read = ChatRequest.read
 
@@ -396,27 +396,27 @@ async def test_a_client_that_leaves_while_its_request_waits_is_not_worked_for(
     async with anyio.create_task_group() as tasks:
         for visit in visits:
             tasks.start_soon(visit.run, app)
-        await soon(lambda: door.bodies.held() > 200_000, "all bodies are there")
+        await soon(lambda: context.bodies.held() > 200_000, "all bodies are there")
         for visit in visits[1:]:
             visit.leave()
-        await soon(lambda: door.bodies.held() < 50_000, "four have gone")
+        await soon(lambda: context.bodies.held() < 50_000, "four have gone")
         assert decoded == 0
         turn.end()
     assert decoded == 1
     assert visits[0].status == 200
-    assert door.bodies.held() == 0
+    assert context.bodies.held() == 0
 
 
 async def test_bodies_over_a_tenants_budget_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        key = house.key("loud", body_bytes=100_000)
+    with open_fixture(tmp_path) as fixture:
+        key = fixture.key("loud", body_bytes=100_000)
         headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
         held = asgi.Visit(TEXT, headers=[*headers, (b"content-length", b"90000")])
-        door = house.app.state.door
+        context = fixture.app.state.context
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(held.run, house.app)
-            await soon(lambda: door.bodies.held("loud") == 90_000, "it is being taken in")
-            async with house.client(key) as loud, house.client(house.key("quiet")) as quiet:
+            tasks.start_soon(held.run, fixture.app)
+            await soon(lambda: context.bodies.held("loud") == 90_000, "it is being taken in")
+            async with fixture.client(key) as loud, fixture.client(fixture.key("quiet")) as quiet:
                 body = {"model": "base", "prompt": "x" * 20_000}
                 refused = await loud.post(TEXT, json=body)
                 assert (refused.status_code, refused.json()["error"]["param"]) == (429, "body")
@@ -425,7 +425,7 @@ async def test_bodies_over_a_tenants_budget_are_refused_before_they_are_read(tmp
                 small = {"model": "base", "prompt": "hi"}
                 assert (await loud.post(TEXT, json=small)).status_code == 200
             held.leave()
-        assert door.bodies.held() == 0
+        assert context.bodies.held() == 0
 
 
 async def test_an_answer_that_is_being_made_holds_nothing_of_the_budget_for_bodies() -> None:
@@ -435,7 +435,7 @@ async def test_an_answer_that_is_being_made_holds_nothing_of_the_budget_for_bodi
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(visit.run, app)
         await soon(lambda: bool(engine.live), "it runs")
-        await soon(lambda: app.state.door.bodies.held() == 0, "its body is given back")
+        await soon(lambda: app.state.context.bodies.held() == 0, "its body is given back")
         visit.leave()
 
 
@@ -461,7 +461,7 @@ async def test_prompts_times_prompt_logprobs_are_bounded(
         fewer = {**fields, ("logprobs" if name == "logprobs" else "prompt_logprobs"): 2}
         answer = await client.post(path, json={"model": "base", "max_tokens": 1, **fewer})
         assert answer.status_code == 200
-    assert app.state.door.bodies.held() == 0
+    assert app.state.context.bodies.held() == 0
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ async def test_the_base_has_several_names() -> None:
 def test_an_engine_is_opened_under_several_names(tmp_path: Path) -> None:
     folder = model_folder("qwen3")
     assembly = assemble(EngineOptions(folder, device="cpu", served_model_name=("a", "b", "a")))
-    cards = assembly.script.models
+    cards = assembly.engine_spec.models
     assert list(cards) == ["a", "b"]
     assert {card.adapter for card in cards.values()} == {None}
     with pytest.raises(LoadError, match="--served-model-name is empty"):

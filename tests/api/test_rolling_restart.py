@@ -13,7 +13,7 @@ from fake_engine import FakeEngine, FakeStream
 from patience import PATIENCE, eventually
 
 from personae.api.app import create_app
-from personae.api.http.server import Server, bind, url
+from personae.api.http.server import HttpServer, bind, url
 from personae.api.settings import ApiSettings
 from personae.engine.sequence import Delta, SequenceLog
 
@@ -57,7 +57,7 @@ class Replica:
         def run() -> None:
             async def serve() -> None:
                 self._loop = asyncio.get_running_loop()
-                self.server = Server(app, settings, drain_seconds=PATIENCE, on_ready=listening.set)
+                self.server = HttpServer(app, settings, drain_seconds=PATIENCE, on_ready=listening.set)
                 await self.server.serve(sockets=[listener])
 
             asyncio.run(serve())

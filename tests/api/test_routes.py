@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 import personae
-from personae.actors.client import AdapterStats, EngineStats
+from personae.actors.client import AdapterUsage, EngineStats
 from personae.actors.kit.gauges import Gauge
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
@@ -143,7 +143,7 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
         prefix_hits=60,
         preemptions=1,
         fairness_gap=120.0,
-        adapters=AdapterStats(
+        adapters=AdapterUsage(
             device=2,
             host=3,
             host_bytes=1000,
@@ -156,7 +156,7 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
             waiting={"c" * 64: 1, "d" * 64: 1, "mix:" + "d" * 64 + "*0.5": 1},
         ),
         page_size=16,
-        spent={"forward": 1.5, "read": 0.5},
+        timings={"forward": 1.5, "read": 0.5},
         actors=(
             Gauge("back/executor", "busy", 2, 100, 0.25, 7, 1),
             Gauge("front/queue/0-poet", "idle", 3, 100, 0.5, 7, 0),
@@ -192,7 +192,7 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
     assert seen["personae:adapter_evictions_total", labels()] == 4
     assert seen["personae:adapter_yields_total", labels()] == 5
     assert seen["personae:fairness_gap", base] == 120
-    engine.figures = EngineStats(adapters=AdapterStats(running={"d" * 64: 1}))
+    engine.figures = EngineStats(adapters=AdapterUsage(running={"d" * 64: 1}))
     seen = await scrape(app)
     infos = [labels for name, labels in seen if name == "vllm:lora_requests_info"]
     assert infos == [labels(max_lora="8", running_lora_adapters="team/pirate", waiting_lora_adapters="")]
@@ -207,7 +207,7 @@ async def test_two_apps_count_apart(app: Starlette) -> None:
 
 
 async def test_names_that_tenants_make_up_do_not_grow_the_metrics_without_bound(app: Starlette) -> None:
-    metrics = app.state.door.metrics
+    metrics = app.state.context.metrics
     labels = {metrics.label(f"adapter-{number}") for number in range(1000)}
     assert len(labels) == 256, "the base is one of them"
     assert "other" in labels

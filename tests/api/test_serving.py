@@ -21,8 +21,8 @@ from real_server import Running, running
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 
-from personae.actors.inbox import Inbox
-from personae.actors.streamer import Live
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.streamer import LiveStream
 from personae.api.options import ServeOptions
 from personae.engine.scheduling.live import LiveSequence
 from personae.engine.sequence import SequenceLog
@@ -100,7 +100,7 @@ def nothing_is_left(server: Running, engines: list[StepEngine]) -> None:
 
     def remains() -> Counter[str]:
         gc.collect()
-        kinds = (SequenceLog, LiveSequence, Live, Inbox)
+        kinds = (SequenceLog, LiveSequence, LiveStream, Inbox)
         return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in kinds)
 
     eventually(lambda: remains() <= Counter(SequenceLog=24), f"{remains()} outlive their requests")
@@ -180,13 +180,13 @@ def test_two_hundred_streams_over_nine_models_each_end_once_and_leave_nothing(
         elif bound:
             assert ends[0] == "length"
 
-    async def crowd() -> None:
+    async def load() -> None:
         async with openai.AsyncOpenAI(
             base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120
         ) as client:
             await asyncio.gather(*(one(client, number) for number in range(200)))
 
-    asyncio.run(crowd())
+    asyncio.run(load())
     assert outcome["stop"] + outcome["length"] + outcome["left"] == 200
     assert outcome["left"] > 20
     assert outcome["valid"] > 40

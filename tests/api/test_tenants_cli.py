@@ -8,14 +8,14 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 from typer.testing import CliRunner, Result
-from uploads import TENSORS, House, open_house, whole
+from uploads import TENSORS, UploadFixture, open_fixture, whole
 
 from personae.api.adapters.registry import AdapterRecord
 from personae.api.cli import app
 from personae.api.commands.serve import run
 from personae.api.options import AccessOptions, ServeOptions
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.store import DEFAULTS, Identity, Limits, TenantStore
+from personae.api.tenants.store import DEFAULTS, Identity, TenantLimits, TenantStore
 from personae.errors import LoadError
 
 
@@ -37,7 +37,7 @@ def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
     assert (made.exit_code, made.stdout) == (0, "tenant ann created\n")
     keys = [call(f"keys create ann {where} {flag}").stdout.strip() for flag in ("", "--admin")]
     found = [identify(tmp_path, key) for key in keys]
-    limits = Limits(requests_per_minute=60, adapters=3, bytes=2 * 2**30)
+    limits = TenantLimits(requests_per_minute=60, adapters=3, bytes=2 * 2**30)
     assert [(each.tenant, each.role, each.limits) for each in found] == [
         ("ann", "tenant", limits.or_else(DEFAULTS)),
         ("ann", "admin", limits),
@@ -54,7 +54,7 @@ def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
     assert not any(key in listed or key.rpartition("_")[2] in listed for key in keys)
     changed = call(f"tenants limit ann {where} --file-bytes 5MiB --batches 2 --files 3 --weight 2")
     assert (changed.exit_code, changed.stdout) == (0, "limits of tenant ann changed\n")
-    now = Limits(file_bytes=5 * 2**20, batches=2, files=3, weight=2).or_else(limits)
+    now = TenantLimits(file_bytes=5 * 2**20, batches=2, files=3, weight=2).or_else(limits)
     assert identify(tmp_path, keys[1]).limits == now
     assert call(f"keys revoke {found[0].key} {where}").exit_code == 0
     assert [identify(tmp_path, key) is None for key in keys] == [True, False]
@@ -83,7 +83,7 @@ def test_a_server_that_others_reach_does_not_start_without_keys(tmp_path: Path) 
 def test_it_starts_with_keys_or_on_the_loopback_or_when_told_not_to_care(reason: str, tmp_path: Path) -> None:
     data = DataDir(tmp_path)
     if reason == "keys":
-        TenantStore(data).create_tenant("ann", Limits())
+        TenantStore(data).create_tenant("ann", TenantLimits())
         TenantStore(data).create_key("ann", "tenant")
     data.close()
     access = AccessOptions(tmp_path, insecure_no_auth=reason == "insecure")
@@ -93,13 +93,13 @@ def test_it_starts_with_keys_or_on_the_loopback_or_when_told_not_to_care(reason:
 
 
 @pytest.fixture
-def house(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator of the house and its address
-    with open_house(tmp_path / "data", FakeEngine()) as house, serving(house.app) as url:
-        yield house, url
+def fixture(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator of the house and its address
+    with open_fixture(tmp_path / "data", FakeEngine()) as fixture, serving(fixture.app) as url:
+        yield fixture, url
 
 
-def test_push_list_and_remove(house: tuple[House, str], tmp_path: Path) -> None:
-    served, url = house
+def test_push_list_and_remove(fixture: tuple[UploadFixture, str], tmp_path: Path) -> None:
+    served, url = fixture
     folder = tmp_path / "poet"
     folder.mkdir()
     for name, content in whole().items():
@@ -137,8 +137,8 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert "--url" in result.stderr
 
 
-def test_the_servers_own_adapters_are_listed_and_stay(house: tuple[House, str]) -> None:
-    _, url = house
+def test_the_servers_own_adapters_are_listed_and_stay(fixture: tuple[UploadFixture, str]) -> None:
+    _, url = fixture
     listed = call(f"adapters list --url {url}/v1")
     assert listed.stdout == "team/pirate  the server's own\n"
     kept = call(f"adapters remove base --url {url}")
@@ -146,9 +146,9 @@ def test_the_servers_own_adapters_are_listed_and_stay(house: tuple[House, str]) 
 
 
 def test_an_adapter_without_ranks_is_listed(
-    house: tuple[House, str], monkeypatch: pytest.MonkeyPatch
+    fixture: tuple[UploadFixture, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served, url = house
+    served, url = fixture
     record = AdapterRecord("adapter-1", "plain", 1, "0" * 64, {}, ["norm"], 12, 0, "base", False)
     monkeypatch.setattr(served.registry, "list", lambda tenant: [record])
     listed = call(f"adapters list --url {url}").stdout.splitlines()

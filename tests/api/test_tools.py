@@ -13,7 +13,7 @@ from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.errors import GrammarError, ModelLoadError
 from personae.grammar.spec import ReasoningLimit
-from personae.grammar.structure.elements import Element, Json, OneOf, Repeat, Sequence, decode_structure
+from personae.grammar.structure.elements import Concat, Element, Json, OneOf, Repeat, decode_structure
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +85,7 @@ def jsons(element: Element) -> list[Json]:
     match element:
         case Json():
             return [element]
-        case Sequence(parts=parts) | OneOf(parts=parts):
+        case Concat(parts=parts) | OneOf(parts=parts):
             return [json for part in parts for json in jsons(part)]
         case Repeat(part=part):
             return jsons(part)

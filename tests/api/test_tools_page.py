@@ -1,4 +1,4 @@
-"""The examples of docs/tools.md run as they stand."""
+"""The examples of docs/guide/tools.md run as they stand."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from personae.engine.sequence import SequenceLog
 from personae.grammar.reasoning.registry import NAMES as REASONING_FORMATS
 from personae.grammar.tools.registry import NAMES as TOOL_FORMATS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "tools.md").read_text()
 
 
 def test_the_examples_run() -> None:

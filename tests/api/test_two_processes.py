@@ -131,13 +131,15 @@ def test_a_killed_back_is_a_pause_and_sigterm_lets_answers_finish_and_refuses_ot
         os.kill(back, signal.SIGCONT)
         assert last.text() == calm
         server.end(0)
-        told = server.errors
+        delivered = server.errors
         for actor in ("personae/front/ingress", "personae/back/host", "back/executor", "back/scheduler"):
-            assert re.search(rf"^{actor} +(idle|busy) +\d+/\d+ ", told, re.MULTILINE), (
+            assert re.search(rf"^{actor} +(idle|busy) +\d+/\d+ ", delivered, re.MULTILINE), (
                 "SIGUSR1 shows every actor"
             )
-        assert "Back's actors:" in told
-        assert re.search(r"Thread 0x\w+ .*most recent call first", told), "and where Back's threads are"
+        assert "the engine core's actors:" in delivered
+        assert re.search(r"Thread 0x\w+ .*most recent call first", delivered), (
+            "and where the engine core's threads are"
+        )
         assert not Path(f"/proc/{back}").exists()
 
 
@@ -175,7 +177,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 def admitted(server: Served) -> float:
-    """The prompts' tokens of all requests that have been admitted, as Front counts them."""
+    """The prompts' tokens of all requests that have been admitted, as the frontend counts them."""
     return sum(map(float, re.findall(r"vllm:prompt_tokens_total\{.*\} (\S+)", server.get("/metrics").text)))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import EngineHarness, Played
 from msgspec.structs import replace
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
-from troupe import Played, Troupe
 
 from personae.engine.sequence import SequenceLog
 from personae.kernels.cpu import operators
@@ -38,9 +38,9 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in CAST if name is not None}
 
 
-def ensemble(troupe: Troupe, salt: bytes = b"") -> list[SequenceLog]:
+def ensemble(harness: EngineHarness, salt: bytes = b"") -> list[SequenceLog]:
     return [
-        troupe.log(
+        harness.log(
             f"{voice} {name}",
             random.Random(length).choices(range(4, VOCAB), k=length),
             name,
@@ -63,10 +63,10 @@ def kept(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def solo(base: Path, adapters: dict[str, Path], kept: dict[str, Any]) -> dict[str, Played]:
     """Each alone, unchunked, from a cold cache, without lookahead."""
-    troupe = Troupe(base, adapters, lookahead=1, **kept)
+    harness = EngineHarness(base, adapters, lookahead=1, **kept)
     played: dict[str, Played] = {}
     for number in range(len(VOICES) * len(CAST)):
-        played |= troupe.play([ensemble(troupe, bytes([number]))[number]])
+        played |= harness.play([ensemble(harness, bytes([number]))[number]])
     return played
 
 
@@ -84,19 +84,19 @@ def solo(base: Path, adapters: dict[str, Path], kept: dict[str, Any]) -> dict[st
 def test_tokens_and_logprobs_have_the_same_bits_in_any_company(
     base, adapters, kept, solo, what, settings
 ) -> None:
-    troupe = Troupe(base, adapters, **kept, **settings)
-    logs = ensemble(troupe)
+    harness = EngineHarness(base, adapters, **kept, **settings)
+    logs = ensemble(harness)
     random.Random(what).shuffle(logs)
-    played = troupe.play(logs)
-    assert troupe.scheduler.preemptions > 0 or what != "preemption"
+    played = harness.play(logs)
+    assert harness.scheduler.preemptions > 0 or what != "preemption"
     for id, alone in solo.items():
         assert (played[id].tokens, played[id].logprobs) == (alone.tokens, alone.logprobs), id
 
 
 def test_a_prefix_hit_brings_the_same_bits_as_a_cold_start(base, adapters, kept, solo) -> None:
-    troupe = Troupe(base, adapters, **kept)
-    troupe.play(ensemble(troupe))
-    warm = troupe.play(ensemble(troupe))
+    harness = EngineHarness(base, adapters, **kept)
+    harness.play(ensemble(harness))
+    warm = harness.play(ensemble(harness))
     assert sum(one.cached or 0 for one in warm.values()) > 0
     for id, alone in solo.items():
         assert (warm[id].tokens, warm[id].logprobs) == (alone.tokens, alone.logprobs), id
@@ -104,12 +104,12 @@ def test_a_prefix_hit_brings_the_same_bits_as_a_cold_start(base, adapters, kept,
 
 def test_a_log_taken_up_half_way_goes_on_with_the_same_bits(base, adapters, kept, solo) -> None:
     """As after a crash: the tokens so far are the log's, and everything else is computed anew."""
-    troupe = Troupe(base, adapters, **kept)
+    harness = EngineHarness(base, adapters, **kept)
     resumed = []
-    for log in ensemble(troupe):
+    for log in ensemble(harness):
         said = solo[log.id].tokens[: len(log.id) % 11 + 4]
         resumed.append(replace(log, tokens=(*log.tokens, *said)))
-    played = troupe.play(resumed)
+    played = harness.play(resumed)
     for log in resumed:
         alone = solo[log.id]
         said = len(log.tokens) - log.prompt_length

@@ -60,21 +60,23 @@ def test_integers_are_taken_where_a_float_is_meant(tmp_path: Path) -> None:
     assert read_config(folder(tmp_path, rope_theta=500000)).ropes[0].theta == 500000.0
 
 
-@pytest.mark.parametrize("spelling", [{"torch_dtype": "bfloat16"}, {"torch_dtype": ..., "dtype": "bfloat16"}])
-def test_both_spellings_of_the_dtype_are_read(spelling: dict[str, Any], tmp_path: Path) -> None:
-    assert read_config(folder(tmp_path, **spelling)).dtype == "bfloat16"
+@pytest.mark.parametrize(
+    "retokenizer", [{"torch_dtype": "bfloat16"}, {"torch_dtype": ..., "dtype": "bfloat16"}]
+)
+def test_both_spellings_of_the_dtype_are_read(retokenizer: dict[str, Any], tmp_path: Path) -> None:
+    assert read_config(folder(tmp_path, **retokenizer)).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "retokenizer",
     [
         {"rope_theta": 7.0, "rope_scaling": YARN},
         {"rope_theta": 7.0, "rope_scaling": {**YARN, "rope_type": None, "type": "yarn"}},
         {"rope_theta": ..., "rope_parameters": {**YARN, "rope_theta": 7.0}},
     ],
 )
-def test_all_spellings_of_the_rope_are_the_same(spelling: dict[str, Any], tmp_path: Path) -> None:
-    rope = read_config(folder(tmp_path, **spelling)).ropes[0]
+def test_all_spellings_of_the_rope_are_the_same(retokenizer: dict[str, Any], tmp_path: Path) -> None:
+    rope = read_config(folder(tmp_path, **retokenizer)).ropes[0]
     assert (rope.theta, rope.type, rope.factor, rope.original_max_position) == (7.0, "yarn", 4.0, 256)
 
 

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(
     reason="needs Triton's compiler, and no GPU",
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
+from engine_harness import EngineHarness, Played  # noqa: E402
 from paper_gpu import Late, PaperGpu  # noqa: E402
 from tiny_adapters import ZOO, make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
-from troupe import Played, Troupe  # noqa: E402
 
 from personae.actors.assembly import assemble  # noqa: E402
 from personae.actors.options import EngineOptions  # noqa: E402
@@ -59,7 +59,7 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def scene(engine: Troupe | DryEngine, compiled: dict) -> list:
+def scene(engine: EngineHarness | DryEngine, compiled: dict) -> list:
     """Everything that a step may be asked for, at once: 12 sequences of a few dozen tokens."""
     engine.grammars |= compiled
     prompt = [*range(40, 110)]
@@ -90,8 +90,8 @@ def compiled(base: Path) -> dict:
 @pytest.fixture(scope="module")
 def truth(base: Path, adapters: Path, compiled: dict) -> Answers:
     with reference_only():
-        troupe = Troupe(base, {path.name: path for path in adapters.iterdir()})
-        return troupe.play(scene(troupe, compiled))
+        harness = EngineHarness(base, {path.name: path for path in adapters.iterdir()})
+        return harness.play(scene(harness, compiled))
 
 
 def close(found: Played, wanted: Played) -> bool:
@@ -156,7 +156,7 @@ def test_chunks_of_prompts_preemption_forks_and_eviction_change_nothing(
             for digest in digests:
                 engine.engine.release(digest or "")
         assert differing(found, truth) == []
-        assert engine.engine.holdings[2] > 0, "nobody was evicted"
+        assert engine.engine.adapter_stats[2] > 0, "nobody was evicted"
         assert copied, "no page was copied"
         assert gpu.machine.compiled == ready
 
@@ -187,13 +187,13 @@ def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanw
         engine = DryEngine(gpu, base, adapters, **SIZES)
         pieces = engine.engine.placing(engine.adapter("dora"))
         next(pieces)
-        meanwhile = torch.zeros(1, device="cuda")
-        meanwhile += 1
+        overlap = torch.zeros(1, device="cuda")
+        overlap += 1
         launched = len(gpu.machine.main.jobs)
         for _ in pieces:
             pass
         assert gpu.machine.main.done < launched
-        assert meanwhile.item() == 1
+        assert overlap.item() == 1
 
 
 @pytest.mark.parametrize("family", ["gemma3", "granite", "olmo3", "phi3", "qwen2", "smollm3"])
@@ -201,8 +201,8 @@ def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: s
     folder = model_folder(family)
     asked = {"a": [*range(40, 112)], "b": [7, 8]}  # past a window, and a decode step beside a prompt
     with reference_only():
-        troupe = Troupe(folder)
-        wanted = troupe.play([troupe.log(id, tokens, max_tokens=6) for id, tokens in asked.items()])
+        harness = EngineHarness(folder)
+        wanted = harness.play([harness.log(id, tokens, max_tokens=6) for id, tokens in asked.items()])
     few = {"dtype": "float32", "max_seqs": 2, "max_batch_tokens": 64, "max_model_len": 128}
     with PaperGpu(SMALL) as gpu:
         engine = DryEngine(gpu, folder, **few)

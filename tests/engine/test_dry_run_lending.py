@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(
     reason="needs Triton's compiler, and no GPU",
 )
 from dry_engine import DryEngine  # noqa: E402  # below the mark, which says what they need
+from engine_harness import EngineHarness  # noqa: E402
 from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
-from troupe import Troupe  # noqa: E402
 
 from personae.engine import step  # noqa: E402
 from personae.kernels.registry import reference_only  # noqa: E402
@@ -42,11 +42,11 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def logs(engine: DryEngine | Troupe, name: str | None) -> list:
+def logs(engine: DryEngine | EngineHarness, name: str | None) -> list:
     return [engine.log(f"{name} {i}", [7 + i, *range(40, 40 + 30 * i)], name, max_tokens=6) for i in range(2)]
 
 
-def crowd(engine: DryEngine | Troupe) -> list:
+def load(engine: DryEngine | EngineHarness) -> list:
     """Sequences that take half of the cache, of different prompts."""
     return [engine.log(f"base {i}", [*range(i, i + 100)], max_tokens=20, ignore_eos=True) for i in range(4)]
 
@@ -54,9 +54,9 @@ def crowd(engine: DryEngine | Troupe) -> list:
 @pytest.fixture(scope="module")
 def truth(base: Path, adapters: Path) -> dict[str, list[int]]:
     with reference_only():
-        troupe = Troupe(base, {path.name: path for path in adapters.iterdir()})
-        asked = [*(log for name in (*NAMES, None) for log in logs(troupe, name)), *crowd(troupe)]
-        return {id: one.tokens for id, one in troupe.play(asked).items()}
+        harness = EngineHarness(base, {path.name: path for path in adapters.iterdir()})
+        asked = [*(log for name in (*NAMES, None) for log in logs(harness, name)), *load(harness)]
+        return {id: one.tokens for id, one in harness.play(asked).items()}
 
 
 def lending_engine(gpu: PaperGpu, base: Path, adapters: Path) -> DryEngine:
@@ -108,12 +108,10 @@ def lending_to_and_fro(late: Late, base: Path, adapters: Path) -> dict[str, list
             assert len(engine.held) > 1
             lent = engine.scheduler.pages_lent
             assert repay(engine, lent // 2) >= lent // 2
-            found |= {
-                id: one.tokens for id, one in engine.play([*logs(engine, None), *crowd(engine)]).items()
-            }
+            found |= {id: one.tokens for id, one in engine.play([*logs(engine, None), *load(engine)]).items()}
             repay(engine, PAGES)
             assert engine.scheduler.pages_lent == 0
-        assert engine.engine.holdings[2] > 0
+        assert engine.engine.adapter_stats[2] > 0
         assert gpu.machine.compiled == ready
         graphs = engine.engine.runner.graphs
         assert graphs is not None
@@ -159,11 +157,11 @@ def pages_at_once(patch: pytest.MonkeyPatch) -> None:
     class Reached(step.Arrival):
         reached = True
 
-    patch.setattr(step, "Arrival", Reached)
+    patch.setattr(step, "DeviceToHostEvent", Reached)
 
 
 def adapters_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(copies.SideStream, "begin", lambda self: None)
+    patch.setattr(copies.StreamCopies, "begin", lambda self: None)
 
 
 @pytest.mark.parametrize(("what", "mistake"), [("pages", pages_at_once), ("adapter", adapters_at_once)])

@@ -23,13 +23,13 @@ from tiny_models import model_folder  # noqa: E402
 
 from personae.actors import assembly  # noqa: E402
 from personae.engine import graphs, runner  # noqa: E402
-from personae.engine.arrival import Arrival  # noqa: E402
+from personae.engine.device_event import DeviceToHostEvent  # noqa: E402
 from personae.engine.layers.norm import RMSNorm  # noqa: E402
 from personae.kernels import upload  # noqa: E402
-from personae.kernels.branch import Branch  # noqa: E402
+from personae.kernels.side_stream import SideStream  # noqa: E402
 from personae.kernels.triton import sgmv  # noqa: E402
 from personae.kernels.vmm import DeviceMemory  # noqa: E402
-from personae.lora.copies import SideStream, _EventMark  # noqa: E402
+from personae.lora.copies import StreamCopies, _CudaCopyEvent  # noqa: E402
 
 SMALL = 24 << 20
 GRANULE = 1 << 12
@@ -124,14 +124,14 @@ def test_numbers_of_another_dtype(base, adapters, monkeypatch) -> None:
 
 
 def test_tokens_that_are_read_before_they_are_there(base, adapters, monkeypatch, truth) -> None:
-    monkeypatch.setattr(Arrival, "wait", lambda self: None)
+    monkeypatch.setattr(DeviceToHostEvent, "wait", lambda self: None)
     with suppress(Exception):  # if it comes so far
         assert answers(base, adapters)[1] != truth
 
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(_EventMark, "wait"), (SideStream, "begin")],
+    [(_CudaCopyEvent, "wait"), (StreamCopies, "begin")],
     ids=["wait for it", "begin behind the steps"],
 )
 def test_copies_beside_the_steps_without_an_order(owner, name, base, adapters, monkeypatch, truth) -> None:
@@ -139,35 +139,35 @@ def test_copies_beside_the_steps_without_an_order(owner, name, base, adapters, m
     assert any(answers(base, adapters, late)[1] != truth for late in Late)
 
 
-def forked_once(self: Branch) -> AbstractContextManager[None]:
+def forked_once(self: SideStream) -> AbstractContextManager[None]:
     """As `fork`, but only the first one of a graph waits."""
     if not any(isinstance(entry, Place) for entry in entries(self)):
         return FORK(self)
     return torch.cuda.stream(self._stream)
 
 
-def joined_by_turns(self: Branch) -> None:
+def joined_by_turns(self: SideStream) -> None:
     """As `join`, but for every second one."""
     if sum(isinstance(entry, Place) for entry in entries(self)) % 2 == 0:
         torch.cuda.current_stream().wait_stream(self._stream)
 
 
-def entries(branch: Branch) -> list[object]:
+def entries(branch: SideStream) -> list[object]:
     recording = branch._stream.here.capturing
     return [] if recording is None else [entry for _, entry in recording.lines.get(branch._stream.stream, [])]
 
 
-def taken_on_the_branch(x, arenas, tables, work, branch, gpu):  # type: ignore[no-untyped-def]  # as the original
+def taken_on_the_branch(x, weight_pools, tables, work, branch, gpu):  # type: ignore[no-untyped-def]  # as the original
     with branch.fork():
-        update = sgmv.Update(x, arenas, tables, work, gpu, early=False)
+        update = sgmv.Update(x, weight_pools, tables, work, gpu, early=False)
         update.shrink(sgmv.BESIDE)
     return lambda ys: (branch.join(), update.expand(ys))
 
 
-FORK = Branch.fork
+FORK = SideStream.fork
 BRANCHES = {
-    "a fork that waits for nothing": (Branch, "fork", forked_once),
-    "a join that waits for nothing": (Branch, "join", joined_by_turns),
+    "a fork that waits for nothing": (SideStream, "fork", forked_once),
+    "a join that waits for nothing": (SideStream, "join", joined_by_turns),
     "memory taken on the branch": (sgmv, "begin_sgmv", taken_on_the_branch),
 }
 
@@ -182,7 +182,7 @@ def test_a_branch_of_a_graph_without_an_order(mistake, base, adapters, monkeypat
 
 
 def test_a_branch_that_is_never_joined(base, adapters, monkeypatch, caplog, truth) -> None:
-    monkeypatch.setattr(Branch, "join", lambda self: None)
+    monkeypatch.setattr(SideStream, "join", lambda self: None)
     assert answers(base, adapters)[1] == truth  # without graphs
     assert "the capture ends before side" in caplog.text
 

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from engine_harness import EngineHarness
 from hf import hf_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_sampler import bitmask
 from tiny_models import VOCAB, model_folder
 from transformers import LogitsProcessor, NoBadWordsLogitsProcessor, PrefixConstrainedLogitsProcessor
-from troupe import Troupe
 
 from personae.engine.exclusion import Exclusion
 from personae.engine.params import SamplingParams
@@ -69,12 +69,12 @@ def test_at_every_place_it_leaves_out_what_transformers_leaves_out(data: st.Data
 @pytest.fixture(scope="module")
 def free() -> list[int]:
     """What the model says by itself."""
-    troupe = Troupe(model_folder("llama"))
-    return troupe.play([plain(troupe)])["a"].tokens
+    harness = EngineHarness(model_folder("llama"))
+    return harness.play([plain(harness)])["a"].tokens
 
 
-def plain(troupe: Troupe, **changes: Any) -> SequenceLog:
-    return troupe.log("a", PROMPT, max_tokens=24, **changes)
+def plain(harness: EngineHarness, **changes: Any) -> SequenceLog:
+    return harness.log("a", PROMPT, max_tokens=24, **changes)
 
 
 @pytest.mark.parametrize(("lookahead", "by_itself"), [(1, False), (2, False), (2, True)])
@@ -92,9 +92,9 @@ def test_a_greedy_answer_without_bad_words_is_that_of_transformers(
         pad_token_id=0,
         bad_words_ids=words,
     )
-    troupe = Troupe(model_folder("llama"), lookahead=lookahead)
-    troupe.engine.runs_ahead = by_itself
-    said = troupe.play([plain(troupe, bad_words_token_ids=tuple(map(tuple, words)))])["a"].tokens
+    harness = EngineHarness(model_folder("llama"), lookahead=lookahead)
+    harness.engine.runs_ahead = by_itself
+    said = harness.play([plain(harness, bad_words_token_ids=tuple(map(tuple, words)))])["a"].tokens
     assert said == expected[0, len(PROMPT) :].tolist()
     assert said != free
 
@@ -116,9 +116,9 @@ EXCLUDING: list[dict[str, Any]] = [
 def test_an_answer_keeps_to_what_is_left_and_goes_on_alike_wherever_it_is_taken_up(
     changes: dict[str, Any],
 ) -> None:
-    troupe = Troupe(model_folder("llama"))
-    log = plain(troupe, **SAMPLED | changes)
-    answer = troupe.play([log])["a"]
+    harness = EngineHarness(model_folder("llama"))
+    log = plain(harness, **SAMPLED | changes)
+    answer = harness.play([log])["a"]
     said = tuple(answer.tokens)
     assert answer.error is None
     if (allowed := changes.get("allowed_tokens")) is not None:
@@ -128,17 +128,17 @@ def test_an_answer_keeps_to_what_is_left_and_goes_on_alike_wherever_it_is_taken_
     assert len(said) >= changes.get("min_tokens", 24)
     for count in range(1, len(said)):
         again = msgspec.structs.replace(log, id=f"{count}", tokens=log.tokens + said[:count])
-        assert tuple(troupe.play([again])[f"{count}"].tokens) == said[count:]
+        assert tuple(harness.play([again])[f"{count}"].tokens) == said[count:]
 
 
 def test_others_in_the_batch_do_not_notice_and_preemption_changes_nothing() -> None:
-    roomy = Troupe(model_folder("llama"))
+    roomy = EngineHarness(model_folder("llama"))
     logs = [
         roomy.log(f"{number}", [5 + number] * 20, max_tokens=40, **SAMPLED, **changes)
         for number, changes in enumerate([{}, *EXCLUDING[:3], {}])
     ]
     alone = {log.id: roomy.play([log])[log.id].tokens for log in logs}
-    crowded = Troupe(model_folder("llama"), num_pages=14)
-    played = crowded.play(logs)
-    assert crowded.scheduler.preemptions
+    over_quota = EngineHarness(model_folder("llama"), num_pages=14)
+    played = over_quota.play(logs)
+    assert over_quota.scheduler.preemptions
     assert {id: one.tokens for id, one in played.items()} == alone

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from engine_harness import EngineHarness, Played
 from msgspec.structs import replace
 from recorded_graphs import REFUSED, RecordedGraphs, Recording, storage
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
-from troupe import Played, Troupe
 
 from personae.engine.config import read_config
 from personae.engine.graphs import DecodeGraphs, buckets, check
@@ -44,9 +44,9 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
     return graphs
 
 
-def cast(troupe: Troupe, names: list[str | None], tag: str, length: int = 5) -> list:
+def cast(harness: EngineHarness, names: list[str | None], tag: str, length: int = 5) -> list:
     return [
-        troupe.log(f"{tag}-{i}", [4 + i, *range(5, 4 + length)], name, max_tokens=14, salt=tag.encode())
+        harness.log(f"{tag}-{i}", [4 + i, *range(5, 4 + length)], name, max_tokens=14, salt=tag.encode())
         for i, name in enumerate(names)
     ]
 
@@ -55,25 +55,25 @@ def tokens(played: dict[str, Played]) -> dict[str, list[int]]:
     return {id: one.tokens for id, one in played.items()}
 
 
-def pages(troupe: Troupe) -> torch.Tensor:
+def pages(harness: EngineHarness) -> torch.Tensor:
     """The cache without its spare page."""
-    kv = troupe.engine.runner.kv
+    kv = harness.engine.runner.kv
     return kv.data[:, :, : kv.num_pages]
 
 
-def standing(troupe: Troupe) -> set[int]:
+def standing(harness: EngineHarness) -> set[int]:
     """The memory that stays where it is for as long as the engine lives."""
-    runner = troupe.engine.runner
+    runner = harness.engine.runner
     model, pool, graphs = runner.model, runner.adapters, runner.graphs
     assert graphs is not None
-    arenas = [(stack.a, stack.b, stack.table.rank, stack.table.pages) for stack in pool.stacks.values()]
+    weight_pools = [(stack.a, stack.b, stack.table.rank, stack.table.pages) for stack in pool.stacks.values()]
     return {
         storage(tensor)
         for tensor in (
             *(tensor for _, tensor in model.tensors()),
             *(table for layer in model.layers for table in layer.attention.rope or ()),
             runner.kv.data,
-            *(tensor for each in arenas for tensor in each),
+            *(tensor for each in weight_pools for tensor in each),
             *graphs.buffers,
         )
     }
@@ -89,8 +89,8 @@ MIXES: dict[str, list[str | None]] = {
 
 
 def test_one_graph_serves_fewer_and_more_adapters_than_it_was_captured_with(base, adapters, capture) -> None:
-    eager = Troupe(base, adapters)
-    graphs = Troupe(base, {name: adapters[name] for name in ("rslora", "rank-1")}, capture=capture)
+    eager = EngineHarness(base, adapters)
+    graphs = EngineHarness(base, {name: adapters[name] for name in ("rslora", "rank-1")}, capture=capture)
     captured = []
     for tag, mix in MIXES.items():
         if tag == "more adapters":  # one comes after the capture
@@ -105,14 +105,17 @@ def test_one_graph_serves_fewer_and_more_adapters_than_it_was_captured_with(base
 
 def test_rows_come_and_go_and_unused_ones_touch_no_page(base, adapters, capture) -> None:
     # 7 rows and fewer share buckets; lengths differ, so rows end at different times and cross pages.
-    eager, graphs = Troupe(base, adapters, page_size=4), Troupe(base, adapters, page_size=4, capture=capture)
+    eager, graphs = (
+        EngineHarness(base, adapters, page_size=4),
+        EngineHarness(base, adapters, page_size=4, capture=capture),
+    )
     played = []
-    for troupe in (eager, graphs):
+    for harness in (eager, graphs):
         logs = [
             replace(log, params=replace(log.params, max_tokens=3 + 2 * i))
-            for i, log in enumerate(cast(troupe, [*RANKS_ALONE, None, None, "rslora", "rank-1"], "x", 9))
+            for i, log in enumerate(cast(harness, [*RANKS_ALONE, None, None, "rslora", "rank-1"], "x", 9))
         ]
-        played.append(tokens(troupe.play(logs)))
+        played.append(tokens(harness.play(logs)))
     assert played[0] == played[1]
     assert 1 < len(capture.recordings) < 8
     assert capture.replays > len(capture.recordings)
@@ -121,21 +124,21 @@ def test_rows_come_and_go_and_unused_ones_touch_no_page(base, adapters, capture)
 
 
 def test_every_step_reads_and_writes_the_same_addresses_and_they_stay(base, adapters, capture) -> None:
-    troupe = Troupe(base, adapters, capture=capture)
-    troupe.play(cast(troupe, ["rslora", None, None], "one"))
-    graphs = troupe.engine.runner.graphs
+    harness = EngineHarness(base, adapters, capture=capture)
+    harness.play(cast(harness, ["rslora", None, None], "one"))
+    graphs = harness.engine.runner.graphs
     assert graphs is not None
     graphs._graphs.clear()
-    troupe.play(cast(troupe, ["rank-1", "rank-8-attention", "rslora"], "another", length=40))
+    harness.play(cast(harness, ["rank-1", "rank-8-attention", "rslora"], "another", length=40))
     first, second = capture.recordings
     assert len(first.calls) > 20
     assert first.inputs() == second.inputs()
-    assert first.outside() <= standing(troupe)
+    assert first.outside() <= standing(harness)
     assert {storage(buffer) for buffer in graphs.buffers} <= first.outside()  # nothing is filled in vain
 
 
 def test_a_prompt_of_one_token_is_a_step_like_any_other(base, adapters, capture) -> None:
-    eager, graphs = Troupe(base, adapters), Troupe(base, adapters, capture=capture)
+    eager, graphs = EngineHarness(base, adapters), EngineHarness(base, adapters, capture=capture)
     found = [
         tokens(t.play([t.log("p", [7], "rslora", logprobs=2, prompt_logprobs=1), t.log("q", [9], None)]))
         for t in (eager, graphs)
@@ -146,7 +149,7 @@ def test_a_prompt_of_one_token_is_a_step_like_any_other(base, adapters, capture)
 
 def test_an_adapter_that_is_more_than_ranks_runs_without_a_graph(base, tmp_path, capture) -> None:
     dora = {"dora": make_adapter_folder(tmp_path / "dora", base, use_dora=True)}
-    eager, graphs = Troupe(base, dora), Troupe(base, dora, capture=capture)
+    eager, graphs = EngineHarness(base, dora), EngineHarness(base, dora, capture=capture)
     found = [tokens(t.play(cast(t, ["dora"], "d"))) for t in (eager, graphs)]
     assert found[0] == found[1]
     assert capture.recordings == []
@@ -181,7 +184,7 @@ def test_a_graph_that_fails_or_lies_is_found_out_and_the_step_runs_without(
     how: str, base, adapters, capture, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(capture, how)
-    eager, graphs = Troupe(base, adapters), Troupe(base, adapters, capture=failing)
+    eager, graphs = EngineHarness(base, adapters), EngineHarness(base, adapters, capture=failing)
     with caplog.at_level(logging.WARNING, "personae.engine"):
         for tag, mix in MIXES.items():
             wanted = tokens(eager.play(cast(eager, mix, tag)))
@@ -236,7 +239,7 @@ def test_the_pass_with_the_real_operators_needs_no_value_from_the_device(
     meta, layout = torch.device("meta"), MemoryLayout(64, 16, 8, 1024, 512)
     config = read_config(base)
     model = Decoder(config, dtype=torch.bfloat16, device=meta)
-    shapes = Troupe(base).shapes
+    shapes = EngineHarness(base).shapes
     pool = LoraPool(shapes, capacity_rows=64, max_adapters=4, dtype=torch.bfloat16, device=meta)
     kv = KVCache(config, layout, torch.bfloat16, meta, spare=True)
     graphs = DecodeGraphs(model, kv, pool, layout, RecordedGraphs())
@@ -267,8 +270,8 @@ def test_buckets_are_few_and_less_than_half_too_large() -> None:
 def test_cuda_graphs_choose_what_kernels_launched_one_by_one_choose(base, adapters) -> None:
     from personae.engine.graphs import CudaCapture
 
-    eager = Troupe(base, adapters, device="cuda")
-    graphs = Troupe(base, adapters, device="cuda", capture=CudaCapture())
+    eager = EngineHarness(base, adapters, device="cuda")
+    graphs = EngineHarness(base, adapters, device="cuda", capture=CudaCapture())
     for tag, mix in MIXES.items():
         wanted = tokens(eager.play(cast(eager, mix, tag)))
         assert tokens(graphs.play(cast(graphs, mix, tag))) == wanted

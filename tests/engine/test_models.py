@@ -246,10 +246,10 @@ def test_the_decoder_of_a_model_that_reads_images_is_served(family: str, root: s
         else name.replace("lm_head.", head): tensor
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
-    beside = {"vision_tower.x.weight": torch.ones(2, 2), "multi_modal_projector.y.weight": torch.ones(3)}
+    overlap = {"vision_tower.x.weight": torch.ones(2, 2), "multi_modal_projector.y.weight": torch.ones(3)}
     prefix = "model." if root.startswith("model") else ""
     save_file(
-        tensors | {prefix + name: tensor for name, tensor in beside.items()}, tmp_path / "model.safetensors"
+        tensors | {prefix + name: tensor for name, tensor in overlap.items()}, tmp_path / "model.safetensors"
     )
     prompt = tokens_of(3, 60)
     plain, decoder = (

@@ -10,7 +10,7 @@ from slow_sampler import bitmask, changed_logits, may_choose
 
 from personae.engine.logprobs import prompt_logprobs
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Choices, Sampler
+from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
 
 INF = float("inf")
@@ -93,17 +93,17 @@ def test_a_row_alone_gets_the_token_that_it_gets_in_a_batch(data: st.DataObject)
 @pytest.mark.parametrize("vocab", [65, 1000, 4096, 50257])
 @pytest.mark.parametrize("rows", [2, 3, 8])
 def test_a_rows_weights_and_sums_have_the_same_bits_alone_and_in_a_batch(vocab: int, rows: int) -> None:
-    from personae.kernels import choice
+    from personae.kernels import reference_sampler
 
     torch.manual_seed(vocab + rows)
     x = torch.randn(rows, vocab) * 3
     temperatures = torch.full((rows, 1), 0.7)
 
     def stages(x: torch.Tensor, temperature: torch.Tensor) -> list[torch.Tensor]:
-        weights = x.sub(choice.greatest(x)[0][:, None]).div_(temperature).exp_()
+        weights = x.sub(reference_sampler.greatest(x)[0][:, None]).div_(temperature).exp_()
         top_p = torch.full((len(x),), 0.9, dtype=torch.float64)
-        floor = choice.thresholds(weights, torch.zeros(len(x), dtype=torch.int64), top_p)
-        return [weights, choice._edges(weights), floor, torch.log_softmax(x, 1)]
+        floor = reference_sampler.thresholds(weights, torch.zeros(len(x), dtype=torch.int64), top_p)
+        return [weights, reference_sampler._edges(weights), floor, torch.log_softmax(x, 1)]
 
     together = stages(x, temperatures)
     for row in range(rows):
@@ -299,7 +299,7 @@ def test_prompt_logprobs_are_log_softmax_at_the_targets() -> None:
 
 def test_an_empty_step_chooses_nothing() -> None:
     sampler = Sampler(2, 70, "cpu")
-    assert sampler.sample(torch.zeros(0, 70), [], []).read() == Choices([])
+    assert sampler.sample(torch.zeros(0, 70), [], []).read() == TokenChoices([])
 
 
 def test_sampling_into_a_free_slot_is_a_bug() -> None:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import Choices, Sampler
+from personae.engine.sampler import Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
 
 LOGITS = torch.tensor([0.5, 2.0, 1.5, 1.0, -0.5])
@@ -22,7 +22,7 @@ class Objector:
         self._times = times
         self.asked: list[int] = []
 
-    def objection(self, token: int) -> NDArray[np.uint32] | None:
+    def veto(self, token: int) -> NDArray[np.uint32] | None:
         self.asked.append(token)
         if token not in self._against or len(self.asked) > self._times:
             return None
@@ -41,7 +41,7 @@ def sampler(*rows: SamplingParams) -> Sampler:
     return found
 
 
-def ask(objector: Objector, *rows: SamplingParams) -> Choices:
+def ask(objector: Objector, *rows: SamplingParams) -> TokenChoices:
     """One step of a fresh sampler, in which the first row's token is asked about."""
     count = len(rows)
     return (

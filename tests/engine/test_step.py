@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_harness import EngineHarness, Played
 from hf import hf_greedy, hf_logits, hf_model
 from msgspec.structs import replace
 from peft import PeftModel
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
-from troupe import Played, Troupe
 
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 150, 300]
 
@@ -31,8 +31,8 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def troupe(base: Path, adapters: dict[str, Path]) -> Troupe:
-    return Troupe(base, adapters)
+def harness(base: Path, adapters: dict[str, Path]) -> EngineHarness:
+    return EngineHarness(base, adapters)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def peft(base: Path, adapters: dict[str, Path]) -> dict[str | None, object]:
 def test_eight_different_adapters_and_the_base_in_one_batch_continue_as_in_peft(family, tmp_path) -> None:
     folder = model_folder(family)
     made = {name: make_adapter_folder(tmp_path / name, folder, **options) for name, options in ZOO.items()}
-    troupe = Troupe(folder, made)
+    harness = EngineHarness(folder, made)
     cast = [*ZOO, None]
     logs = [
-        troupe.log(f"{name}", prompt(length), name, max_tokens=64)
+        harness.log(f"{name}", prompt(length), name, max_tokens=64)
         for name, length in zip(cast, LENGTHS, strict=True)
     ]
     random.Random(1).shuffle(logs)
-    played = troupe.play(logs)
+    played = harness.play(logs)
     for name, length in zip(cast, LENGTHS, strict=True):
         model = hf_model(folder)
         if name is not None:
@@ -62,10 +62,10 @@ def test_eight_different_adapters_and_the_base_in_one_batch_continue_as_in_peft(
         assert played[f"{name}"].tokens == hf_greedy(model, prompt(length), 64), name
 
 
-def test_logprobs_of_prompt_and_answer_are_those_of_peft(troupe, peft) -> None:
+def test_logprobs_of_prompt_and_answer_are_those_of_peft(harness, peft) -> None:
     cast = [*ZOO, None]
-    played = troupe.play(
-        troupe.log(f"{name}", prompt(40, seed=2), name, max_tokens=4, prompt_logprobs=3, logprobs=2)
+    played = harness.play(
+        harness.log(f"{name}", prompt(40, seed=2), name, max_tokens=4, prompt_logprobs=3, logprobs=2)
         for name in cast
     )
     for name in cast:
@@ -92,9 +92,9 @@ VOICES = {
 }
 
 
-def ensemble(troupe: Troupe, **changes: object) -> list:
+def ensemble(harness: EngineHarness, **changes: object) -> list:
     return [
-        troupe.log(
+        harness.log(
             f"{voice}-{name}-{length}", prompt(length, seed=3), name, max_tokens=24, **options, **changes
         )
         for voice, options in VOICES.items()
@@ -106,10 +106,10 @@ def ensemble(troupe: Troupe, **changes: object) -> list:
 def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
     """Each alone, unchunked, from a cold cache, without lookahead."""
     played: dict[str, Played] = {}
-    troupe = Troupe(base, adapters, lookahead=1)
-    for number, log in enumerate(ensemble(troupe)):
-        (alone,) = ensemble(troupe, salt=bytes([number]))[number : number + 1]
-        played |= troupe.play([alone])
+    harness = EngineHarness(base, adapters, lookahead=1)
+    for number, log in enumerate(ensemble(harness)):
+        (alone,) = ensemble(harness, salt=bytes([number]))[number : number + 1]
+        played |= harness.play([alone])
         assert played[log.id].cached == 0
     return played
 
@@ -128,34 +128,34 @@ def solo(base: Path, adapters: dict[str, Path]) -> dict[str, Played]:
     ],
 )
 def test_tokens_are_the_same_in_any_company(base, adapters, solo, what, settings) -> None:
-    troupe = Troupe(base, adapters, **settings)
-    logs = ensemble(troupe)
+    harness = EngineHarness(base, adapters, **settings)
+    logs = ensemble(harness)
     random.Random(what).shuffle(logs)
-    played = troupe.play(logs)
+    played = harness.play(logs)
     if what == "preemption":
-        assert troupe.scheduler.preemptions > 0
+        assert harness.scheduler.preemptions > 0
     assert {id: one.tokens for id, one in played.items()} == {id: one.tokens for id, one in solo.items()}
 
 
 def test_a_prefix_hit_brings_the_same_tokens_as_a_cold_start(base, adapters, solo) -> None:
-    troupe = Troupe(base, adapters)
-    troupe.play(ensemble(troupe))
-    warm = troupe.play(ensemble(troupe))
+    harness = EngineHarness(base, adapters)
+    harness.play(ensemble(harness))
+    warm = harness.play(ensemble(harness))
     assert {id: one.tokens for id, one in warm.items()} == {id: one.tokens for id, one in solo.items()}
     assert sum(one.cached or 0 for one in warm.values()) > 0
     assert all(one.cached == len(p) - 1 for one, p in ((warm["greedy-rslora-16"], prompt(16)),))
 
 
 def test_a_tenant_and_an_adapter_never_hit_the_pages_of_another(base, adapters) -> None:
-    troupe = Troupe(base, adapters)
+    harness = EngineHarness(base, adapters)
     text = prompt(64, seed=5)
-    troupe.play([troupe.log("first", text, "rslora", salt=b"a")])
-    again = troupe.play(
+    harness.play([harness.log("first", text, "rslora", salt=b"a")])
+    again = harness.play(
         [
-            troupe.log("same", text, "rslora", salt=b"a"),
-            troupe.log("other tenant", text, "rslora", salt=b"b"),
-            troupe.log("other adapter", text, "rank-1", salt=b"a"),
-            troupe.log("base", text, None, salt=b"a"),
+            harness.log("same", text, "rslora", salt=b"a"),
+            harness.log("other tenant", text, "rslora", salt=b"b"),
+            harness.log("other adapter", text, "rank-1", salt=b"a"),
+            harness.log("base", text, None, salt=b"a"),
         ]
     )
     assert {id: one.cached for id, one in again.items()} == {
@@ -167,22 +167,22 @@ def test_a_tenant_and_an_adapter_never_hit_the_pages_of_another(base, adapters) 
 
 
 def test_siblings_share_the_prompt_and_differ_by_seed(base) -> None:
-    troupe = Troupe(base)
+    harness = EngineHarness(base)
     text = prompt(50, seed=6)
-    played = troupe.play(
-        troupe.log(f"{i}", text, seed=i, temperature=1.5, after=None if i == 0 else "0") for i in range(4)
+    played = harness.play(
+        harness.log(f"{i}", text, seed=i, temperature=1.5, after=None if i == 0 else "0") for i in range(4)
     )
     assert len({tuple(one.tokens) for one in played.values()}) == 4
     assert [played[f"{i}"].cached for i in range(1, 4)] == [48, 48, 48]
 
 
 def test_a_row_whose_logits_are_not_finite_fails_alone(base) -> None:
-    troupe = Troupe(base)
-    embedding = troupe.engine.runner.model.embedding
+    harness = EngineHarness(base)
+    embedding = harness.engine.runner.model.embedding
     poisoned = 499
     embedding[poisoned] = torch.nan
-    played = troupe.play(
-        [troupe.log("ill", [5, poisoned, 7]), troupe.log("well", [t for t in prompt(30) if t != poisoned])]
+    played = harness.play(
+        [harness.log("ill", [5, poisoned, 7]), harness.log("well", [t for t in prompt(30) if t != poisoned])]
     )
     assert played["ill"].finish == "error"
     assert played["ill"].error == "the model's logits are not finite"
@@ -190,15 +190,15 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(base) -> None:
 
 
 def test_a_row_whose_adapter_is_not_on_the_device_stops_the_step_and_is_not_served_by_the_base() -> None:
-    troupe = Troupe(model_folder("qwen3"))
+    harness = EngineHarness(model_folder("qwen3"))
     with pytest.raises(RuntimeError, match="not on the device"):
-        troupe.play([replace(troupe.log("a", range(4, 20)), adapter="f" * 64)])
+        harness.play([replace(harness.log("a", range(4, 20)), adapter="f" * 64)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16: the native decoder, where there is one
 @pytest.mark.parametrize("token", [-1, VOCAB, 2**40])
 def test_a_token_that_is_not_in_the_vocabulary_reaches_no_kernel(base: Path, dtype: str, token: int) -> None:
-    troupe = Troupe(base, dtype=dtype)
+    harness = EngineHarness(base, dtype=dtype)
     with pytest.raises(ValueError, match="sequence strange has a token id"):
-        troupe.play([troupe.log("strange", [5, token, 6])])
-    assert bool(torch.isnan(troupe.engine.runner.kv.data).all())  # nothing was computed
+        harness.play([harness.log("strange", [5, token, 6])])
+    assert bool(torch.isnan(harness.engine.runner.kv.data).all())  # nothing was computed

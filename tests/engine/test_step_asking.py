@@ -5,8 +5,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from engine_harness import EngineHarness, Played
 from tiny_models import model_folder
-from troupe import Played, Troupe
 from worst import text_of, text_vocabulary
 
 from personae.grammar.compiler import GrammarCompiler
@@ -27,28 +27,28 @@ def played(
     """More answers than slots, whose budgets end in different steps; each third is not bound. Beside them
     `scored` prompts, whose log-probabilities are asked for."""
     folder = model_folder("qwen3", vocab_size=VOCABULARY.size)
-    troupe = Troupe(folder, max_seqs=3 + bool(scored), lookahead=lookahead, **settings)
-    troupe.engine.runs_ahead = runs_ahead
+    harness = EngineHarness(folder, max_seqs=3 + bool(scored), lookahead=lookahead, **settings)
+    harness.engine.runs_ahead = runs_ahead
     specs = [GrammarSpec("json_schema", json.dumps(schema)) for schema in SCHEMAS]
     compiler = GrammarCompiler(VOCABULARY)
-    troupe.grammars |= {spec: compiler.compile(spec) for spec in specs}
+    harness.grammars |= {spec: compiler.compile(spec) for spec in specs}
     logs = []
     for number in range(answers):
         spec = [*specs, None][number % 3]
-        budget = 12 if spec is None else troupe.grammars[spec].shortest + 2 * (number % 9)
+        budget = 12 if spec is None else harness.grammars[spec].shortest + 2 * (number % 9)
         changes: dict[str, Any] = {"max_tokens": budget, "seed": number, "temperature": number % 2 * 1.5}
         # A taste of its own, so that it matters whose logits something is chosen from.
         changes["logit_bias"] = {token: token * (number + 3) % 11 for token in range(VOCABULARY.size)}
         if number % 9 >= 6:
             changes["presence_penalty"] = 1.5
         logs.append(
-            troupe.log(f"{number}", [5, 6, 7 + number], grammar=spec, eos=VOCABULARY.stop_ids, **changes)
+            harness.log(f"{number}", [5, 6, 7 + number], grammar=spec, eos=VOCABULARY.stop_ids, **changes)
         )
     prompt = [5 + place % 50 for place in range(120)]
     both = [*logs]
     for n in range(scored):
-        both.insert(2 * n, troupe.log(f"scored {n}", prompt, max_tokens=1, prompt_logprobs=0))
-    return troupe.play(both)
+        both.insert(2 * n, harness.log(f"scored {n}", prompt, max_tokens=1, prompt_logprobs=0))
+    return harness.play(both)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16: the native decoder, where there is one

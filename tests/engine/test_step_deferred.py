@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 import pytest
+from engine_harness import EngineHarness, Played
 from tiny_models import model_folder
-from troupe import Played, Troupe
 from worst import text_vocabulary
 
 from personae.errors import GRAMMAR_TOO_SLOW
@@ -22,11 +22,11 @@ BUDGETS = [3, 5, 9, 24]  # short ones are asked about each token
 
 
 def played(compiler: GrammarCompiler, runs_ahead: bool = False, lookahead: int = 2, **settings: Any) -> Any:
-    troupe = Troupe(
+    harness = EngineHarness(
         model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4, lookahead=lookahead, **settings
     )
-    troupe.engine.runs_ahead = runs_ahead
-    troupe.grammars |= {spec: compiler.compile(spec) for spec in SPECS if spec is not None}
+    harness.engine.runs_ahead = runs_ahead
+    harness.grammars |= {spec: compiler.compile(spec) for spec in SPECS if spec is not None}
     logs = []
     for number in range(12):
         changes: dict[str, Any] = {"max_tokens": BUDGETS[number % 4], "seed": number}
@@ -36,9 +36,9 @@ def played(compiler: GrammarCompiler, runs_ahead: bool = False, lookahead: int =
             changes["presence_penalty"] = 1.5
         spec = SPECS[number % 3]
         logs.append(
-            troupe.log(f"{number}", [5, 6, 7 + number], grammar=spec, eos=VOCABULARY.stop_ids, **changes)
+            harness.log(f"{number}", [5, 6, 7 + number], grammar=spec, eos=VOCABULARY.stop_ids, **changes)
         )
-    return troupe.play(logs), troupe
+    return harness.play(logs), harness
 
 
 def tokens_of(found: dict[str, Played]) -> dict[str, tuple[list[int], str | None, str | None]]:
@@ -75,14 +75,14 @@ def test_a_row_that_sits_steps_out_has_the_tokens_that_it_would_have(
         return True
 
     monkeypatch.setattr(RemoteMatcher, "wait", wait)
-    found, troupe = played(remote, runs_ahead, lookahead)
+    found, harness = played(remote, runs_ahead, lookahead)
     assert tokens_of(found) == expected
-    assert bool(troupe.resumed) == bool(late)
+    assert bool(harness.resumed) == bool(late)
 
 
 def test_a_preempted_answer_is_bound_again_and_has_the_same_tokens(remote, expected) -> None:
-    found, troupe = played(remote, num_pages=8, page_size=4)
-    assert troupe.scheduler.preemptions
+    found, harness = played(remote, num_pages=8, page_size=4)
+    assert harness.scheduler.preemptions
     assert tokens_of(found) == expected
 
 
@@ -100,14 +100,14 @@ def test_an_answer_whose_masks_take_too_long_ends_with_an_error_of_its_own_and_t
         return answer
 
     monkeypatch.setattr(RemoteGrammar, "begin", spend)
-    troupe = Troupe(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
+    harness = EngineHarness(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
     spec = GrammarSpec("ebnf", "slow")
-    troupe.grammars |= {spec: slow, LIST: remote.compile(LIST)}
-    found = troupe.play(
+    harness.grammars |= {spec: slow, LIST: remote.compile(LIST)}
+    found = harness.play(
         [
-            troupe.log("slow", [5, 6, 7], grammar=spec, eos=VOCABULARY.stop_ids),
-            troupe.log("other", [5, 6, 7], grammar=LIST, eos=VOCABULARY.stop_ids),
-            troupe.log("free", [5, 6, 8]),
+            harness.log("slow", [5, 6, 7], grammar=spec, eos=VOCABULARY.stop_ids),
+            harness.log("other", [5, 6, 7], grammar=LIST, eos=VOCABULARY.stop_ids),
+            harness.log("free", [5, 6, 8]),
         ]
     )
     assert (found["slow"].finish, found["slow"].code) == ("error", GRAMMAR_TOO_SLOW)
@@ -121,6 +121,6 @@ def test_what_is_not_bound_so_is_never_asked(monkeypatch) -> None:
         raise AssertionError("a step without such grammars looked for their masks")
 
     monkeypatch.setattr(Deferrals, "sits_out", asked)
-    troupe = Troupe(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
-    assert troupe.play([troupe.log("free", [5, 6, 8])])["free"].finish == "length"
+    harness = EngineHarness(model_folder("qwen3", vocab_size=VOCABULARY.size), max_seqs=4)
+    assert harness.play([harness.log("free", [5, 6, 8])])["free"].finish == "length"
     assert masks.UNDECIDED is not None

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine_harness import EngineHarness
 from tiny_models import model_folder
-from troupe import Troupe
 from worst import text_of, text_vocabulary
 
 from personae.grammar.compiler import GrammarCompiler
@@ -26,11 +26,11 @@ SPECS = {
 def test_a_sequence_whose_grammar_has_ended_goes_on_with_stop_tokens_also_when_it_is_taken_up_again(
     kind: str, changes: dict[str, Any]
 ) -> None:
-    troupe = Troupe(model_folder("llama", vocab_size=VOCABULARY.size))
+    harness = EngineHarness(model_folder("llama", vocab_size=VOCABULARY.size))
     spec = SPECS[kind]
-    troupe.grammars[spec] = GrammarCompiler(VOCABULARY).compile(spec)
-    log = troupe.log("a", [5, 6, 7], grammar=spec, eos=VOCABULARY.stop_ids, max_tokens=14, **changes)
-    answer = troupe.play([log])["a"]
+    harness.grammars[spec] = GrammarCompiler(VOCABULARY).compile(spec)
+    log = harness.log("a", [5, 6, 7], grammar=spec, eos=VOCABULARY.stop_ids, max_tokens=14, **changes)
+    answer = harness.play([log])["a"]
     assert answer.error is None
     assert len(answer.tokens) == (14 if "ignore_eos" in changes else 12 + 1)
     said = [token for token in answer.tokens if token not in VOCABULARY.stop_ids]
@@ -38,4 +38,4 @@ def test_a_sequence_whose_grammar_has_ended_goes_on_with_stop_tokens_also_when_i
     assert answer.tokens[: len(said)] == said, "stop tokens come after the answer"
     for count in range(1, 12):
         again = msgspec.structs.replace(log, id=f"{count}", tokens=log.tokens + tuple(answer.tokens[:count]))
-        assert troupe.play([again])[f"{count}"].tokens == answer.tokens[count:]
+        assert harness.play([again])[f"{count}"].tokens == answer.tokens[count:]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 import pytest
+from engine_harness import EngineHarness
 from tiny_models import model_folder
-from troupe import Troupe
 
 from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.spec import GrammarSpec
@@ -42,13 +42,13 @@ class Counting:
 
 
 @pytest.fixture
-def troupe() -> Troupe:
-    return Troupe(model_folder("llama"))
+def harness() -> EngineHarness:
+    return EngineHarness(model_folder("llama"))
 
 
-def watched(troupe: Troupe, grammar: Counting) -> None:
+def watched(harness: EngineHarness, grammar: Counting) -> None:
     """Tells the grammar when a forward pass runs."""
-    forward = troupe.engine.runner.forward
+    forward = harness.engine.runner.forward
 
     def watching(*arguments):
         grammar.computing = True
@@ -57,16 +57,16 @@ def watched(troupe: Troupe, grammar: Counting) -> None:
         finally:
             grammar.computing = False
 
-    troupe.engine.runner.forward = watching
+    harness.engine.runner.forward = watching
 
 
 @pytest.mark.parametrize("lookahead", [1, 2])
-def test_tokens_are_taken_and_masks_filled_during_the_forward_pass(troupe, lookahead) -> None:
-    troupe.lookahead = lookahead
+def test_tokens_are_taken_and_masks_filled_during_the_forward_pass(harness, lookahead) -> None:
+    harness.lookahead = lookahead
     grammar = Counting()
-    troupe.grammars[SPEC] = grammar
-    watched(troupe, grammar)
-    brought = troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=6)])["a"]
+    harness.grammars[SPEC] = grammar
+    watched(harness, grammar)
+    brought = harness.play([harness.log("a", PROMPT, grammar=SPEC, max_tokens=6)])["a"]
     assert brought.tokens == [10, 11, 12, 13, 14, 15]
     assert grammar.taken == brought.tokens
     assert all(grammar.during)
@@ -74,32 +74,37 @@ def test_tokens_are_taken_and_masks_filled_during_the_forward_pass(troupe, looka
         assert grammar.taken_during == [True] * 5 + [False], "after the last there is no step"
 
 
-def test_on_a_device_that_runs_by_itself_they_wait_for_the_step_before(troupe) -> None:
-    troupe.engine.runs_ahead = True
+def test_on_a_device_that_runs_by_itself_they_wait_for_the_step_before(harness) -> None:
+    harness.engine.runs_ahead = True
     grammar = Counting()
-    troupe.grammars[SPEC] = grammar
-    watched(troupe, grammar)
-    assert troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=4)])["a"].tokens == [10, 11, 12, 13]
+    harness.grammars[SPEC] = grammar
+    watched(harness, grammar)
+    assert harness.play([harness.log("a", PROMPT, grammar=SPEC, max_tokens=4)])["a"].tokens == [
+        10,
+        11,
+        12,
+        13,
+    ]
     assert grammar.during
     assert not any(grammar.during)
 
 
-def test_a_token_that_the_grammar_does_not_take_ends_its_row_and_no_other(troupe) -> None:
+def test_a_token_that_the_grammar_does_not_take_ends_its_row_and_no_other(harness) -> None:
     grammar = Counting(refused=12)
-    troupe.grammars[SPEC] = grammar
-    free = troupe.log("free", PROMPT, max_tokens=8)
-    alone = troupe.play([free])["free"].tokens
-    played = troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=8), free])
+    harness.grammars[SPEC] = grammar
+    free = harness.log("free", PROMPT, max_tokens=8)
+    alone = harness.play([free])["free"].tokens
+    played = harness.play([harness.log("a", PROMPT, grammar=SPEC, max_tokens=8), free])
     assert played["a"].finish == "error"
     assert "does not allow the sampled token 12" in str(played["a"].error)
     assert played["free"].tokens == alone
 
 
-def test_a_slot_that_changes_hands_brings_no_token_of_the_one_before(troupe) -> None:
+def test_a_slot_that_changes_hands_brings_no_token_of_the_one_before(harness) -> None:
     first, second = Counting(), Counting()
     other = GrammarSpec("regex", "another")
-    troupe.grammars |= {SPEC: first, other: second}
-    assert troupe.play([troupe.log("a", PROMPT, grammar=SPEC, max_tokens=3)])["a"].tokens == [10, 11, 12]
-    assert troupe.play([troupe.log("b", PROMPT, grammar=other, max_tokens=3)])["b"].tokens == [10, 11, 12]
+    harness.grammars |= {SPEC: first, other: second}
+    assert harness.play([harness.log("a", PROMPT, grammar=SPEC, max_tokens=3)])["a"].tokens == [10, 11, 12]
+    assert harness.play([harness.log("b", PROMPT, grammar=other, max_tokens=3)])["b"].tokens == [10, 11, 12]
     assert second.taken == [10, 11, 12]
     assert first.taken == [10, 11, 12]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from engine_harness import EngineHarness
 from hf import hf_greedy, hf_logits, hf_model, quantized
 from peft import PeftModel
 from tiny_adapters import ALL_TARGETS, make_adapter
 from tiny_models import VOCAB, model_folder
-from troupe import Troupe
 
 from personae.engine.quantization import QUANTIZATIONS
 from personae.errors import AdapterError
@@ -125,14 +125,16 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
         for seed, (name, options) in enumerate({**VARIANTS, **more}.items())
     }
     quantize = next((kept for kept in QUANTIZATIONS if kept in made), None)
-    troupe = Troupe(base, made, quantize=quantize)
+    harness = EngineHarness(base, made, quantize=quantize)
     cast: dict[str, list[int]] = {name: prompt(20 + 7 * i) for i, name in enumerate(made)}
     cast["alora"] = [*prompt(40), *INVOCATION, *prompt(20, 1), *INVOCATION, *prompt(3)]
     cast["trained-tokens"] = [5, 6, 77, 30, 78, 5, *prompt(9)]
-    logs = [troupe.log(name, tokens, name, max_tokens=24, prompt_logprobs=1) for name, tokens in cast.items()]
-    logs.append(troupe.log("base", prompt(33), max_tokens=24))
+    logs = [
+        harness.log(name, tokens, name, max_tokens=24, prompt_logprobs=1) for name, tokens in cast.items()
+    ]
+    logs.append(harness.log("base", prompt(33), max_tokens=24))
     random.Random(family).shuffle(logs)
-    played = troupe.play(logs)
+    played = harness.play(logs)
     assert played["base"].tokens == hf_greedy(
         quantized(hf_model(base), quantize) if quantize else hf_model(base), prompt(33), 24
     )
@@ -145,7 +147,7 @@ def test_all_variants_in_one_batch_continue_as_in_peft(
             expected = float(truth[position - 1, tokens[position]])
             assert entry.logprob == pytest.approx(expected, rel=1e-4, abs=1e-4), (name, position)
         if name != "alora":
-            assert played[name].tokens != troupe.play([troupe.log("b", tokens, max_tokens=24)])["b"].tokens
+            assert played[name].tokens != harness.play([harness.log("b", tokens, max_tokens=24)])["b"].tokens
 
 
 def test_activated_lora_shares_the_cache_of_the_base_in_both_directions(tmp_path: Path) -> None:
@@ -154,11 +156,11 @@ def test_activated_lora_shares_the_cache_of_the_base_in_both_directions(tmp_path
         "alora": saved(tmp_path / "alora", base, 1, **VARIANTS["alora"]),
         "other": saved(tmp_path / "other", base, 2, **VARIANTS["alora"]),
     }
-    troupe = Troupe(base, made)
+    harness = EngineHarness(base, made)
     model, tuned = hf_model(base), loaded(base, made["alora"])
 
     def turn(tokens: list[int], adapter: str | None) -> tuple[list[int], int]:
-        played = troupe.play([troupe.log("t", tokens, adapter, max_tokens=24)])["t"]
+        played = harness.play([harness.log("t", tokens, adapter, max_tokens=24)])["t"]
         truth = model if adapter is None else tuned if adapter == "alora" else loaded(base, made[adapter])
         assert played.tokens == hf_greedy(truth, tokens, 24)
         return played.tokens, played.cached or 0
@@ -188,43 +190,43 @@ def test_an_activated_adapter_gives_the_same_in_chunks_as_whole(tmp_path: Path) 
     text = [*prompt(61), *INVOCATION, *prompt(25, 1)]
     found = set()
     for settings in ({}, {"max_batch_tokens": 16}, {"page_size": 4}, {"lookahead": 1}):
-        troupe = Troupe(base, made, **settings)
-        found.add(tuple(troupe.play([troupe.log("a", text, "alora")])["a"].tokens))
+        harness = EngineHarness(base, made, **settings)
+        found.add(tuple(harness.play([harness.log("a", text, "alora")])["a"].tokens))
     assert len(found) == 1
 
 
 def test_a_prompt_without_the_invocation_is_the_bases(tmp_path: Path) -> None:
     base = model_folder("llama")
     made = {"alora": saved(tmp_path / "alora", base, 1, **VARIANTS["alora"])}
-    troupe = Troupe(base, made)
-    log = troupe.log("a", prompt(30), "alora", max_tokens=16)
-    assert troupe.play([log])["a"].tokens == hf_greedy(loaded(base, made["alora"]), prompt(30), 16)
+    harness = EngineHarness(base, made)
+    log = harness.log("a", prompt(30), "alora", max_tokens=16)
+    assert harness.play([log])["a"].tokens == hf_greedy(loaded(base, made["alora"]), prompt(30), 16)
 
 
 def test_an_adapter_whose_dora_divides_by_zero_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     base = model_folder("llama")
     path = saved(tmp_path / "dora", base, 1, **VARIANTS["dora"])
-    troupe = Troupe(base)
-    weight = troupe.engine.runner.model.layers[1].attention.o.plain()
-    adapter = read_adapter(path, troupe.shapes)
+    harness = EngineHarness(base)
+    weight = harness.engine.runner.model.layers[1].attention.o.plain()
+    adapter = read_adapter(path, harness.shapes)
     pair = adapter.pairs[1, "o"]
     weight[3] = 0
     pair.b[:, 3] = 0
     with pytest.raises(AdapterError, match="a row of the changed weight is zero"):
-        troupe.engine.place(adapter)
-    pool = troupe.engine.runner.adapters
+        harness.engine.place(adapter)
+    pool = harness.engine.runner.adapters
     pool.check_integrity()
     assert not pool.residents
-    assert not pool.extras
+    assert not pool.deltas
 
 
 def test_the_memory_of_extras_is_given_back_and_bounded(tmp_path: Path) -> None:
     base = model_folder("llama")
-    troupe = Troupe(base)
-    pool = troupe.engine.runner.adapters
+    harness = EngineHarness(base)
+    pool = harness.engine.runner.adapters
     names = ("dora", "saved-in-full", "embedding")
-    made = [read_adapter(saved(tmp_path / name, base, 1, **VARIANTS[name]), troupe.shapes) for name in names]
-    most = max(adapter.extra_bytes(troupe.shapes) for adapter in made)
+    made = [read_adapter(saved(tmp_path / name, base, 1, **VARIANTS[name]), harness.shapes) for name in names]
+    most = max(adapter.extra_bytes(harness.shapes) for adapter in made)
     pool.bounds = replace(pool.bounds, max_extra=most)
     for adapter in (*made, *made):
         pool.load(adapter)
@@ -233,7 +235,7 @@ def test_the_memory_of_extras_is_given_back_and_bounded(tmp_path: Path) -> None:
         pool.check_integrity()
     for digest in pool.residents:
         pool.unload(digest)
-    assert not pool.extras
+    assert not pool.deltas
     pool.bounds = replace(pool.bounds, max_extra=100)
     with pytest.raises(AdapterError, match="DoRA: that takes"):
         pool.load(made[0])

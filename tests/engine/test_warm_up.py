@@ -23,9 +23,9 @@ from personae.engine.runner import Runner  # noqa: E402
 from personae.engine.warm_up import shapes, warm_up  # noqa: E402
 from personae.evals.bench.gpu.engine import SHAPE  # noqa: E402
 from personae.evals.bench.gpu.shapes import VOCAB, sampling_rows  # noqa: E402
-from personae.kernels.branch import Branch  # noqa: E402
 from personae.kernels.masks import Scratch  # noqa: E402
 from personae.kernels.sampling import choose  # noqa: E402
+from personae.kernels.side_stream import SideStream  # noqa: E402
 from personae.lora.adapter import LoraShapes  # noqa: E402
 from personae.lora.pool import LoraPool  # noqa: E402
 
@@ -53,7 +53,7 @@ def runner_of(graphs: bool = True) -> Runner:
         device=CUDA,
     )
     kv = KVCache(CONFIG, LAYOUT, BF16, CUDA, spare=True)
-    captured = DecodeGraphs(model, kv, pool, LAYOUT, CudaCapture(), Branch()) if graphs else None
+    captured = DecodeGraphs(model, kv, pool, LAYOUT, CudaCapture(), SideStream()) if graphs else None
     newest = torch.zeros(LAYOUT.max_seqs, dtype=torch.int64, device=CUDA)
     return Runner(model, kv, LAYOUT, pool, newest, captured)
 
@@ -92,8 +92,8 @@ def test_every_kernel_that_a_step_may_need_has_been_compiled(capability: tuple[i
             words = torch.zeros(len(rows), -(-VOCAB // 32), dtype=torch.int32)
             choose(logits, sampling_rows(len(rows), 1), words if number % 3 else None, Scratch(CUDA))
             assert gpu.machine.compiled <= ready, gpu.machine.compiled - ready
-        needed = {name for name, _ in gpu.machine.compiled}
-        assert len(needed) == len({name for name, _ in ready}), "the steps were too much alike"
+        logit_mask = {name for name, _ in gpu.machine.compiled}
+        assert len(logit_mask) == len({name for name, _ in ready}), "the steps were too much alike"
         assert len(gpu.machine.compiled) > len(ready) / 2
 
 

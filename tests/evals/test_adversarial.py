@@ -15,15 +15,17 @@ from personae.engine.sampler import Sampler
 from personae.engine.sequence import SequenceLog
 from personae.evals.adversarial.__main__ import SUITE, play, tally
 from personae.evals.adversarial.engine import TASTES, Adversary
-from personae.evals.harness.records import Record, read_run
-from personae.evals.harness.sitting import EvalOptions
+from personae.evals.harness.records import OutcomeRecord, read_run
+from personae.evals.harness.session import EvalOptions
 from personae.evals.suites.maskbench import DATA
 from personae.grammar.vocabulary import Vocabulary
 
 QUIET = Console(quiet=True)
 
 
-def played(out: Path, *, repeat: int = 1, tool_format: str = "hermes", **settings: object) -> list[Record]:
+def played(
+    out: Path, *, repeat: int = 1, tool_format: str = "hermes", **settings: object
+) -> list[OutcomeRecord]:
     """The records of the suite, put to a server with such a model."""
     texts = {f"{SUITE}.{name}": str(value) for name, value in {"limit": 48, **settings}.items()}
     options = EvalOptions(suites=(SUITE,), out=out, settings=texts, repeat=repeat)
@@ -31,7 +33,7 @@ def played(out: Path, *, repeat: int = 1, tool_format: str = "hermes", **setting
     return read_run(anyio.run(play, options, engine, QUIET, tool_format)).records
 
 
-def judged(records: list[Record], mode: str) -> list[Record]:
+def judged(records: list[OutcomeRecord], mode: str) -> list[OutcomeRecord]:
     """What was accepted in a mode; all that was promised of it holds."""
     lines, wrong = tally(records, mode)
     assert wrong == 0, "\n".join(lines)

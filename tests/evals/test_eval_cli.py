@@ -21,7 +21,7 @@ from personae.evals.harness.records import RESULTS, read_run
 from personae.evals.suites.registry import DEFAULT, SUITES, open_suite
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "evals.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guide" / "evals.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,8 @@ def test_a_run_goes_on_and_is_compared(server: Running, tmp_path: Path) -> None:
     assert "--resume" in again.output
     assert personae(*line, "--resume", cwd=tmp_path).exit_code == 0
     assert len(read_run(tmp_path / "a").records) == 2
-    told = personae("eval", "report", "a", "a", "--out", "both", cwd=tmp_path)
-    assert told.stdout.split() == ["both/report.html", "both/report.md"]
+    delivered = personae("eval", "report", "a", "a", "--out", "both", cwd=tmp_path)
+    assert delivered.stdout.split() == ["both/report.html", "both/report.md"]
     assert "a against a" in (tmp_path / "both" / "report.html").read_text()
 
 

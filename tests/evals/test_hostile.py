@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from personae.evals.hostile import SCHEMAS, Findings, Rounds, new_body
+from personae.evals.hostile import SCHEMAS, HostileFindings, Rounds, new_body
 
 
 def test_a_wait_is_within_a_step_if_the_medians_of_the_longest_are() -> None:
@@ -29,8 +29,8 @@ def test_the_table_has_every_schema_and_the_step_is_the_calms_median(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen = Rounds(["200"], [0.1], meanwhile=[0.03], calm=[0.02])
-    Findings({"deep": seen}, calm=[0.009, 0.011, 0.02], meanwhile=[0.03]).print()
-    told = capsys.readouterr().out
-    assert "deep" in told
-    assert "yes" in told
-    assert "calm: p50 11.0 ms" in told
+    HostileFindings({"deep": seen}, calm=[0.009, 0.011, 0.02], meanwhile=[0.03]).print()
+    delivered = capsys.readouterr().out
+    assert "deep" in delivered
+    assert "yes" in delivered
+    assert "calm: p50 11.0 ms" in delivered

@@ -15,14 +15,14 @@ from personae.evals.served import Served, exit_on_sigterm
 READY = "echo personae ready http://127.0.0.1:9 model=base adapters=0; exec sleep 600"
 
 
-def script(folder: Path, text: str) -> str:
+def engine_spec(folder: Path, text: str) -> str:
     path = folder / "server"
     path.write_text(f"#!/bin/sh\necho $$ > {folder}/pid\n{text}\n")
     path.chmod(0o700)
     return str(path)
 
 
-def lives(folder: Path) -> bool:
+def epochs(folder: Path) -> bool:
     try:
         os.kill(int((folder / "pid").read_text()), 0)
     except ProcessLookupError:
@@ -31,19 +31,19 @@ def lives(folder: Path) -> bool:
 
 
 def test_the_server_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", script(tmp_path, READY))
+    monkeypatch.setattr(sys, "executable", engine_spec(tmp_path, READY))
     before = signal.getsignal(signal.SIGTERM)
     with exit_on_sigterm(), Served([]) as server:
         assert server.url == "http://127.0.0.1:9"
-        assert lives(tmp_path)
-    assert not lives(tmp_path)
+        assert epochs(tmp_path)
+    assert not epochs(tmp_path)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_server_that_does_not_start_is_an_error_that_names_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", script(tmp_path, "exit 7"))
+    monkeypatch.setattr(sys, "executable", engine_spec(tmp_path, "exit 7"))
     served = Served([], tmp_path / "server.log")
     with pytest.raises(ModelLoadError, match=r"ended with 7 .*server\.log"), served:
         pass
@@ -53,7 +53,7 @@ def test_a_program_that_is_told_to_stop_takes_the_server_with_it(tmp_path: Path)
     code = textwrap.dedent(f"""
         import sys, anyio
         from personae.evals.served import Served, exit_on_sigterm
-        sys.executable = {script(tmp_path, READY)!r}
+        sys.executable = {engine_spec(tmp_path, READY)!r}
 
         async def main():
             served = Served([])
@@ -72,4 +72,4 @@ def test_a_program_that_is_told_to_stop_takes_the_server_with_it(tmp_path: Path)
         assert program.line() == "there\n"
         program.process.terminate()
         program.end(128 + signal.SIGTERM)
-    assert not lives(tmp_path)
+    assert not epochs(tmp_path)

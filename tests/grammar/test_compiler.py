@@ -10,7 +10,7 @@ from grammar_walks import accepts, walk
 
 import personae.grammar.compiler as compiler_module
 from personae.errors import GrammarError
-from personae.grammar.closing.automaton import Automaton
+from personae.grammar.budget.automaton import Automaton
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.formats import FORMATS
 from personae.grammar.schema.validate import validate_answer

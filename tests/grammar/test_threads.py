@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from personae.grammar.closing.build import _BEHIND
+from personae.grammar.budget.build import _BEHIND
 
 GRAMMAR = Path(__file__).resolve().parents[2] / "grammar"
 # Run alone: the fork server and its children.

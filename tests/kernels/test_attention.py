@@ -31,9 +31,9 @@ def case(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, page_
     generator = torch.Generator().manual_seed(1)
     total = sum(start + count for start, count in rows)
     q, k, v = (torch.randn(total, h, dim, generator=generator) for h in (heads, kv_heads, kv_heads))
-    needed = [-(-(start + count) // page_size) for start, count in rows]
-    pages = random.Random(2).sample(range(sum(needed) + 3), sum(needed))
-    tables = [[pages.pop() for _ in range(count)] for count in needed]
+    logit_mask = [-(-(start + count) // page_size) for start, count in rows]
+    pages = random.Random(2).sample(range(sum(logit_mask) + 3), sum(logit_mask))
+    tables = [[pages.pop() for _ in range(count)] for count in logit_mask]
     return q, k, v, [(*row, table) for row, table in zip(rows, tables, strict=True)]
 
 

@@ -13,7 +13,7 @@ from personae.kernels.cpu import operators
 from personae.kernels.cpu.build import compile_library, find_compiler
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -127,15 +127,15 @@ def test_sgmv_equals_the_reference(cpu, dtype, popularity, inputs, outputs) -> N
     ranks = [1, 8, 0, 16, 64, 5]
     pages = [-(-rank // RANK_PAGE) for rank in ranks]
     capacity = (sum(pages) + 2) * RANK_PAGE
-    tables, arenas = [], []
+    tables, weight_pools = [], []
     for out in outputs:
         free = torch.randperm(capacity // RANK_PAGE, generator=generator).tolist()
         table = torch.full((len(ranks), max(pages)), 10**6, dtype=torch.int32)
         for slot, count in enumerate(pages):
             table[slot, :count] = torch.tensor([free.pop() for _ in range(count)], dtype=torch.int32)
         tables.append(RankTable(torch.tensor(ranks, dtype=torch.int32), table))
-        arenas.append(
-            Arena(
+        weight_pools.append(
+            WeightPool(
                 (torch.randn(capacity, inputs, generator=generator) / inputs**0.5).to(dtype),
                 torch.randn(capacity, out, generator=generator).to(dtype),
             )
@@ -146,7 +146,7 @@ def test_sgmv_equals_the_reference(cpu, dtype, popularity, inputs, outputs) -> N
     ours, truth = merged.clone(), merged.clone()
     work = WorkList(*(torch.tensor(column, dtype=torch.int32) for column in zip(*segments, strict=True)))
     for operator, y in ((cpu["sgmv"], ours), (reference.sgmv, truth)):
-        operator(x, torch.split(y, outputs, dim=1), tuple(arenas), tuple(tables), work)
+        operator(x, torch.split(y, outputs, dim=1), tuple(weight_pools), tuple(tables), work)
     close(ours, truth)
     listed = torch.zeros(tokens, dtype=torch.bool)
     for first, count, slot in segments:

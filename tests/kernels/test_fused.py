@@ -149,13 +149,13 @@ def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(varia
 def some_words(rows: int, seed: int) -> torch.Tensor:
     """A bitmask [rows, words]: of a row all bits, none, or one in few or many of its words."""
     rng = random.Random(seed)
-    needed = torch.zeros(rows, -(-VOCAB // 32), dtype=torch.int32)
+    logit_mask = torch.zeros(rows, -(-VOCAB // 32), dtype=torch.int32)
     for row in range(rows):
         share = (0.0, 1.0, 0.03, 0.5)[row % 4]
-        for word in range(needed.shape[1]):
+        for word in range(logit_mask.shape[1]):
             if rng.random() < share:
-                needed[row, word] = -1 if share == 1.0 else 1 << rng.randrange(31)
-    return needed
+                logit_mask[row, word] = -1 if share == 1.0 else 1 << rng.randrange(31)
+    return logit_mask
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 70])
@@ -165,10 +165,10 @@ def test_logits_that_are_needed_have_the_same_bits_and_those_that_nobody_needs_a
     decoder = way.decoder(folder_of("llama"))
     hidden, _ = PagedSequences(decoder).forward({"a": tokens_of(3, rows)})
     every = decoder.logits(hidden).clone()
-    needed = some_words(rows, rows)
+    logit_mask = some_words(rows, rows)
     decoder.logits(hidden).fill_(torch.nan)
-    found = decoder.logits(hidden, needed=needed)
-    wanted = (needed != 0).repeat_interleave(32, 1)[:, :VOCAB]
+    found = decoder.logits(hidden, logit_mask=logit_mask)
+    wanted = (logit_mask != 0).repeat_interleave(32, 1)[:, :VOCAB]
     assert torch.equal(found[wanted], every[wanted])
     assert found[:, ~wanted.any(0)].isnan().all()
     computed = ~found.isnan()

@@ -8,7 +8,7 @@ import torch
 from sgmv_cases import POPULARITY, RANKS, TOLERANCE, check_sgmv, make_work
 
 from personae.kernels.registry import reference_only
-from personae.kernels.sgmv import Arena, RankTable, sgmv
+from personae.kernels.sgmv import RankTable, WeightPool, sgmv
 
 
 @pytest.fixture(params=["reference", "this machine's"], autouse=True)
@@ -44,17 +44,19 @@ def test_low_precision_is_summed_in_float32_and_rounded_once() -> None:
     x = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.bfloat16)
     y = torch.ones(1, 3, dtype=torch.bfloat16)
     work, _ = make_work([0], 1)
-    sgmv(x, (y,), (Arena(a, b),), (table,), work)
+    sgmv(x, (y,), (WeightPool(a, b),), (table,), work)
     assert y.tolist() == [[2.0, 2.0, 2.0]]
 
 
 def test_the_product_with_a_is_not_rounded_between() -> None:
     # x a = 1 + 2^-9 and its 256-fold lie between bfloat16's numbers; only their sum with y is one.
     table = RankTable(torch.tensor([1], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32))
-    arena = Arena(torch.ones(1, 2, dtype=torch.bfloat16), torch.full((1, 1), 256.0, dtype=torch.bfloat16))
+    weight_pool = WeightPool(
+        torch.ones(1, 2, dtype=torch.bfloat16), torch.full((1, 1), 256.0, dtype=torch.bfloat16)
+    )
     x = torch.tensor([[1.0, 2.0**-9]], dtype=torch.bfloat16)
     y = torch.full((1, 1), -256.0, dtype=torch.bfloat16)
-    sgmv(x, (y,), (arena,), (table,), make_work([0], 1)[0])
+    sgmv(x, (y,), (weight_pool,), (table,), make_work([0], 1)[0])
     assert y.item() == 0.5
 
 

@@ -17,7 +17,7 @@ import torch
 
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import Arena, RankTable, WorkList
+from personae.kernels.sgmv import RankTable, WeightPool, WorkList
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -44,7 +44,7 @@ class OneStream:
 
 
 @pytest.mark.parametrize(
-    ("group", "tokens", "capability", "beside"),
+    ("group", "tokens", "capability", "overlap"),
     [
         ("qkv", 64, 80, True),
         ("qkv", 64, 90, False),
@@ -54,7 +54,7 @@ class OneStream:
     ],
 )
 def test_sgmv_runs_on_tensor_cores_without_spills(
-    group: str, tokens: int, capability: int, beside: bool, tmp_path: Path
+    group: str, tokens: int, capability: int, overlap: bool, tmp_path: Path
 ) -> None:
     from triton_aot import compiled, launches
 
@@ -62,7 +62,7 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
     from personae.kernels.triton.sizes import Gpu
 
     inputs, outputs = GROUPS[group]
-    arenas = tuple(Arena(meta(4096, inputs), meta(4096, out)) for out in outputs)
+    weight_pools = tuple(WeightPool(meta(4096, inputs), meta(4096, out)) for out in outputs)
     tables = tuple(RankTable(ints(64), ints(64, 32)) for _ in outputs)
     ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
     x, work, gpu = (
@@ -71,10 +71,10 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
         Gpu(132, hopper=capability == 90),
     )
     with launches() as found:
-        if beside:
-            begin_sgmv(x, arenas, tables, work, OneStream(), gpu)(ys)
+        if overlap:
+            begin_sgmv(x, weight_pools, tables, work, OneStream(), gpu)(ys)
         else:
-            sgmv(x, ys, arenas, tables, work, gpu)
+            sgmv(x, ys, weight_pools, tables, work, gpu)
     plan, shrink, expand = (compiled(launch, capability, tmp_path) for launch in found)
     for machine in (plan, shrink, expand):
         print(tokens, group, capability, machine)
@@ -89,12 +89,12 @@ def test_sgmv_runs_on_tensor_cores_without_spills(
         assert machine.registers <= (
             128 if tokens <= 64 else 255
         )  # 128: four programs fit on a multiprocessor
-    if beside:  # a product has half of a multiprocessor's registers, and what is left of its shared memory
+    if overlap:  # a product has half of a multiprocessor's registers, and what is left of its shared memory
         assert BESIDE * 128 * shrink.registers <= 65536 // 2
         assert BESIDE * (shrink.shared + 1024) <= 48 << 10
     # On Hopper expand begins beside the shrink that it follows, and waits for it when the adapters' weights
     # are on their way.
-    early = capability == 90 and not beside
+    early = capability == 90 and not overlap
     assert found[2].options["launch_pdl"] == early
     assert ("griddepcontrol.launch_dependents" in shrink.assembly) == (capability == 90)
     waits = expand.assembly.split("griddepcontrol.wait")
@@ -173,7 +173,7 @@ def test_what_takes_most_shared_memory_compiles_for_other_gpus_and_fits(
 
     gpu = Gpu(142, hopper=False)
     inputs, outputs = GROUPS["qkv"]
-    arenas = tuple(Arena(meta(4096, inputs), meta(4096, out)) for out in outputs)
+    weight_pools = tuple(WeightPool(meta(4096, inputs), meta(4096, out)) for out in outputs)
     tables = tuple(RankTable(ints(64), ints(64, 32)) for _ in outputs)
     with launches() as found:
         for heads, kv_heads, dim in ((32, 8, 128), (8, 4, 256)):  # Llama 3.1 8B, Gemma 3
@@ -183,7 +183,7 @@ def test_what_takes_most_shared_memory_compiles_for_other_gpus_and_fits(
                 paged_attention(meta(63 + most, heads, dim), caches[0], caches[1], batch, 0.1, 1024, gpu)
         for tokens in (64, 2048):
             ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
-            sgmv(meta(tokens, inputs), ys, arenas, tables, WorkList(ints(64), ints(64), ints(64)), gpu)
+            sgmv(meta(tokens, inputs), ys, weight_pools, tables, WorkList(ints(64), ints(64), ints(64)), gpu)
     for launch in found:
         if launch.kernel.__name__ in ("attention_kernel", "shrink_kernel", "expand_kernel"):
             print(capability, compiled(launch, capability, tmp_path))  # which asserts that it fits

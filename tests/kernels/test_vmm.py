@@ -31,26 +31,26 @@ def gpu() -> Iterator[PaperGpu]:
 def test_what_one_range_gives_back_another_can_have_and_no_address_changes(gpu: PaperGpu) -> None:
     memory = DeviceMemory(CUDA, 4 * GRANULE)
     cache = memory.reserve((4, GRANULE // 2), torch.bfloat16)
-    arena = memory.reserve((4, GRANULE // 2), torch.bfloat16)
-    addresses = cache.data_ptr(), arena.data_ptr()
+    weight_pool = memory.reserve((4, GRANULE // 2), torch.bfloat16)
+    addresses = cache.data_ptr(), weight_pool.data_ptr()
     memory.back(cache)
     cache.fill_(3)
     with pytest.raises(DriverError, match="1 granules are wanted, 0 are free"):
-        memory.back(arena[:1])
+        memory.back(weight_pool[:1])
     torch.cuda.synchronize()
     memory.give_back(cache[1:3])
-    memory.back(arena[2:4])
-    arena[2:4].fill_(5)
-    assert (arena[2:4] == 5).all()
+    memory.back(weight_pool[2:4])
+    weight_pool[2:4].fill_(5)
+    assert (weight_pool[2:4] == 5).all()
     assert (cache[::3] == 3).all()
     assert torch.isnan(cache[1:3]).all(), "there is nothing"
     torch.cuda.synchronize()
-    memory.give_back(arena[3])
+    memory.give_back(weight_pool[3])
     memory.back(cache[2])
     assert torch.isnan(cache[2]).all(), "it comes as it was left, which is nobody's business"
     cache[2].fill_(7)
     assert (cache[2] == 7).all()
-    assert (cache.data_ptr(), arena.data_ptr()) == addresses
+    assert (cache.data_ptr(), weight_pool.data_ptr()) == addresses
     assert memory.free == 0
 
 

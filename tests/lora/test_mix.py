@@ -13,7 +13,7 @@ from tiny_adapters import lora_shapes, make_adapter, make_adapter_folder, tiny_c
 
 from personae.errors import AdapterError
 from personae.lora.adapter import make_adapter as adapter_of
-from personae.lora.affine import Affine
+from personae.lora.dora import DoraBias
 from personae.lora.library import AdapterLibrary
 from personae.lora.mix import mix_id, mixed, parts_of
 from personae.lora.peft import PROJECTIONS, read_adapter
@@ -81,6 +81,6 @@ def test_where_the_host_keeps_adapters_in_another_form_mixes_are_made_of_their_f
 
 def test_an_adapter_that_is_more_than_low_rank_is_refused(tmp_path: Path) -> None:
     plain = read_adapter(make_adapter_folder(tmp_path / "one", BASE, **SPECS["one"]), SHAPES)
-    dora = adapter_of("dora", plain.pairs, affine={(0, "q"): Affine(magnitude=torch.ones(32))})
+    dora = adapter_of("dora", plain.pairs, dora_bias={(0, "q"): DoraBias(magnitude=torch.ones(32))})
     with pytest.raises(AdapterError, match="'dora' is DoRA and cannot be combined"):
         mixed("mix:x", [(plain, 1.0), (dora, 1.0)])

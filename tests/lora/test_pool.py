@@ -11,8 +11,8 @@ from small_pools import CPU, SHAPES, adapter_of, assert_holds, make_pool
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.arenas import pool_bytes
 from personae.lora.pool import LoraPool
+from personae.lora.weight_pools import pool_bytes
 
 
 def test_an_adapter_occupies_the_pages_of_its_true_rank() -> None:
@@ -41,10 +41,10 @@ def test_rows_past_the_rank_in_the_last_page_are_zero() -> None:
     pool.unload(old.digest)
     pool.load(adapter_of(2, {"q": 3}))
     for layer in range(SHAPES.layers):
-        arena = pool.arenas(layer, "qkv")[0]
-        assert arena.a[:3].all()
-        assert not arena.a[3:].any()
-        assert not arena.b[3:].any()
+        weight_pool = pool.weight_pools(layer, "qkv")[0]
+        assert weight_pool.a[:3].all()
+        assert not weight_pool.a[3:].any()
+        assert not weight_pool.b[3:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -206,7 +206,7 @@ def test_an_adapter_that_is_loaded_in_pieces_is_in_its_place_from_the_first_and_
     whole.load(other)
     assert whole.load(adapter) == pool.slot(adapter.digest)
     for group in ("qkv", "o", "down"):
-        for mine, theirs in zip(pool.arenas(1, group), whole.arenas(1, group), strict=True):
+        for mine, theirs in zip(pool.weight_pools(1, group), whole.weight_pools(1, group), strict=True):
             assert torch.equal(mine.a, theirs.a)
             assert torch.equal(mine.b, theirs.b)
 
@@ -267,7 +267,8 @@ def test_one_module_may_have_all_memory_and_another_gets_it_afterwards(
 ) -> None:
     given: list[int] = []
     monkeypatch.setattr(
-        "personae.lora.arenas.RankArena._give_back_pages", lambda half, group, pages: given.append(len(pages))
+        "personae.lora.weight_pools.RankPool._give_back_pages",
+        lambda half, group, pages: given.append(len(pages)),
     )
     pool = make_pool(capacity_rows=16, max_adapters=64, spare_rows=240)
     of_q = [adapter_of(100 + seed, {"q": 16}) for seed in range(32)]

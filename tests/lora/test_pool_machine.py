@@ -12,7 +12,7 @@ from small_pools import SHAPES, Granules, adapter_of, assert_holds, make_pool
 
 from personae.errors import AdapterError, Overloaded
 from personae.lora.adapter import Adapter
-from personae.lora.arenas import pool_bytes
+from personae.lora.weight_pools import pool_bytes
 
 CAST = [
     adapter_of(10, {"q": 1}),

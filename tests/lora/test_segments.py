@@ -10,7 +10,7 @@ from personae.kernels.sgmv import WorkList
 from personae.lora.adapter import GROUPS
 from personae.lora.peft import PROJECTIONS, read_adapter
 from personae.lora.pool import LoraPool
-from personae.lora.segments import LoraBatch, LoraLayers, work_list
+from personae.lora.segments import LoraBatch, LoraHooks, work_list
 
 CPU = torch.device("cpu")
 BASE = tiny_config()
@@ -50,7 +50,7 @@ def test_a_batch_of_all_adapters_and_the_base_gets_the_updates_that_peft_compute
     counts = [2, 1, 3, 1, 5, 1, 2, 1, 4, 1]
     work = work_list([None if owner is None else slots[owner] for owner in owners], counts, CPU)
     per_row = [owner for owner, count in zip(owners, counts, strict=True) for _ in range(count)]
-    batch: LoraLayers = LoraBatch(pool, work)
+    batch: LoraHooks = LoraBatch(pool, work)
     random = torch.Generator().manual_seed(0)
     for layer in range(SHAPES.layers):
         for group, modules in GROUPS.items():

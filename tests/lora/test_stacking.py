@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.affine import Affine
+from personae.lora.dora import DoraBias
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
 
@@ -63,5 +63,5 @@ def test_a_stacked_adapter_is_in_its_pages_bit_for_bit_what_it_is_otherwise(dtyp
 
 def test_an_adapter_whose_b_depends_on_the_base_is_kept_as_it_is() -> None:
     plain = adapter_of("dora", {(0, "q"): 4}, torch.float32)
-    dora = make_adapter("dora", plain.pairs, affine={(0, "q"): Affine(magnitude=torch.ones(32))})
+    dora = make_adapter("dora", plain.pairs, dora_bias={(0, "q"): DoraBias(magnitude=torch.ones(32))})
     assert stacked(dora, LAYERS, torch.float32) is dora

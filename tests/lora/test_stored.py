@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.affine import Affine
-from personae.lora.pace import Pace
+from personae.lora.dora import DoraBias
 from personae.lora.pool import LoraPool
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS, find, store
+from personae.lora.throttle import Throttle
 
 LAYERS = 3
 SHAPES = LoraShapes(LAYERS, {"q": (48, 32), "v": (48, 16)})
@@ -141,15 +141,25 @@ def test_a_header_with_any_byte_changed_is_not_found_and_never_an_error(tmp_path
         bit = 1 << int(torch.randint(8, (), generator=generator))
         file.path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
         assert find(tmp_path, adapter.digest, SHAPES, "F32") is None, place
-    for told in (b"1", b"null", b"[]", b"{}", b'{"adapter": 1}', b'{"adapter": "1"}', b'{"adapter": "{}"}'):
+    for delivered in (
+        b"1",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"adapter": 1}',
+        b'{"adapter": "1"}',
+        b'{"adapter": "{}"}',
+    ):
         begin, end = whole.index(b'{"adapter"'), whole.index(b"}", whole.index(b'"checksum"')) + 1
-        text = (whole[8:begin] + told + whole[end:header]).strip()
+        text = (whole[8:begin] + delivered + whole[end:header]).strip()
         file.path.write_bytes(len(text).to_bytes(8, "little") + text + whole[header:])
-        assert find(tmp_path, adapter.digest, SHAPES, "F32") is None, told
+        assert find(tmp_path, adapter.digest, SHAPES, "F32") is None, delivered
 
 
 def test_what_a_file_of_stacks_cannot_say_has_none(tmp_path: Path) -> None:
-    dora = make_adapter("dora", adapter_of(1, 5).pairs, affine={(0, "q"): Affine(magnitude=torch.ones(32))})
+    dora = make_adapter(
+        "dora", adapter_of(1, 5).pairs, dora_bias={(0, "q"): DoraBias(magnitude=torch.ones(32))}
+    )
     store(dora, tmp_path, SHAPES, "F32")
     assert not list(tmp_path.iterdir())
 
@@ -183,7 +193,7 @@ def test_a_rest_may_be_taken_before_every_slice_that_is_summed_up_written_or_rea
 
     done.clear()
     monkeypatch.setattr("os.preadv", reading)
-    monkeypatch.setattr(Pace, "rest", lambda _: done.append("rest"))
+    monkeypatch.setattr(Throttle, "rest", lambda _: done.append("rest"))
     found = find(tmp_path, adapter.digest, SHAPES, "F32")
     assert found is not None
     pool_of().load(found)

@@ -12,24 +12,26 @@ from statistics import median
 import pytest
 from patience import PATIENCE
 
-from personae.actors.executor import Executor
-from personae.actors.inbox import Inbox
-from personae.actors.messages import Sampled
-from personae.actors.simulation.machine import Device
+from personae.actors.enginecore.executor import Executor
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.messages import StepFinished
+from personae.actors.simulation.machine import SimulatedDevice
 from personae.actors.simulation.scenario import Scenario
 from personae.actors.simulation.swarm import draw
 from personae.actors.simulation.trouble import Costs
-from personae.actors.simulation.workload import Workload
-from personae.actors.simulation.world import Violation, simulate
+from personae.actors.simulation.workload import SimulatedWorkload
+from personae.actors.simulation.world import InvariantViolated, simulate
 from personae.engine.scheduling import live
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.prefix import PrefixCache, root_key
-from personae.engine.scheduling.roster import Roster
 from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.scheduling.sequence_table import SequenceTable
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / ".pkg")
-CALM = Scenario(1, Workload(requests=60, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0), every=1)
+CALM = Scenario(
+    1, SimulatedWorkload(requests=60, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0), every=1
+)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -72,14 +74,14 @@ THINKING = replace(
 def test_answers_whose_masks_take_long_sit_steps_out_and_nobody_waits_for_them(
     monkeypatch: pytest.MonkeyPatch, ahead: bool, faults: float | None
 ) -> None:
-    sat_out, sits_out = [0], Device._sits_out
+    sat_out, sits_out = [0], SimulatedDevice._sits_out
 
-    def note(self: Device, slot, end):  # type: ignore[no-untyped-def]  # as the original
+    def note(self: SimulatedDevice, slot, end):  # type: ignore[no-untyped-def]  # as the original
         out = sits_out(self, slot, end)
         sat_out[0] += out
         return out
 
-    monkeypatch.setattr(Device, "_sits_out", note)
+    monkeypatch.setattr(SimulatedDevice, "_sits_out", note)
     report = simulate(replace(THINKING, costs=Costs(runs_ahead=ahead), faults_every=faults))
     assert sat_out[0] > 50
     assert report.outcomes["error"] > 0, "some of them take too long"
@@ -97,7 +99,7 @@ def test_others_do_not_wait_for_the_masks_of_some() -> None:
 
 def test_a_mask_that_has_come_and_of_which_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "resume", lambda scheduler, id: None)
-    with pytest.raises(Violation, match="never ended"):
+    with pytest.raises(InvariantViolated, match="never ended"):
         simulate(replace(THINKING, longest_wait=30.0))
 
 
@@ -112,19 +114,19 @@ LENDING = replace(
 
 def test_memory_goes_to_adapters_and_comes_back_to_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     lent, repaid = [0], [0]
-    lending, repay = Device.lending, Device.repay
+    lending, repay = SimulatedDevice.lending, SimulatedDevice.repay
 
-    def note_lending(self: Device, pages):  # type: ignore[no-untyped-def]  # as the original
+    def note_lending(self: SimulatedDevice, pages):  # type: ignore[no-untyped-def]  # as the original
         lent[0] += len(pages)
         return lending(self, pages)
 
-    def note_repay(self: Device, count):  # type: ignore[no-untyped-def]  # as the original
+    def note_repay(self: SimulatedDevice, count):  # type: ignore[no-untyped-def]  # as the original
         pages = repay(self, count)
         repaid[0] += len(pages)
         return pages
 
-    monkeypatch.setattr(Device, "lending", note_lending)
-    monkeypatch.setattr(Device, "repay", note_repay)
+    monkeypatch.setattr(SimulatedDevice, "lending", note_lending)
+    monkeypatch.setattr(SimulatedDevice, "repay", note_repay)
     report = simulate(LENDING)
     assert report.outcomes.keys() <= {"stop", "length"}
     assert lent[0] > 24
@@ -136,7 +138,7 @@ def test_a_device_that_runs_ahead_never_waits_for_the_host(runs_ahead: bool) -> 
     """Its steps follow each other at once, although the host takes as long to prepare each; one that blocks
     takes both."""
     costs = Costs(step=0.004, host=0.003, runs_ahead=runs_ahead)
-    load = Workload(requests=16, rate=1000.0, adapters=0, prompt=(4, 8), answer=(50, 60), leaves=0.0)
+    load = SimulatedWorkload(requests=16, rate=1000.0, adapters=0, prompt=(4, 8), answer=(50, 60), leaves=0.0)
     pace = median(simulate(Scenario(1, load, costs)).paces)
     assert (0.004 < pace < 0.005) if runs_ahead else (0.007 < pace < 0.008)
 
@@ -165,12 +167,12 @@ def test_an_engine_that_cannot_be_kept_ends_every_request() -> None:
 
 
 def test_a_seed_replays_exactly_in_another_process_with_other_hashes() -> None:
-    script = "from personae.actors.simulation.swarm import draw\n"
-    script += "from personae.actors.simulation.world import simulate\n"
-    script += "r = simulate(draw(11, 50)); print(r.trace, r.loop_steps, r.seconds, r.outcomes)"
+    engine_spec = "from personae.actors.simulation.swarm import draw\n"
+    engine_spec += "from personae.actors.simulation.world import simulate\n"
+    engine_spec += "r = simulate(draw(11, 50)); print(r.trace, r.loop_steps, r.seconds, r.outcomes)"
     environment = {**os.environ, "PYTHONPATH": PACKAGES, "PYTHONHASHSEED": "4711"}
     other = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", engine_spec],
         env=environment,
         capture_output=True,
         text=True,
@@ -200,7 +202,7 @@ def lost_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     post, posts = Executor.post, [0]
 
     def lose(self, to, message):  # type: ignore[no-untyped-def]  # as the original
-        posts[0] += isinstance(message, Sampled)
+        posts[0] += isinstance(message, StepFinished)
         if posts[0] != 7:
             post(self, to, message)
 
@@ -241,14 +243,14 @@ def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgotten_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter, entered = Roster.enter, [0]
+    enter, entered = SequenceTable.enter, [0]
 
-    def forget(self: Roster, log):  # type: ignore[no-untyped-def]  # as the original
+    def forget(self: SequenceTable, log):  # type: ignore[no-untyped-def]  # as the original
         entered[0] += 1
         if entered[0] != 9:
             enter(self, log)
 
-    monkeypatch.setattr(Roster, "enter", forget)
+    monkeypatch.setattr(SequenceTable, "enter", forget)
 
 
 def test_a_page_that_is_lent_and_used_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +263,7 @@ def test_a_page_that_is_lent_and_used_is_caught(monkeypatch: pytest.MonkeyPatch)
         return pages
 
     monkeypatch.setattr(RunningTable, "lend", keep)
-    with pytest.raises(Violation, match=r"pages? .*\d+"):
+    with pytest.raises(InvariantViolated, match=r"pages? .*\d+"):
         simulate(LENDING)
 
 
@@ -283,7 +285,7 @@ def test_a_planted_bug_is_caught(
     plant(monkeypatch)
     load = replace(CALM.workload, requests=200, rate=2000.0, tenants=3, adapters=2, prompt=(16, 40))
     scenario = replace(CALM, workload=load, pages=20, slots=4, longest_wait=30.0, lull=200)
-    with pytest.raises(Violation, match=found):
+    with pytest.raises(InvariantViolated, match=found):
         simulate(scenario)
 
 

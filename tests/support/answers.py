@@ -12,12 +12,12 @@ from grammar_walks import allowed_tokens
 from hypothesis.errors import UnsatisfiedAssumption
 
 from personae.grammar.backend import Matcher
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.answer import AnswerShape
-from personae.grammar.structure.parser import AnswerParser, Said, TextPiece
+from personae.grammar.structure.parser import AnswerParser, ParsedPieces, TextPiece
 from personae.grammar.tools.arguments import KeyedArguments
 from personae.grammar.tools.function import Function
 from personae.grammar.vocabulary import Vocabulary
@@ -48,7 +48,7 @@ def vocabulary(special: tuple[str, ...] = (), plain: tuple[bytes, ...] = ()) -> 
 
 
 @cache
-def _compiled(special: tuple[str, ...], plain: tuple[bytes, ...], spec: GrammarSpec) -> ClosingGrammar:
+def _compiled(special: tuple[str, ...], plain: tuple[bytes, ...], spec: GrammarSpec) -> BudgetGrammar:
     return GrammarCompiler(vocabulary(special, plain)).compile_here(spec)
 
 
@@ -131,7 +131,7 @@ class Parsed:
     calls: list[list[str]] = field(default_factory=list)
     completed: int = 0
 
-    def add(self, said: Said) -> None:
+    def add(self, said: ParsedPieces) -> None:
         for piece in said.pieces:
             if isinstance(piece, TextPiece):
                 self.reasoning += piece.text * piece.reasoning

@@ -66,19 +66,19 @@ def plain(value: Any) -> Any:
     return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
-def literal(value: Any, schema: dict[str, Any], script: bool) -> str:
+def literal(value: Any, schema: dict[str, Any], engine_spec: bool) -> str:
     """A value as Java or JavaScript writes it."""
     kind = schema["type"]
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        if script:
+        if engine_spec:
             return json.dumps(value)
         puts = " ".join(f'put("{key}", {json.dumps(entry)});' for key, entry in value.items())
         return f"new HashMap<String, Object>() {{{{ {puts} }}}}"
     if isinstance(value, list):
-        inner = [literal(entry, schema.get("items", {"type": "any"}), script) for entry in value]
-        if script:
+        inner = [literal(entry, schema.get("items", {"type": "any"}), engine_spec) for entry in value]
+        if engine_spec:
             return f"[{', '.join(inner)}]"
         if kind == "ArrayList":
             return f"new ArrayList<Object>(Arrays.asList({', '.join(inner)}))"

@@ -4,9 +4,9 @@ import json
 from functools import cache
 from typing import Any
 
-from troupe import Troupe
+from engine_harness import EngineHarness
 
-from personae.engine.jump import Spelling
+from personae.engine.jump_forward import Retokenizer
 from personae.engine.tokens import Tokenizer
 from personae.evals.demo.adapters import MODEL
 from personae.grammar.compiler import GrammarCompiler
@@ -48,8 +48,8 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(vocabulary(), sandboxed=False)
 
 
-def troupe(*, runs_ahead: bool = False, **sizes: Any) -> Troupe:
-    made = Troupe(MODEL, spelling=Spelling(tokenizer(), vocabulary().tokens), **sizes)
+def harness(*, runs_ahead: bool = False, **sizes: Any) -> EngineHarness:
+    made = EngineHarness(MODEL, spelling=Retokenizer(tokenizer(), vocabulary().tokens), **sizes)
     made.engine.runs_ahead = runs_ahead
     made.grammars |= {spec: compiler().compile(spec) for spec in (OBJECT, CHOICE)}
     return made

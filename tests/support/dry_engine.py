@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine_harness import Played, log_of
 from paper_gpu import PaperGpu, Wait
-from troupe import Played, log_of
 
 from personae.actors.assembly import assemble
 from personae.actors.options import EngineOptions
@@ -34,13 +34,13 @@ class DryEngine:
         with self.doing("assemble"):
             roots = () if adapters is None else (adapters,)
             self.assembly = assemble(EngineOptions(folder, roots, **{"device": "cuda", **options}))
-        script = self.assembly.script
-        self.layout = script.layout
+        engine_spec = self.assembly.engine_spec
+        self.layout = engine_spec.layout
         with self.doing("build"):
-            self.engine = script.build_step_engine()
-        self.scheduler = script.build_scheduler()
+            self.engine = engine_spec.build_step_engine()
+        self.scheduler = engine_spec.build_scheduler()
         self.grammars: dict[GrammarSpec, AnyGrammar] = {}
-        self.cards = {name: card for name, card in script.models.items() if card.adapter}
+        self.cards = {name: card for name, card in engine_spec.models.items() if card.adapter}
         self.reads = 0  # one for a step's tokens, one for the log-probabilities of its prompts
 
     @contextmanager
@@ -54,7 +54,7 @@ class DryEngine:
         """As the library has it."""
         digest = self.cards[name].adapter
         assert digest is not None
-        found = self.assembly.script.library.get(digest)
+        found = self.assembly.engine_spec.library.get(digest)
         assert found is not None
         return found
 

@@ -77,31 +77,31 @@ def command(line: str) -> tuple[int, str]:
 async def _use(folder: Path) -> dict[str, Any]:
     import anyio
     import httpx
-    from batch_house import CHAT, jsonl, request
+    from batch_fixture import CHAT, jsonl, request
     from fake_engine import FakeEngine
     from uploads import BOUNDS, upload, whole
 
     from personae.api.adapters.registry import Registry
     from personae.api.app import create_app
-    from personae.api.batches.desk import Batches
+    from personae.api.batches.manager import BatchManager
     from personae.api.tenants.data import DataDir
-    from personae.api.tenants.store import Limits, TenantStore
+    from personae.api.tenants.store import TenantLimits, TenantStore
 
-    told: dict[str, Any] = {}
+    delivered: dict[str, Any] = {}
     path, engine = folder / "data", FakeEngine(hold_after=1)
     models = engine.models("default")
     with (
         closing(DataDir(path)) as data,
         closing(Registry(data, next(iter(models)), set(models), BOUNDS)) as registry,
-        closing(Batches(data, tenants := TenantStore(data))) as batches,
+        closing(BatchManager(data, tenants := TenantStore(data))) as batches,
     ):
-        tenants.create_tenant("ann", Limits())
+        tenants.create_tenant("ann", TenantLimits())
         key, other = (tenants.create_key("ann", "tenant") for _ in range(2))
         headers = {"authorization": f"Bearer {key}"}
         app = create_app(engine, None, tenants=tenants, registry=registry, batches=batches)
         transport = httpx.ASGITransport(app)
         async with (
-            batches.running(app.state.door),
+            batches.running(app.state.context),
             httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
         ):
 
@@ -115,7 +115,11 @@ async def _use(folder: Path) -> dict[str, Any]:
 
             def note(what: str, response: httpx.Response) -> None:
                 error = response.json().get("error") or {}
-                told[what] = [response.status_code, error.get("code"), response.headers.get("retry-after")]
+                delivered[what] = [
+                    response.status_code,
+                    error.get("code"),
+                    response.headers.get("retry-after"),
+                ]
 
             for name in ("one", "two"):
                 assert (await upload(client, name, whole(seed=len(name)))).status_code == 201
@@ -127,26 +131,28 @@ async def _use(folder: Path) -> dict[str, Any]:
             note("upload an adapter", await upload(client, "three", whole(seed=9)))
             note("upload a file", await file())
             note("start a batch", await batch(files[1]))
-            told["create a key"] = command(f"keys create ann --data-dir {path}")
+            delivered["create a key"] = command(f"keys create ann --data-dir {path}")
             for what, url in (("adapter", "/v1/adapters/two"), ("file", f"/v1/files/{files[1]}")):
                 fill(folder)
                 note(f"delete the {what}", await client.delete(url))
-                told[f"the {what} is gone"] = (await client.get(url)).status_code
+                delivered[f"the {what} is gone"] = (await client.get(url)).status_code
             fill(folder)
             note("cancel the batch", await client.post(f"/v1/batches/{running}/cancel"))
             fill(folder)
-            told["revoke a key"] = command(f"keys revoke {other} --data-dir {path}")
-            told["the key works"] = tenants.identify(other) is not None
+            delivered["revoke a key"] = command(f"keys revoke {other} --data-dir {path}")
+            delivered["the key works"] = tenants.identify(other) is not None
             fill(folder)
-    told["revoke a key without a server"] = command(f"keys revoke {key} --data-dir {path}")
+    delivered["revoke a key without a server"] = command(f"keys revoke {key} --data-dir {path}")
     fill(folder)
-    told["list keys"] = command(f"keys list --data-dir {path}")
+    delivered["list keys"] = command(f"keys list --data-dir {path}")
     fill(folder)
-    told["revoke the tenant"] = command(f"tenants revoke ann --data-dir {path}")
+    delivered["revoke the tenant"] = command(f"tenants revoke ann --data-dir {path}")
     (folder / "ballast").unlink()
     with closing(DataDir(path)) as data:
-        told["keys that work"] = sum(TenantStore(data).identify(each) is not None for each in (key, other))
-    return told
+        delivered["keys that work"] = sum(
+            TenantStore(data).identify(each) is not None for each in (key, other)
+        )
+    return delivered
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class LateCopies:
         self.log.append("mark")
         return LateMark(self, len(self._copies))
 
-    def beside(self) -> AbstractContextManager[None]:
+    def overlap(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def arrive(self, count: int) -> None:

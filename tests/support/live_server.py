@@ -9,7 +9,7 @@ from typing import Any
 from patience import PATIENCE, eventually
 from starlette.types import ASGIApp
 
-from personae.api.http.server import Server, bind, url
+from personae.api.http.server import HttpServer, bind, url
 from personae.api.settings import ApiSettings
 
 
@@ -26,7 +26,7 @@ def serving(
     listening = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
     listener = bind("127.0.0.1", 0)
-    server = Server(app, settings or ApiSettings(), on_ready=listening.set, **kwargs)
+    server = HttpServer(app, settings or ApiSettings(), on_ready=listening.set, **kwargs)
     address = url(listener)
 
     async def serve() -> None:

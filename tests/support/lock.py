@@ -20,7 +20,7 @@ LOCK = ROOT / "requirements.lock"
 BY_BUILD = {"torch", "setuptools"}  # torch brings setuptools, too
 HEADER = """\
 # What Personae needs to run, without torch: made by `make lock` from constraints.txt.
-# Install torch first, in the build that you want; docs/operations.md says how.
+# Install torch first, in the build that you want; docs/operate/operations.md says how.
 """
 
 
@@ -42,17 +42,17 @@ def needed() -> dict[str, str]:
     pyproject.toml gives. Raises KeyError for one that is not pinned."""
     versions = pinned()
     markers = {canonicalize_name(each.name): each.marker for each in direct()}
-    todo = [(each.name, frozenset(each.extras)) for each in direct()]
+    todo = [(each.name, frozenset(each.deltas)) for each in direct()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
-        name, extras = todo.pop()
-        if (name, extras) in seen:
+        name, deltas = todo.pop()
+        if (name, deltas) in seen:
             continue
-        seen.add((name, extras))
+        seen.add((name, deltas))
         todo += [
-            (each.name, frozenset(each.extras))
+            (each.name, frozenset(each.deltas))
             for each in map(Requirement, requires(name) or ())
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""})
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in deltas or {""})
         ]
     names = sorted({canonicalize_name(name) for name, _ in seen} - BY_BUILD)
     lines = {name: f"{name}=={versions[name]}" for name in names}

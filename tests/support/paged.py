@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from personae.engine.kv import KVCache
-from personae.engine.layers.step import LoraLayers
+from personae.engine.layers.step import LoraContext
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.kernels.attention import AttentionBatch
@@ -37,7 +37,7 @@ class PagedSequences:
         self.pages: dict[str, list[int]] = {}
         self._free = random.Random(seed).sample(range(num_pages), num_pages)
 
-    def step(self, chunks: dict[str, Sequence[int]], lora: LoraLayers | None = None) -> dict[str, Tensor]:
+    def step(self, chunks: dict[str, Sequence[int]], lora: LoraContext | None = None) -> dict[str, Tensor]:
         """Runs one forward pass; returns the last token's logits, float32 [vocab], by name."""
         hidden, batch = self.forward(chunks, lora)
         logits = self.decoder.logits(hidden[batch.query_start[1:].long() - 1])
@@ -46,8 +46,8 @@ class PagedSequences:
     def forward(
         self,
         chunks: dict[str, Sequence[int]],
-        lora: LoraLayers | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        lora: LoraContext | None = None,
+        overlap: Callable[[], None] | None = None,
     ) -> tuple[Tensor, AttentionBatch]:
         """Runs one forward pass; returns the hidden rows of all packed tokens, and the batch."""
         starts = {name: self.lengths.get(name, 0) for name in chunks}
@@ -64,7 +64,7 @@ class PagedSequences:
         )
         tokens = torch.tensor([token for chunk in chunks.values() for token in chunk], device=device)
         positions = torch.cat([torch.arange(starts[name], self.lengths[name]) for name in chunks]).to(device)
-        return self.decoder.forward(tokens, positions, self.kv, batch, lora, meanwhile), batch
+        return self.decoder.forward(tokens, positions, self.kv, batch, lora, overlap), batch
 
     def greedy(self, name: str, prompt: Sequence[int], count: int) -> list[int]:
         """Appends a prompt and continues it greedily, token by token."""

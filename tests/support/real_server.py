@@ -10,8 +10,8 @@ from patience import PATIENCE, eventually
 
 from personae.actors.client import EngineClient
 from personae.api.app import create_app
-from personae.api.batches.desk import Batches
-from personae.api.http.server import Server, bind, url
+from personae.api.batches.manager import BatchManager
+from personae.api.http.server import HttpServer, bind, url
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.settings import ApiSettings
@@ -34,14 +34,14 @@ def running(options: ServeOptions) -> Iterator[Running]:
     found: dict[str, object] = {}
 
     async def serve() -> None:
-        with data_dir(None) as data, closing(Batches(data)) as batches:
+        with data_dir(None) as data, closing(BatchManager(data)) as batches:
             async with open_engine(options) as opened:
                 found["client"] = opened.client
                 settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
                 app = create_app(opened.client, settings, batches=batches)
-                server = Server(app, settings, on_ready=listening.set)
+                server = HttpServer(app, settings, on_ready=listening.set)
                 found["server"] = server
-                async with batches.running(app.state.door):
+                async with batches.running(app.state.context):
                     await server.serve(sockets=[listener])
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()), daemon=True)

@@ -8,7 +8,7 @@ import torch
 from slow_sampler import bitmask
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import Choices, Sampler
+from personae.engine.sampler import Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
 
 
@@ -25,7 +25,7 @@ def sample(
     logs: Sequence[SequenceLog],
     positions: Sequence[int] | None = None,
     allowed: Sequence[np.ndarray | None] | None = None,
-) -> Choices:
+) -> TokenChoices:
     """One step of a fresh sampler."""
     sampler = Sampler(len(logs), logits.shape[1], "cpu")
     for slot, log in enumerate(logs):

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import anyio
 
 from personae.evals.harness.subject import Subject
-from personae.evals.harness.target import Model
+from personae.evals.harness.target import TargetModel
 from personae.evals.suites.suite import CONSTRAINED, FREE, Case, Outcome, Skipped, Suite, SuiteSettings
 
 Body = dict[str, Any]
-MODELS = (Model("base", True), Model("poet", False))
+MODELS = (TargetModel("base", True), TargetModel("poet", False))
 
 
 class ScriptedTarget:
@@ -22,7 +22,7 @@ class ScriptedTarget:
     key = None
 
     def __init__(
-        self, say: Callable[[Body], str], models: Sequence[Model] = MODELS, seconds: float = 1.0
+        self, say: Callable[[Body], str], models: Sequence[TargetModel] = MODELS, seconds: float = 1.0
     ) -> None:
         self.say = say
         self.served = models
@@ -30,7 +30,7 @@ class ScriptedTarget:
         self.asked: list[Body] = []
         self.at_once = self.most_at_once = 0
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[TargetModel]:
         return list(self.served)
 
     async def chat(self, body: Body) -> Body:
@@ -41,8 +41,8 @@ class ScriptedTarget:
         return {"choices": [{"text": await self._answer(body)}], "usage": self._usage}
 
     async def stream_chat(self, body: Body) -> AsyncIterator[Body]:
-        for letter in await self._answer(body):
-            yield {"choices": [{"delta": {"content": letter}}]}
+        for envelope in await self._answer(body):
+            yield {"choices": [{"delta": {"content": envelope}}]}
 
     _usage: ClassVar = {"prompt_tokens": 5, "completion_tokens": 2}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 
 RANKS = {
     "rank 0": [0, 0, 0, 0],
@@ -30,7 +30,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.5e-2, 
 
 @dataclass
 class Module:
-    arena: Arena
+    weight_pool: WeightPool
     table: RankTable
     dense: list[tuple[Tensor, Tensor]]  # per slot: A [rank, in], B^T [rank, out], float64
 
@@ -52,7 +52,7 @@ def make_module(ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype,
         a[rows] = (torch.randn(rank, inputs, generator=random) / inputs**0.5).to(dtype)
         b[rows] = (torch.randn(rank, outputs, generator=random) / max(rank, 1) ** 0.5).to(dtype)
         dense.append((a[rows].double(), b[rows].double()))
-    return Module(Arena(a, b), RankTable(torch.tensor(ranks, dtype=torch.int32), pages), dense)
+    return Module(WeightPool(a, b), RankTable(torch.tensor(ranks, dtype=torch.int32), pages), dense)
 
 
 def make_work(adapters: list[int | None], copies: int) -> tuple[WorkList, list[int | None]]:
@@ -98,7 +98,7 @@ def check_sgmv(
     before = fused.clone()
     ys = fused[:, : sum(outputs)].split(list(outputs), dim=1)
     expected = [naive(x, y.clone(), module, per_row) for y, module in zip(ys, modules, strict=True)]
-    sgmv(x, tuple(ys), tuple(m.arena for m in modules), tuple(m.table for m in modules), work)
+    sgmv(x, tuple(ys), tuple(m.weight_pool for m in modules), tuple(m.table for m in modules), work)
     for y, truth in zip(ys, expected, strict=True):
         torch.testing.assert_close(y.double(), truth, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.equal(fused[:, sum(outputs) :], before[:, sum(outputs) :])

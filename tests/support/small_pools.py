@@ -60,17 +60,19 @@ def assert_holds(pool: LoraPool, adapter: Adapter) -> None:
     assert slot is not None
     for group, modules in (("qkv", "q k v"), ("o", "o"), ("gate_up", "gate up"), ("down", "down")):
         for layer in range(SHAPES.layers):
-            triples = zip(modules.split(), pool.arenas(layer, group), pool.tables(group), strict=True)
-            for module, arena, table in triples:
+            triples = zip(modules.split(), pool.weight_pools(layer, group), pool.tables(group), strict=True)
+            for module, weight_pool, table in triples:
                 rows = table.rows(slot)
                 assert len(rows) == adapter.ranks.get(module, 0)
                 pair = adapter.pairs.get((layer, module))
                 rank = pair.rank if pair else 0
                 if pair:
-                    assert torch.equal(arena.a[rows[:rank]], pair.a.to(pool.dtype))
-                    assert torch.equal(arena.b[rows[:rank]], (pair.b.float() * pair.scaling).to(pool.dtype))
-                assert not arena.a[rows[rank:]].any()
-                assert not arena.b[rows[rank:]].any()
+                    assert torch.equal(weight_pool.a[rows[:rank]], pair.a.to(pool.dtype))
+                    assert torch.equal(
+                        weight_pool.b[rows[:rank]], (pair.b.float() * pair.scaling).to(pool.dtype)
+                    )
+                assert not weight_pool.a[rows[rank:]].any()
+                assert not weight_pool.b[rows[rank:]].any()
 
 
 class Granules:

@@ -7,12 +7,12 @@ from typing import Any
 import anyio.lowlevel
 import torch
 from patience import soon
-from told import Letters
+from recorders import MessageQueue
 
-from personae.actors.adapter_store import AdapterStore
+from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Message, Place
+from personae.actors.messages import LoadAdapter, Message
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.library import AdapterLibrary
 
@@ -28,7 +28,7 @@ ADAPTERS = [adapter(seed) for seed in range(1, 8)]
 DIGESTS = [each.digest for each in ADAPTERS]
 
 
-class Shelf(AdapterLibrary):
+class StubTarget(AdapterLibrary):
     """A library whose adapters are all on the host."""
 
     def __init__(self) -> None:
@@ -42,27 +42,28 @@ class Bench:
 
     def __init__(self, store: Ref[Message]) -> None:
         self.store = store
-        self.executor = Letters()
-        self.streamer = Letters()
-        self.queues: dict[str | None, Letters] = {}
+        self.executor = MessageQueue()
+        self.streamer = MessageQueue()
+        self.queues: dict[str | None, MessageQueue] = {}
 
-    def queue_of(self, digest: str | None) -> Letters:
-        return self.queues.setdefault(digest, Letters())
+    def queue_of(self, digest: str | None) -> MessageQueue:
+        return self.queues.setdefault(digest, MessageQueue())
 
     async def offered(self, count: int) -> list[str]:
         """The digests of so many that the executor is asked to place, which threads have read."""
         await soon(
-            lambda: sum(isinstance(each, Place) for each in self.executor) >= count, f"{count} have been read"
+            lambda: sum(isinstance(each, LoadAdapter) for each in self.executor) >= count,
+            f"{count} have been read",
         )
         await settled()
-        return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
+        return [each.adapter.digest for each in self.executor.take() if isinstance(each, LoadAdapter)]
 
     async def tell(self, *messages: Message) -> list[str]:
         """Say it; the digests that the executor is then asked to place."""
         for message in messages:
             self.store.tell(message)
         await settled()
-        return [each.adapter.digest for each in self.executor.take() if isinstance(each, Place)]
+        return [each.adapter.digest for each in self.executor.take() if isinstance(each, LoadAdapter)]
 
 
 async def settled() -> None:
@@ -77,7 +78,9 @@ async def bench(library: AdapterLibrary | None = None) -> AsyncIterator[Bench]:
     made: list[Any] = []
     store: Ref[Message] = root.spawn(
         "store",
-        lambda: AdapterStore(library or Shelf(), LIFE, made[0].executor, made[0].queue_of, made[0].streamer),
+        lambda: AdapterStore(
+            library or StubTarget(), LIFE, made[0].executor, made[0].queue_of, made[0].streamer
+        ),
         capacity=100,
     )
     made.append(Bench(store))

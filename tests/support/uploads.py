@@ -18,7 +18,7 @@ from personae.api.adapters.registry import STAGING, Registry
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.store import Limits, Role, TenantStore
+from personae.api.tenants.store import Role, TenantLimits, TenantStore
 from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 
@@ -56,7 +56,7 @@ def raw_safetensors(header: object, data: bytes, length: int | None = None) -> b
 
 
 @dataclass
-class House:
+class UploadFixture:
     """An app with tenants and a registry, over an engine."""
 
     data: DataDir
@@ -68,7 +68,7 @@ class House:
     def key(self, tenant: str, role: Role = "tenant", **limits: int) -> str:
         """A key of a tenant, which is made if it is new."""
         if tenant not in [known.name for known in self.tenants.list_tenants()]:
-            self.tenants.create_tenant(tenant, Limits(**limits))
+            self.tenants.create_tenant(tenant, TenantLimits(**limits))
         return self.tenants.create_key(tenant, role)
 
     def client(self, key: str | None = None) -> httpx.AsyncClient:
@@ -86,12 +86,12 @@ class House:
 
 
 @contextmanager
-def open_house(
+def open_fixture(
     path: Path,
     engine: Any = None,
     bounds: AdapterBounds = BOUNDS,
     settings: ApiSettings | None = None,
-) -> Iterator[House]:
+) -> Iterator[UploadFixture]:
     """An app on a data directory; FakeEngine unless another is given."""
     engine = engine or FakeEngine()
     models = engine.models("default")
@@ -99,7 +99,7 @@ def open_house(
         tenants = TenantStore(data)
         with closing(Registry(data, next(iter(models)), set(models), bounds)) as registry:
             app = create_app(engine, settings, tenants=tenants, registry=registry)
-            yield House(data, tenants, registry, app, engine)
+            yield UploadFixture(data, tenants, registry, app, engine)
 
 
 async def upload(

@@ -7,9 +7,9 @@ from grammar_walks import allowed_tokens
 
 from personae.evals.adversarial.engine import TASTES
 from personae.grammar.backend import Matcher
-from personae.grammar.closing.matcher import ClosingMatcher
-from personae.grammar.closing.table import TokenTable
-from personae.grammar.closing.texts import Words
+from personae.grammar.budget.matcher import BudgetMatcher
+from personae.grammar.budget.string_masks import Words
+from personae.grammar.budget.table import TokenTable
 from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.vocabulary import Vocabulary
 
@@ -47,7 +47,7 @@ def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int
             break
         going_on.sort(key=lambda token: (prefer(vocabulary.tokens[token]), rng.random()))
         stopping = len(going_on) < len(allowed)
-        while going_on and (words := objection(matcher, going_on[-1])) is not None:
+        while going_on and (words := veto(matcher, going_on[-1])) is not None:
             going_on = [token for token in going_on if not TokenTable.holds(words, token)]
         assert going_on or stopping, f"nothing is left after {text_of(tokens, vocabulary)!r}"
         if not going_on:
@@ -57,16 +57,16 @@ def answer(matcher: Matcher, vocabulary: Vocabulary, prefer: Prefer, budget: int
     return tokens
 
 
-def objection(matcher: Matcher, token: int) -> Words | None:
+def veto(matcher: Matcher, token: int) -> Words | None:
     """What a matcher says to a token that its mask allows."""
-    asking = isinstance(matcher, ClosingMatcher | LimitedMatcher) and matcher.asks
-    return matcher.objection(token) if asking else None
+    verifications = isinstance(matcher, BudgetMatcher | LimitedMatcher) and matcher.verifies
+    return matcher.veto(token) if verifications else None
 
 
 def possible_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
     """The tokens that the mask allows and to which there is no objection."""
     allowed = allowed_tokens(matcher, vocabulary)
-    return [token for token in allowed if objection(matcher.fork(), token) is None]
+    return [token for token in allowed if veto(matcher.fork(), token) is None]
 
 
 def text_of(tokens: Sequence[int], vocabulary: Vocabulary) -> bytes:

@@ -53,10 +53,10 @@ from personae.evals.bench.gpu.tables import (
 )
 from personae.evals.bench.gpu.timing import Deadline, copy_bandwidth
 from personae.kernels import registry
-from personae.kernels.branch import Branch
 from personae.kernels.reference import FP8, OPERATORS
+from personae.kernels.side_stream import SideStream
 from personae.kernels.triton import FP8_CAPABILITY
-from personae.lora.copies import Copies, SideStream, pinned
+from personae.lora.copies import Copies, StreamCopies, pinned
 
 Operators = dict[str, Callable[..., Any]]
 LONGEST = 200.0  # seconds of a part; one that takes longer hangs
@@ -79,7 +79,7 @@ def check_parts(
     yield "a layer as a graph", partial(step_graph_checks, generator)
     yield "the engine's steps as graphs", lambda: engine_checks(rig(generator))
     yield "adapters that arrive", lambda: arriving_checks(rig(generator, DelayedStream()), pinned)
-    yield "memory that is lent", lambda: lending_checks(rig(generator, SideStream(), lends=True))
+    yield "memory that is lent", lambda: lending_checks(rig(generator, StreamCopies(), lends=True))
 
 
 def table_parts(
@@ -89,10 +89,10 @@ def table_parts(
     return {
         "The engine's decode step": lambda: engine_table(rig(generator)),
         "Memory that goes from the KV cache to adapters and back": lambda: lending_table(
-            rig(generator, SideStream(), lends=True)
+            rig(generator, StreamCopies(), lends=True)
         ),
         "A decode step while an adapter of rank 64 comes": lambda: arriving_table(
-            rig(generator, SideStream()), pinned
+            rig(generator, StreamCopies()), pinned
         ),
         "A decode step, context 1024, with adapters": partial(step_table, bandwidth, generator, deadline),
         "SGMV alone, cold weights": partial(sgmv_table, bandwidth, generator, deadline),
@@ -104,7 +104,7 @@ def table_parts(
 
 def rig(generator: torch.Generator, copies: Copies | None = None, *, lends: bool = False) -> Rig:
     """A fresh one of the shape that is measured."""
-    return Rig(SHAPE, CudaCapture(), generator, copies=copies, branch=Branch(), lends=lends)
+    return Rig(SHAPE, CudaCapture(), generator, copies=copies, side_stream=SideStream(), lends=lends)
 
 
 class Findings:

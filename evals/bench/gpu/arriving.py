@@ -11,7 +11,7 @@ from torch.cuda import Event
 from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.engine import LIMIT, Rig, RigStep
 from personae.lora.adapter import Adapter
-from personae.lora.copies import SideStream
+from personae.lora.copies import StreamCopies
 from personae.lora.segments import lora_batch
 from personae.lora.writing import Host, made_ready
 
@@ -21,7 +21,7 @@ SHARE = 0.2  # of a step for placing, as the executor has it
 CYCLES = 2 * 10**8  # about a tenth of a second
 
 
-class DelayedStream(SideStream):
+class DelayedStream(StreamCopies):
     """What is copied comes long after the step that needs it has been launched."""
 
     def begin(self) -> None:
@@ -76,7 +76,7 @@ def _run(rig: Rig, step: RigStep, mix: list[int | None]) -> Tensor:
 
 def arriving_table(rig: Rig, host: Host) -> Iterator[dict[str, object]]:
     """Decode steps of all adapters but the one of rank 64, which comes and goes all the while: microseconds
-    from a step's launch to its end, with what the host does beside. rig: with a `SideStream`."""
+    from a step's launch to its end, with what the host does beside. rig: with a `StreamCopies`."""
     mix: list[int | None] = [row % 2 for row in range(ROWS)]
     step = rig.step(mix, [rig.config.max_position // 2] * ROWS)
     step.replayed()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from personae.evals.bench.gpu.layer import Layer, Step, step_inputs
+from personae.evals.bench.gpu.layer import BenchLayer, BenchStep, step_inputs
 from personae.evals.bench.gpu.shapes import (
     DIM,
     HEADS,
@@ -31,9 +31,9 @@ from personae.evals.bench.gpu.shapes import (
     work_list,
 )
 from personae.kernels import reference
-from personae.kernels.branch import Branch
 from personae.kernels.masks import Scratch
-from personae.kernels.sgmv import Arena
+from personae.kernels.sgmv import WeightPool
+from personae.kernels.side_stream import SideStream
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 Operators = dict[str, Callable[..., Any]]
@@ -84,15 +84,17 @@ def sgmv_checks(
     for name, (ranks, rows) in SGMV_CASES.items():
         outputs = (width, width // 4, width // 4)
         adapters = make_adapters(ranks, 1, dtype, generator, {"qkv": (width, outputs)})
-        arenas, tables = adapters.arenas["qkv"][0], adapters.tables["qkv"]
+        weight_pools, tables = adapters.weight_pools["qkv"][0], adapters.tables["qkv"]
         work = work_list(rows, len(rows) + 2, generator.device)
         x = noise((len(rows), width), dtype, generator)
         y = noise((len(rows), sum(outputs)), dtype, generator)
         truth = y.double()
-        wide = tuple(Arena(arena.a.double(), arena.b.double()) for arena in arenas)
+        wide = tuple(
+            WeightPool(weight_pool.a.double(), weight_pool.b.double()) for weight_pool in weight_pools
+        )
         reference.sgmv(x.double(), torch.split(truth, list(outputs), 1), wide, tables, work)
         with poisoned_memory():
-            operators["sgmv"](x, torch.split(y, list(outputs), 1), arenas, tables, work)
+            operators["sgmv"](x, torch.split(y, list(outputs), 1), weight_pools, tables, work)
         yield Check(f"sgmv, {name}, {dtype}", relative_error(y, truth), LIMITS[dtype])
 
 
@@ -197,7 +199,7 @@ def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[C
     """One captured graph, replayed with fewer and with more adapters than at its capture."""
     device, dtype, rows = generator.device, torch.bfloat16, 16
     adapters = make_adapters((16, 8, 64, 1), 1, dtype, generator, {"o": (HIDDEN, (HIDDEN,))})
-    arenas, tables = adapters.arenas["o"][0], adapters.tables["o"]
+    weight_pools, tables = adapters.weight_pools["o"][0], adapters.tables["o"]
     x, y = noise((rows, HIDDEN), dtype, generator), noise((rows, HIDDEN), dtype, generator)
     before = y.clone()
     mixes: dict[str, tuple[int | None, ...]] = {
@@ -206,10 +208,10 @@ def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[C
         "none": (None,) * rows,
     }
     work = work_list((0,) * 8 + (1,) * 8, rows, device)
-    operators["sgmv"](x, (y,), arenas, tables, work_list((0,) * 8 + (1,) * 8, rows, device))  # compiles
+    operators["sgmv"](x, (y,), weight_pools, tables, work_list((0,) * 8 + (1,) * 8, rows, device))  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        operators["sgmv"](x, (y,), arenas, tables, work)
+        operators["sgmv"](x, (y,), weight_pools, tables, work)
     for name, mix in mixes.items():
         live = work_list(mix, rows, device)
         for captured, new in ((work.first_row, live.first_row), (work.rows, live.rows)):
@@ -217,7 +219,7 @@ def graph_checks(operators: Operators, generator: torch.Generator) -> Iterator[C
         work.adapter.copy_(live.adapter)
         y.copy_(before)
         truth = before.clone()
-        reference.sgmv(x, (truth,), arenas, tables, live)
+        reference.sgmv(x, (truth,), weight_pools, tables, live)
         graph.replay()
         yield Check(f"sgmv, graph replayed with {name} adapters", relative_error(y, truth), LIMITS[dtype])
 
@@ -227,11 +229,11 @@ def step_graph_checks(generator: torch.Generator) -> Iterator[Check]:
     other adapters, lengths and positions."""
     rows, dtype = 16, torch.bfloat16
     batch, num_pages = attention_batch([(1, 900)] * rows, generator.device, seed=4)
-    layers, inputs = [Layer(num_pages, generator)], step_inputs(rows, 900, generator)
+    layers, inputs = [BenchLayer(num_pages, generator)], step_inputs(rows, 900, generator)
     adapters = make_adapters((16, 8, 64, 1), 1, dtype, generator)
     work = work_list((0,) * 8 + (1,) * 8, rows, generator.device)
-    for how, branch in {"behind": None, "beside": Branch()}.items():
-        step = Step(layers, batch, adapters, work, branch)
+    for how, side_stream in {"behind": None, "beside": SideStream()}.items():
+        step = BenchStep(layers, batch, adapters, work, side_stream)
         step.run(*inputs)  # compiles
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -245,6 +247,6 @@ def step_graph_checks(generator: torch.Generator) -> Iterator[Check]:
             batch.kv_length.fill_(length)
             inputs[2].fill_(length - 1)
             graph.replay()
-            once = Step(layers, batch, adapters, live).run(*inputs)
+            once = BenchStep(layers, batch, adapters, live).run(*inputs)
             error = relative_error(found, once)
             yield Check(f"step, shrink {how}, graph replayed with {name} adapters", error, LIMITS[dtype])

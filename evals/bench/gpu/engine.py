@@ -17,14 +17,14 @@ from personae.evals.bench.gpu.checks import Check
 from personae.evals.bench.gpu.shapes import DIM, HEADS, HIDDEN, INNER, KV_HEADS, PAGE, attention_batch, noise
 from personae.evals.bench.gpu.timing import event_time
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.branch import Branch
 from personae.kernels.memory import memory_of
+from personae.kernels.side_stream import SideStream
 from personae.kernels.vmm import Driver
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
-from personae.lora.arenas import pool_bytes
 from personae.lora.copies import Copies
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch
+from personae.lora.weight_pools import pool_bytes
 
 LIMIT = 0.02  # bfloat16, with other products where a bucket has more rows than the step
 ROWS = 64
@@ -61,7 +61,7 @@ class Rig:
         dtype: torch.dtype = torch.bfloat16,
         copies: Copies | None = None,
         *,
-        branch: Branch | None = None,
+        side_stream: SideStream | None = None,
         lends: bool = False,
     ) -> None:
         device = generator.device
@@ -108,7 +108,8 @@ class Rig:
         self.kv = KVCache(config, self.layout, dtype, device, spare=True, memory=memory)
         self.kv.data.copy_(noise(tuple(self.kv.data.shape[1:]), dtype, generator))
         self.graphs, self.on_one_stream = (
-            DecodeGraphs(self.model, self.kv, self.pool, self.layout, capture, own) for own in (branch, None)
+            DecodeGraphs(self.model, self.kv, self.pool, self.layout, capture, own)
+            for own in (side_stream, None)
         )
 
     def step(self, mix: Mix, lengths: Sequence[int]) -> "RigStep":

@@ -19,13 +19,13 @@ from personae.evals.bench.gpu.shapes import (
 )
 from personae.kernels.activation import silu_and_mul
 from personae.kernels.attention import AttentionBatch, append_kv, paged_attention
-from personae.kernels.branch import Branch
 from personae.kernels.norm import add_rms_norm
 from personae.kernels.rotary import rotary
 from personae.kernels.sgmv import WorkList, begin_sgmv
+from personae.kernels.side_stream import SideStream
 
 
-class Layer:
+class BenchLayer:
     """The weights and the cache of one layer, random."""
 
     def __init__(self, num_pages: int, generator: torch.Generator) -> None:
@@ -38,7 +38,7 @@ class Layer:
         self.caches = noise((2, num_pages, KV_HEADS, PAGE, DIM), dtype, generator)
 
 
-class Step:
+class BenchStep:
     """One step through some layers: x and residual [T, HIDDEN], positions [T] int64, tables [P, DIM / 2].
 
     Where there are fewer layers of adapters than layers, they take turns. branch: where shrink runs, beside
@@ -47,14 +47,14 @@ class Step:
 
     def __init__(
         self,
-        layers: list[Layer],
+        layers: list[BenchLayer],
         batch: AttentionBatch,
         adapters: Adapters | None,
         work: WorkList | None,
-        branch: Branch | None = None,
+        side_stream: SideStream | None = None,
     ) -> None:
         self.layers, self.batch, self.adapters, self.work = layers, batch, adapters, work
-        self.branch = branch
+        self.side_stream = side_stream
 
     def run(self, x: Tensor, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """All layers, one after the other, as the engine runs them.
@@ -79,8 +79,8 @@ class Step:
         weight = self.layers[index].weights[group]
         if self.adapters is None or work is None:
             return F.linear(x, weight)
-        arenas, tables = self.adapters.arenas[group], self.adapters.tables[group]
-        finish = begin_sgmv(x, arenas[index % len(arenas)], tables, work, self.branch)
+        weight_pools, tables = self.adapters.weight_pools[group], self.adapters.tables[group]
+        finish = begin_sgmv(x, weight_pools[index % len(weight_pools)], tables, work, self.side_stream)
         y = F.linear(x, weight)
         finish(torch.split(y, list(GROUPS[group][1]), 1))
         return y

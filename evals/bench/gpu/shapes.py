@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.noise import stream
+from personae.kernels.counter_rng import stream
 from personae.kernels.sampling import SamplingRows
-from personae.kernels.sgmv import RANK_PAGE, Arena, RankTable, WorkList
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 from personae.kernels.upload import uploads
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, PAGE = 4096, 14336, 32, 8, 128, 32, 16
@@ -82,7 +82,7 @@ def work_list(rows: tuple[int | None, ...], capacity: int, device: torch.device)
 class Adapters:
     """The arenas of each group, one tuple per layer, and the rank tables that all layers share."""
 
-    arenas: dict[str, list[tuple[Arena, ...]]]
+    weight_pools: dict[str, list[tuple[WeightPool, ...]]]
     tables: dict[str, tuple[RankTable, ...]]
 
 
@@ -97,7 +97,7 @@ def make_adapters(
     device = generator.device
     counts = [-(-rank // RANK_PAGE) for rank in ranks]
     spare = sum(counts) + 1
-    arenas: dict[str, list[tuple[Arena, ...]]] = {}
+    weight_pools: dict[str, list[tuple[WeightPool, ...]]] = {}
     tables: dict[str, tuple[RankTable, ...]] = {}
     for group, (inputs, outputs) in groups.items():
         of_group = []
@@ -115,9 +115,9 @@ def make_adapters(
             live.append(torch.cat(rows))
             of_group.append(RankTable(torch.tensor(ranks, dtype=torch.int32, device=device), pages))
         tables[group] = tuple(of_group)
-        arenas[group] = [
+        weight_pools[group] = [
             tuple(
-                Arena(
+                WeightPool(
                     _poisoned(rows, spare * RANK_PAGE, inputs, inputs**-0.5, dtype, generator),
                     _poisoned(rows, spare * RANK_PAGE, out, 0.25, dtype, generator),
                 )
@@ -125,7 +125,7 @@ def make_adapters(
             )
             for _ in range(layers)
         ]
-    return Adapters(arenas, tables)
+    return Adapters(weight_pools, tables)
 
 
 def _poisoned(
@@ -145,12 +145,12 @@ def attention_batch(
     rows: list[tuple[int, int]], device: torch.device, seed: int
 ) -> tuple[AttentionBatch, int]:
     """The batch of rows (queries, keys) on shuffled pages, and how many pages there must be."""
-    needed = [-(-keys // PAGE) for _, keys in rows]
-    num_pages = sum(needed) + 1
+    logit_mask = [-(-keys // PAGE) for _, keys in rows]
+    num_pages = sum(logit_mask) + 1
     order = random.Random(seed).sample(range(num_pages), num_pages)
-    table = torch.full((len(rows), max(needed)), order.pop(), dtype=torch.int32)
+    table = torch.full((len(rows), max(logit_mask)), order.pop(), dtype=torch.int32)
     write = []
-    for row, ((queries, keys), count) in enumerate(zip(rows, needed, strict=True)):
+    for row, ((queries, keys), count) in enumerate(zip(rows, logit_mask, strict=True)):
         own = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
         table[row, :count] = own
         position = torch.arange(keys - queries, keys)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personae.evals.bench.gpu.layer import Layer, Step, step_inputs
+from personae.evals.bench.gpu.layer import BenchLayer, BenchStep, step_inputs
 from personae.evals.bench.gpu.peers import vllm_attention, vllm_lora
 from personae.evals.bench.gpu.shapes import (
     DIM,
@@ -33,11 +33,11 @@ from personae.evals.bench.gpu.timing import Call, Deadline, event_time, replay_t
 from personae.kernels import reference
 from personae.kernels.activation import silu_and_mul
 from personae.kernels.attention import AttentionBatch, paged_attention
-from personae.kernels.branch import Branch
 from personae.kernels.masks import Scratch
 from personae.kernels.norm import add_rms_norm
 from personae.kernels.sampling import SamplingRows, choose
 from personae.kernels.sgmv import WorkList, sgmv
+from personae.kernels.side_stream import SideStream
 
 Row = dict[str, Any]
 CONTEXT = 1024
@@ -53,13 +53,13 @@ def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
     As many layers as the model has share a few layers' weights, so that what a step does once (its plans)
     weighs as much as in life, and weights are cold.
     """
-    branch = Branch()
+    side_stream = SideStream()
     for batch in (1, 16, 64):
         attention, num_pages = attention_batch([(1, CONTEXT)] * batch, CUDA, seed=batch)
-        few = [Layer(num_pages, generator) for _ in range(COPIES)]
+        few = [BenchLayer(num_pages, generator) for _ in range(COPIES)]
         layers = [few[index % COPIES] for index in range(LAYERS)]
         inputs = step_inputs(batch, CONTEXT, generator)
-        alone = Step(layers, attention, None, None)
+        alone = BenchStep(layers, attention, None, None)
         base = replay_time([partial(alone.run, *inputs)]) / LAYERS
         cache_bytes = 2 * 2 * batch * CONTEXT * KV_HEADS * DIM
         floor = (WEIGHT_BYTES + cache_bytes) / bandwidth
@@ -71,8 +71,9 @@ def step_table(bandwidth: float, generator: torch.Generator, deadline: Deadline)
             adapters = make_adapters(mix.ranks, COPIES, torch.bfloat16, generator)
             work = work_list(mix.rows, batch, CUDA)
             time, behind = (
-                replay_time([partial(Step(layers, attention, adapters, work, own).run, *inputs)]) / LAYERS
-                for own in (branch, None)
+                replay_time([partial(BenchStep(layers, attention, adapters, work, own).run, *inputs)])
+                / LAYERS
+                for own in (side_stream, None)
             )
             row = {"rows": batch, "adapters": mix.name, "us a layer": time, "slower by %": slower(time, base)}
             row["shrink behind, slower by %"] = slower(behind, base)
@@ -124,7 +125,7 @@ def sgmv_calls(
     def call(layer: int) -> None:
         for group, (_, outputs) in GROUPS.items():
             slices = torch.split(ys[group], list(outputs), 1)
-            sgmv(x[group], slices, adapters.arenas[group][layer], adapters.tables[group], work)
+            sgmv(x[group], slices, adapters.weight_pools[group][layer], adapters.tables[group], work)
 
     return [partial(call, layer) for layer in range(copies)]
 

@@ -79,7 +79,7 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
         f"# `{task}`: a LoRA adapter of SmolLM2-135M-Instruct",
         ABOUT[task],
         "Written by `evals/demo/finetune/card.py`; what the figures mean and how to train on is in "
-        "[docs/real_model.md](../../../../docs/real_model.md).",
+        "[docs/guide/real_model.md](../../../../docs/guide/real_model.md).",
         "## Held-out questions",
         HOW[task] + " Through Personae's server in bfloat16, greedy; 95 % intervals (Wilson's) in brackets. "
         "*PEFT free* is the adapter through plain transformers and PEFT in bfloat16, on the first questions of the same.",

@@ -123,10 +123,10 @@ def fill(tables: list[Table], rng: random.Random) -> list[str]:
     return made
 
 
-def run(script: list[str], query: str) -> list[tuple[Any, ...]] | None:
+def run(engine_spec: list[str], query: str) -> list[tuple[Any, ...]] | None:
     """What a query gives in a fresh database; None if it fails or takes too long."""
     with sqlite3.connect(":memory:") as database:
-        database.executescript("\n".join(script))
+        database.executescript("\n".join(engine_spec))
         database.set_progress_handler(_Steps(), 1000)
         try:
             return database.execute(query).fetchmany(1000)
@@ -376,15 +376,15 @@ def scene(rng: random.Random, *, test: bool, turns: int) -> Scene:
     if alone and rng.random() < 0.3:
         table = parent
     tables = [table] if alone else [table, parent]
-    script = [create(tables)]
+    engine_spec = [create(tables)]
     made: list[Turn] = []
-    filled = [*script, *fill(tables, rng)] if test else []
+    filled = [*engine_spec, *fill(tables, rng)] if test else []
     while len(made) < turns:
         text, query = question(table, None if alone else parent, rng)
         if test and run(filled, query) in ([], [(0,)], [(None,)]):
             continue  # a wrong query would give the same
         facts = {"script": filled, "query": query}
-        made.append(Turn(f"{script[0]}\n\n{text}", query, facts=facts))
+        made.append(Turn(f"{engine_spec[0]}\n\n{text}", query, facts=facts))
     return Scene("sql", [], SYSTEM, made)
 
 

@@ -131,9 +131,9 @@ class _WrongType(Exception):
 def _typed(category: str, schema: Mapping[str, Any], value: Any) -> Typed:
     kind = schema["type"]
     if "java" in category:  # javascript too
-        script = "javascript" in category
-        types: Mapping[str, type] = JAVASCRIPT if script else JAVA
-        read: Callable[..., Any] = read_javascript if script else read_java
+        engine_spec = "javascript" in category
+        types: Mapping[str, type] = JAVASCRIPT if engine_spec else JAVA
+        read: Callable[..., Any] = read_javascript if engine_spec else read_java
         if not isinstance(value, str):
             raise _WrongType(f"{value!r} is not written as text")
         items = schema["items"]["type"] if kind in ("Array", "ArrayList", "array") else None

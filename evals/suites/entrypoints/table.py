@@ -1,4 +1,5 @@
-"""The table of docs/clients.md: whose tests are restated, in how many cases, and what is done otherwise.
+"""The table of docs/guide/clients.md: whose tests are restated, in how many cases, and what is done
+otherwise.
 
 python -m personae.evals.suites.entrypoints.table
 """

@@ -29,7 +29,7 @@ def _mix(z):
 
 @triton.jit
 def uniform(stream, position):
-    """The number in [0, 1), float64, of `kernels/noise.py`, bit for bit; stream, position: int64."""
+    """The number in [0, 1), float64, of `kernels/counter_rng.py`, bit for bit; stream, position: int64."""
     counter = position.to(tl.uint64, bitcast=True) + 1
     bits = _mix(stream.to(tl.uint64, bitcast=True) + counter * 0x9E3779B97F4A7C15)
     return (bits >> 11).to(tl.int64, bitcast=True).to(tl.float64) * (1.0 / 9007199254740992.0)

@@ -9,7 +9,7 @@ from patience import PATIENCE
 PACKAGES = Path(__file__).resolve().parents[3] / ".pkg"
 SCRIPT = """
 import gc, weakref
-from personae.actors.kit.collector import spare_what_is_here
+from personae.actors.kit.gc_tuning import spare_what_is_here
 
 class Node:
     def __init__(self): self.me = self
@@ -25,7 +25,7 @@ print(new() is None, len(old))
 
 def test_what_is_here_is_spared_garbage_goes_before_and_later_cycles_are_found() -> None:
     command = [sys.executable, "-c", SCRIPT]
-    told = subprocess.run(
+    delivered = subprocess.run(
         command, env={"PYTHONPATH": str(PACKAGES)}, capture_output=True, check=True, timeout=PATIENCE
     )
-    assert told.stdout.split() == [b"True", b"False", b"True", b"1000"]
+    assert delivered.stdout.split() == [b"True", b"False", b"True", b"1000"]

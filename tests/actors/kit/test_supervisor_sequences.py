@@ -38,10 +38,10 @@ def test_any_sequence_of_deaths_leaves_the_lives_that_the_strategy_says(
                     await ref.ask(whoami)
 
     run_virtual(main, backend)
-    lives = [1] * len(NAMES)
+    epochs = [1] * len(NAMES)
     for dead in deaths:
         for child in reborn(strategy, dead):
-            lives[child] += 1
-    assert [diary.count(f"+{name}") for name in NAMES] == lives
-    assert [diary.count(f"-{name}") for name in NAMES] == lives
+            epochs[child] += 1
+    assert [diary.count(f"+{name}") for name in NAMES] == epochs
+    assert [diary.count(f"-{name}") for name in NAMES] == epochs
     assert diary[-len(NAMES) :] == [f"-{name}" for name in reversed(NAMES)]

@@ -2,13 +2,13 @@
 
 import sys
 
-from personae.actors.kit.turns import TURN_SECONDS, take_short_turns
+from personae.actors.kit.switch_interval import TURN_SECONDS, shorten_switch_interval
 
 
 def test_turns_are_short_from_then_on() -> None:
     before = sys.getswitchinterval()
     try:
-        take_short_turns()
+        shorten_switch_interval()
         assert sys.getswitchinterval() == TURN_SECONDS < before / 2
     finally:
         sys.setswitchinterval(before)

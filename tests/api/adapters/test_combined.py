@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from uploads import House, open_house, upload, whole
+from uploads import UploadFixture, open_fixture, upload, whole
 from virtual_clock import real_clock
 
 from personae.api.settings import ApiSettings
@@ -16,14 +16,14 @@ pytestmark = real_clock
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(tmp_path, settings=ApiSettings(max_rank=12)) as house:
-        yield house
+def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
+    with open_fixture(tmp_path, settings=ApiSettings(max_rank=12)) as fixture:
+        yield fixture
 
 
 @pytest.fixture
-async def client(house: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with house.client() as client:
+async def client(fixture: UploadFixture) -> AsyncIterator[httpx.AsyncClient]:
+    async with fixture.client() as client:
         for seed, name in enumerate(("one", "two")):
             assert (await upload(client, name, whole(seed))).status_code == 201
         yield client
@@ -35,12 +35,12 @@ async def ask(client: httpx.AsyncClient, adapters: Any, model: str = "base") -> 
 
 
 async def test_the_engine_is_asked_for_the_weighted_mix_and_the_answer_is_the_bases(
-    house: House, client: httpx.AsyncClient
+    fixture: UploadFixture, client: httpx.AsyncClient
 ) -> None:
     digests = {row["name"]: row["sha256"] for row in (await client.get("/v1/adapters")).json()["data"]}
     answer = await ask(client, [{"name": "one", "weight": 0.5}, {"name": "two"}])
     assert answer.json()["model"] == "base"
-    (log,) = house.engine.submitted
+    (log,) = fixture.engine.submitted
     assert log.adapter == mix_id([(digests["two"], 1.0), (digests["one"], 0.5)])
     await client.post(
         "/v1/chat/completions",
@@ -50,9 +50,9 @@ async def test_the_engine_is_asked_for_the_weighted_mix_and_the_answer_is_the_ba
             "adapters": [{"name": "one", "weight": -2}],
         },
     )
-    assert parts_of(house.engine.submitted[-1].adapter) == [(digests["one"], -2.0)]
+    assert parts_of(fixture.engine.submitted[-1].adapter) == [(digests["one"], -2.0)]
     assert (await ask(client, [])).status_code == 200
-    assert house.engine.submitted[-1].adapter is None
+    assert fixture.engine.submitted[-1].adapter is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_what_cannot_be_combined_is_refused_by_its_field(
 
 
 async def test_more_ranks_than_the_memory_holds_and_an_adapter_as_the_model_are_refused(
-    house: House, client: httpx.AsyncClient
+    fixture: UploadFixture, client: httpx.AsyncClient
 ) -> None:
     await upload(client, "big", whole(3, rank=12))
     response = await ask(client, [{"name": "one"}, {"name": "big"}])
@@ -88,4 +88,4 @@ async def test_more_ranks_than_the_memory_holds_and_an_adapter_as_the_model_are_
     assert "14 ranks together" in response.json()["error"]["message"]
     response = await ask(client, [{"name": "one"}], model="two")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
-    assert house.engine.submitted == []
+    assert fixture.engine.submitted == []

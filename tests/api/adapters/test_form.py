@@ -6,7 +6,7 @@ from pathlib import Path
 import asgi
 import httpx
 import pytest
-from uploads import CONFIG, TENSORS, House, open_house, upload, whole
+from uploads import CONFIG, TENSORS, UploadFixture, open_fixture, upload, whole
 
 from personae.api.settings import ApiSettings
 
@@ -17,9 +17,9 @@ SETTINGS = ApiSettings(max_upload_bytes=4000)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(tmp_path, settings=SETTINGS) as house:
-        yield house
+def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
+    with open_fixture(tmp_path, settings=SETTINGS) as fixture:
+        yield fixture
 
 
 def part(name: str, content: bytes, extra: str = "", filename: str | None = "x") -> bytes:
@@ -37,13 +37,15 @@ def good() -> list[bytes]:
 
 
 async def post(
-    house: House, body: bytes | AsyncIterator[bytes], kind: str = f"multipart/form-data; boundary={BOUNDARY}"
+    fixture: UploadFixture,
+    body: bytes | AsyncIterator[bytes],
+    kind: str = f"multipart/form-data; boundary={BOUNDARY}",
 ) -> httpx.Response:
-    async with house.client() as client:
+    async with fixture.client() as client:
         return await client.post("/v1/adapters", content=body, headers={"content-type": kind})
 
 
-async def test_a_form_may_come_in_any_order_and_in_pieces_of_any_size(house: House) -> None:
+async def test_a_form_may_come_in_any_order_and_in_pieces_of_any_size(fixture: UploadFixture) -> None:
     body = form(*reversed(good()))
     for number, size in enumerate((1, 7, 4096)):
 
@@ -51,9 +53,9 @@ async def test_a_form_may_come_in_any_order_and_in_pieces_of_any_size(house: Hou
             for start in range(0, len(body), size):
                 yield body[start : start + size]
 
-        response = await post(house, pieces())
+        response = await post(fixture, pieces())
         assert response.status_code == (201 if number == 0 else 409), response.text
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
 FORMS = {
@@ -81,13 +83,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("case", FORMS)
-async def test_forms_that_are_refused(house: House, case: str) -> None:
+async def test_forms_that_are_refused(fixture: UploadFixture, case: str) -> None:
     body, reason = FORMS[case]
-    response = await post(house, body)
+    response = await post(fixture, body)
     assert 400 <= response.status_code < 500
     assert reason in response.json()["error"]["message"]
-    assert house.leftovers() == []
-    assert house.registry.list("default") == []
+    assert fixture.leftovers() == []
+    assert fixture.registry.list("default") == []
 
 
 @pytest.mark.parametrize(
@@ -100,31 +102,33 @@ async def test_forms_that_are_refused(house: House, case: str) -> None:
         f"multipart/form-data; boundary={'b' * 300}",
     ],
 )
-async def test_bodies_of_another_kind_are_refused(house: House, kind: str) -> None:
-    assert (await post(house, form(*good()), kind)).status_code == 400
-    assert house.leftovers() == []
+async def test_bodies_of_another_kind_are_refused(fixture: UploadFixture, kind: str) -> None:
+    assert (await post(fixture, form(*good()), kind)).status_code == 400
+    assert fixture.leftovers() == []
 
 
 @pytest.mark.parametrize("filename", ["../../../etc/cron.d/x", "/tmp/x", "a\\0", "x.pt"])
-async def test_file_names_are_never_used(house: House, filename: str) -> None:
+async def test_file_names_are_never_used(fixture: UploadFixture, filename: str) -> None:
     files = [part(name, data, filename=filename) for name, data in whole().items()]
-    assert (await post(house, form(good()[0], *files))).status_code == 201
-    inside = {path.name for path in house.data.adapters.rglob("*") if path.is_file()}
+    assert (await post(fixture, form(good()[0], *files))).status_code == 201
+    inside = {path.name for path in fixture.data.adapters.rglob("*") if path.is_file()}
     assert inside == {CONFIG, TENSORS}
 
 
-async def test_a_client_that_leaves_halfway_leaves_nothing(house: House) -> None:
+async def test_a_client_that_leaves_halfway_leaves_nothing(fixture: UploadFixture) -> None:
     kind = (b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())
     visit = asgi.Visit("/v1/adapters")
     visit._request_headers = [kind]
     visit.say(form(*good())[:500], more=True)
     visit.leave()
-    await visit.run(house.app)
-    assert house.leftovers() == []
+    await visit.run(fixture.app)
+    assert fixture.leftovers() == []
 
 
-async def test_a_body_over_the_limit_is_refused_by_its_length_and_the_connection_closed(house: House) -> None:
-    async with house.client() as client:
+async def test_a_body_over_the_limit_is_refused_by_its_length_and_the_connection_closed(
+    fixture: UploadFixture,
+) -> None:
+    async with fixture.client() as client:
         response = await upload(client, "x", {CONFIG: b"{}", TENSORS: bytes(4 * 2**20)})
     assert response.status_code == 413
     assert response.headers["connection"] == "close"

@@ -18,14 +18,14 @@ from patience import PATIENCE, soon
 from safetensors.torch import load, save
 from tiny_adapters import make_adapter, make_adapter_folder
 from tiny_models import VOCAB, model_folder
-from uploads import CONFIG, TENSORS, House, open_house, upload
+from uploads import CONFIG, TENSORS, UploadFixture, open_fixture, upload
 from virtual_clock import real_clock
 
 from personae.actors.assembly import assemble
+from personae.actors.in_process import open_in_process
 from personae.actors.options import EngineOptions
-from personae.actors.stage import open_stage
 from personae.engine.step import StepEngine
-from personae.lora.arenas import pool_bytes
+from personae.lora.weight_pools import pool_bytes
 
 pytestmark = real_clock
 BASE = model_folder("qwen3")
@@ -52,20 +52,20 @@ PROMPT = random.Random(1).choices(range(4, VOCAB), k=50)
 
 
 @asynccontextmanager
-async def live(path: Path, **options: Any) -> AsyncIterator[House]:
+async def live(path: Path, **options: Any) -> AsyncIterator[UploadFixture]:
     """A house over a real engine that finds the house's adapters."""
     engine = {"device": "cpu", "dtype": "float32", "kv_memory": 2**22, "max_seqs": 8, "max_batch_tokens": 64}
     store = {"adapter_store": path / "adapters", "secret": b"s" * 32}
     assembly = assemble(EngineOptions(BASE, **{**engine, **store, **options}))
-    async with open_stage(assembly.script) as client:
-        with open_house(path, client, assembly.bounds) as house:
-            yield house
+    async with open_in_process(assembly.engine_spec) as client:
+        with open_fixture(path, client, assembly.bounds) as fixture:
+            yield fixture
 
 
 def room_for(adapters: int) -> int:
     """Bytes of adapter memory that hold so many of these adapters."""
     assembly = assemble(EngineOptions(BASE, device="cpu", dtype="float32", kv_memory=2**20))
-    dtype = assembly.script.build_step_engine().runner.adapters.dtype
+    dtype = assembly.engine_spec.build_step_engine().runner.adapters.dtype
     return pool_bytes(assembly.bounds.shapes, adapters * RANK, dtype)
 
 
@@ -92,7 +92,7 @@ def cached(answer: dict[str, Any]) -> int:
 async def test_an_adapter_answers_exactly_as_peft_as_soon_as_it_is_uploaded(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:
-    async with live(tmp_path) as house, house.client() as client:
+    async with live(tmp_path) as fixture, fixture.client() as client:
         base = tokens(await ask(client, BASE.name))
         for number, name in enumerate(["poet", "clerk"]):
             assert (await upload(client, name, files[number])).status_code == 201
@@ -103,7 +103,7 @@ async def test_more_adapters_than_fit_take_turns_and_answer_as_each_would_alone(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:
     answers: dict[tuple[int, int], list[int]] = {}
-    async with live(tmp_path, adapter_memory=room_for(2)) as house, house.client() as client:
+    async with live(tmp_path, adapter_memory=room_for(2)) as fixture, fixture.client() as client:
         for number, each in enumerate(files):
             assert (await upload(client, f"a{number}", each)).status_code == 201
 
@@ -123,7 +123,7 @@ async def test_more_adapters_than_fit_take_turns_and_answer_as_each_would_alone(
 async def test_an_adapter_that_is_always_asked_for_does_not_starve_another(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:
-    async with live(tmp_path, adapter_memory=room_for(1)) as house, house.client() as client:
+    async with live(tmp_path, adapter_memory=room_for(1)) as fixture, fixture.client() as client:
         for number in range(2):
             await upload(client, f"a{number}", files[number])
         done = False
@@ -153,7 +153,7 @@ async def test_a_request_finishes_on_the_version_that_it_began_with(
         assert steps.acquire(timeout=PATIENCE)
         return prepare(engine, *args)
 
-    async with live(tmp_path, adapter_memory=room_for(1)) as house, house.client() as client:
+    async with live(tmp_path, adapter_memory=room_for(1)) as fixture, fixture.client() as client:
         await upload(client, "poet", files[0])
         first = await ask(client, "poet", max_tokens=60)
         running: list[dict[str, Any]] = []
@@ -164,7 +164,7 @@ async def test_a_request_finishes_on_the_version_that_it_began_with(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(long)
-            await soon(lambda: bool(house.engine.stats().running), "the first request runs")
+            await soon(lambda: bool(fixture.engine.stats().running), "the first request runs")
             second = await upload(client, "poet", files[1], replace="true")
             assert second.json()["version"] == 2
             assert not running
@@ -172,7 +172,7 @@ async def test_a_request_finishes_on_the_version_that_it_began_with(
             new = await ask(client, "poet")
         assert tokens(running[0]) == tokens(first)
         assert (tokens(new), cached(new)) == (truth[1], 0), "nothing of the old version is in its cache"
-        assert house.leftovers() == []
+        assert fixture.leftovers() == []
         await client.delete("/v1/adapters/poet")
         gone = await client.post("/v1/completions", json={"model": "poet", "prompt": "hi"})
         assert gone.status_code == 404
@@ -181,9 +181,9 @@ async def test_a_request_finishes_on_the_version_that_it_began_with(
 async def test_the_cache_is_shared_within_a_tenant_and_never_between_two(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:
-    async with live(tmp_path) as house:
-        admin, bob = house.key("root", "admin"), house.key("bob")
-        async with house.client(admin) as one, house.client(bob) as two:
+    async with live(tmp_path) as fixture:
+        admin, bob = fixture.key("root", "admin"), fixture.key("bob")
+        async with fixture.client(admin) as one, fixture.client(bob) as two:
             await upload(one, "poet", files[0], shared="true")
             for model in (BASE.name, "poet"):
                 for first, second in ((one, two), (two, one)):
@@ -201,19 +201,19 @@ async def test_the_cache_is_shared_within_a_tenant_and_never_between_two(
 async def test_what_was_uploaded_is_served_after_a_restart(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:
-    async with live(tmp_path) as house, house.client() as client:
+    async with live(tmp_path) as fixture, fixture.client() as client:
         await upload(client, "poet", files[0])
-    async with live(tmp_path) as house, house.client() as client:
+    async with live(tmp_path) as fixture, fixture.client() as client:
         assert tokens(await ask(client, "poet")) == truth[0]
 
 
 async def test_files_that_were_damaged_fail_their_own_requests_only(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:
-    async with live(tmp_path) as house, house.client() as client:
+    async with live(tmp_path) as fixture, fixture.client() as client:
         digests = [(await upload(client, f"a{i}", files[i])).json()["sha256"] for i in range(2)]
-        (house.data.adapters / digests[0] / TENSORS).write_bytes(b"")
-        (house.data.adapters / digests[0] / STACKS).unlink()
+        (fixture.data.adapters / digests[0] / TENSORS).write_bytes(b"")
+        (fixture.data.adapters / digests[0] / STACKS).unlink()
         body = {"model": "a0", "prompt": PROMPT, "max_tokens": 2}
         failed = await client.post("/v1/completions", json=body)
         assert failed.status_code == 500
@@ -239,9 +239,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 async def test_what_it_is_placed_from_is_made_of_the_upload_again_if_it_was_damaged(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]], what: str
 ) -> None:
-    async with live(tmp_path) as house, house.client() as client:
+    async with live(tmp_path) as fixture, fixture.client() as client:
         digest = (await upload(client, "poet", files[0])).json()["sha256"]
-        stacks = house.data.adapters / digest / STACKS
+        stacks = fixture.data.adapters / digest / STACKS
         whole = stacks.read_bytes()
         stacks.write_bytes(DAMAGE[what](whole))
         assert stacks.read_bytes() != whole
@@ -255,7 +255,7 @@ async def test_an_adapter_that_overflows_with_a_prompt_is_that_requests_400(
     large = load(files[0][TENSORS])
     for name in large:
         large[name] = torch.ones_like(large[name]) * (1e9 if "lora_A" in name else 1e8)
-    async with live(tmp_path) as house, house.client() as client:
+    async with live(tmp_path) as fixture, fixture.client() as client:
         await upload(client, "poet", files[0])
         assert (await upload(client, "large", {**files[0], TENSORS: save(large)})).status_code == 201
         body = {"model": "large", "prompt": PROMPT, "max_tokens": 2}
@@ -283,7 +283,7 @@ async def test_weighted_adapters_answer_together_as_in_peft_beside_each_alone(
         answers[name] = tokens(await ask(client, model, **fields))
 
     weighted = [{"name": "a1", "weight": -0.5}, {"name": "a0", "weight": 1.5}]
-    async with live(tmp_path / "data") as house, house.client() as client:
+    async with live(tmp_path / "data") as fixture, fixture.client() as client:
         for i in range(2):
             assert (await upload(client, f"a{i}", files[i])).status_code == 201
         async with anyio.create_task_group() as tasks:

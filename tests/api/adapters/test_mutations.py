@@ -19,9 +19,9 @@ from uploads import (
     CONFIG,
     SHAPES,
     TENSORS,
-    House,
+    UploadFixture,
     config,
-    open_house,
+    open_fixture,
     raw_safetensors,
     tensors,
     upload,
@@ -40,41 +40,41 @@ odd_json = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with open_house(tmp_path_factory.mktemp("house")) as house:
-        yield house
-        asyncio.run(a_good_one_is_taken(house))
+def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UploadFixture]:
+    with open_fixture(tmp_path_factory.mktemp("house")) as fixture:
+        yield fixture
+        asyncio.run(a_good_one_is_taken(fixture))
 
 
-async def a_good_one_is_taken(house: House) -> None:
-    async with house.client() as client:
+async def a_good_one_is_taken(fixture: UploadFixture) -> None:
+    async with fixture.client() as client:
         assert (await upload(client, "good", whole())).status_code == 201
         assert (await client.delete("/v1/adapters/good")).status_code == 200
 
 
-def send(house: House, files: dict[str, bytes], name: str = "x", **fields: str) -> httpx.Response:
+def send(fixture: UploadFixture, files: dict[str, bytes], name: str = "x", **fields: str) -> httpx.Response:
     async def one() -> httpx.Response:
-        async with house.client() as client:
+        async with fixture.client() as client:
             return await upload(client, name, files, **fields)
 
     return asyncio.run(one())
 
 
-def refused(house: House, response: httpx.Response) -> str:
+def refused(fixture: UploadFixture, response: httpx.Response) -> str:
     """The reason."""
     assert 400 <= response.status_code < 500, response.text
     error = response.json()["error"]
     assert error["message"]
     assert error["type"] == "invalid_request_error"
-    assert str(house.data.path) not in response.text, "no path of the server is shown"
-    nothing_is_left(house)
+    assert str(fixture.data.path) not in response.text, "no path of the server is shown"
+    nothing_is_left(fixture)
     message: str = error["message"]
     return message
 
 
-def nothing_is_left(house: House) -> None:
-    assert house.leftovers() == []
-    assert house.registry.list("default") == []
+def nothing_is_left(fixture: UploadFixture) -> None:
+    assert fixture.leftovers() == []
+    assert fixture.registry.list("default") == []
 
 
 def header_and_data() -> tuple[dict[str, Any], bytes]:
@@ -85,11 +85,11 @@ def header_and_data() -> tuple[dict[str, Any], bytes]:
 
 @quick
 @given(st.data())
-def test_truncated(house: House, data: st.DataObject) -> None:
+def test_truncated(fixture: UploadFixture, data: st.DataObject) -> None:
     files = whole()
     broken = data.draw(st.sampled_from([CONFIG, TENSORS]))
     files[broken] = files[broken][: data.draw(st.integers(0, len(files[broken]) - 1))]
-    refused(house, send(house, files))
+    refused(fixture, send(fixture, files))
 
 
 @quick
@@ -97,16 +97,18 @@ def test_truncated(house: House, data: st.DataObject) -> None:
 @example(2**64 - 1)
 @example(2**63)
 @example(0)
-def test_a_header_length_that_lies(house: House, length: int) -> None:
+def test_a_header_length_that_lies(fixture: UploadFixture, length: int) -> None:
     header, data = header_and_data()
     file = raw_safetensors(header, data, length)
     if length != len(json.dumps(header).encode()):
-        refused(house, send(house, {CONFIG: config(), TENSORS: file}))
+        refused(fixture, send(fixture, {CONFIG: config(), TENSORS: file}))
 
 
 @quick
 @given(st.data())
-def test_offsets_that_overlap_leave_gaps_or_point_elsewhere(house: House, data: st.DataObject) -> None:
+def test_offsets_that_overlap_leave_gaps_or_point_elsewhere(
+    fixture: UploadFixture, data: st.DataObject
+) -> None:
     header, content = header_and_data()
     entry = header[data.draw(st.sampled_from(NAMES))]
     right = list(entry["data_offsets"])
@@ -115,12 +117,12 @@ def test_offsets_that_overlap_leave_gaps_or_point_elsewhere(house: House, data: 
         | st.sampled_from([[right[0], True], [0, right[1] - right[0]], [1.0, 2.0], ["0", "64"], None, {}])
     )
     if entry["data_offsets"] != right:
-        refused(house, send(house, {CONFIG: config(), TENSORS: raw_safetensors(header, content)}))
+        refused(fixture, send(fixture, {CONFIG: config(), TENSORS: raw_safetensors(header, content)}))
 
 
 @quick
 @given(st.sampled_from(NAMES), st.sampled_from(["dtype", "shape", "data_offsets", None, "more"]), odd_json)
-def test_headers_that_say_anything(house: House, name: str, field: str | None, value: Any) -> None:
+def test_headers_that_say_anything(fixture: UploadFixture, name: str, field: str | None, value: Any) -> None:
     header, content = header_and_data()
     if field is None:
         header[name] = value
@@ -129,23 +131,23 @@ def test_headers_that_say_anything(house: House, name: str, field: str | None, v
         header[name][field] = value
         if unchanged:
             return
-    refused(house, send(house, {CONFIG: config(), TENSORS: raw_safetensors(header, content)}))
+    refused(fixture, send(fixture, {CONFIG: config(), TENSORS: raw_safetensors(header, content)}))
 
 
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b'{"a":' * 100_000, b"{}", b"\xff\xfe{}", b"null", b"{" + b" " * 9]
 )
-def test_headers_that_are_no_objects(house: House, text: bytes) -> None:
-    refused(house, send(house, {CONFIG: config(), TENSORS: raw_safetensors(text, b"")}))
-    refused(house, send(house, {CONFIG: text, TENSORS: save(tensors())}))
+def test_headers_that_are_no_objects(fixture: UploadFixture, text: bytes) -> None:
+    refused(fixture, send(fixture, {CONFIG: config(), TENSORS: raw_safetensors(text, b"")}))
+    refused(fixture, send(fixture, {CONFIG: text, TENSORS: save(tensors())}))
 
 
-def test_a_tensor_that_stands_twice_in_the_header(house: House) -> None:
+def test_a_tensor_that_stands_twice_in_the_header(fixture: UploadFixture) -> None:
     header, content = header_and_data()
     text = json.dumps(header)
     twice = text[:-1] + f", {json.dumps(FIRST)}: {json.dumps(header[FIRST])}}}"
     message = refused(
-        house, send(house, {CONFIG: config(), TENSORS: raw_safetensors(twice.encode(), content)})
+        fixture, send(fixture, {CONFIG: config(), TENSORS: raw_safetensors(twice.encode(), content)})
     )
     assert "twice" in message
 
@@ -158,11 +160,11 @@ def test_a_tensor_that_stands_twice_in_the_header(house: House) -> None:
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
 def test_a_single_value_that_is_not_finite(
-    house: House, name: str, place: int, value: float, dtype: torch.dtype
+    fixture: UploadFixture, name: str, place: int, value: float, dtype: torch.dtype
 ) -> None:
     found = {key: tensor.to(dtype) for key, tensor in tensors().items()}
     found[name].view(-1)[place % found[name].numel()] = value
-    message = refused(house, send(house, {CONFIG: config(), TENSORS: save(found)}))
+    message = refused(fixture, send(fixture, {CONFIG: config(), TENSORS: save(found)}))
     assert "not finite" in message
     assert name in message
 
@@ -173,12 +175,14 @@ def test_a_single_value_that_is_not_finite(
     st.lists(st.integers(0, 9), max_size=3),
     st.sampled_from([torch.float32, torch.int8, torch.float64]),
 )
-def test_wrong_shapes_and_dtypes(house: House, name: str, shape: list[int], dtype: torch.dtype) -> None:
+def test_wrong_shapes_and_dtypes(
+    fixture: UploadFixture, name: str, shape: list[int], dtype: torch.dtype
+) -> None:
     found = tensors()
     if found[name].shape == torch.Size(shape) and dtype == torch.float32:
         return
     found[name] = torch.zeros(shape, dtype=dtype)
-    assert name in refused(house, send(house, {CONFIG: config(), TENSORS: save(found)}))
+    assert name in refused(fixture, send(fixture, {CONFIG: config(), TENSORS: save(found)}))
 
 
 @quick
@@ -186,19 +190,19 @@ def test_wrong_shapes_and_dtypes(house: House, name: str, shape: list[int], dtyp
 @example(BOUNDS.max_rank + 1)
 @example(0)
 @example(2**16)
-def test_ranks_that_are_not_the_tensors(house: House, rank: Any) -> None:
+def test_ranks_that_are_not_the_tensors(fixture: UploadFixture, rank: Any) -> None:
     if type(rank) is not int or rank != 2:
-        refused(house, send(house, {CONFIG: config(r=rank), TENSORS: save(tensors())}))
+        refused(fixture, send(fixture, {CONFIG: config(r=rank), TENSORS: save(tensors())}))
 
 
-def test_a_rank_that_the_servers_memory_cannot_hold(house: House) -> None:
+def test_a_rank_that_the_servers_memory_cannot_hold(fixture: UploadFixture) -> None:
     big = BOUNDS.max_rank + 1
-    assert "--adapter-memory" in refused(house, send(house, whole(rank=big)))
+    assert "--adapter-memory" in refused(fixture, send(fixture, whole(rank=big)))
 
 
-def test_values_that_the_servers_precision_cannot_hold(house: House) -> None:
+def test_values_that_the_servers_precision_cannot_hold(fixture: UploadFixture) -> None:
     found = {name: tensor * 1e5 for name, tensor in tensors().items()}
-    assert "range" in refused(house, send(house, {CONFIG: config(), TENSORS: save(found)}))
+    assert "range" in refused(fixture, send(fixture, {CONFIG: config(), TENSORS: save(found)}))
 
 
 @quick
@@ -206,18 +210,18 @@ def test_values_that_the_servers_precision_cannot_hold(house: House) -> None:
     odd_text
     | st.sampled_from(["../../etc/passwd", "a\0b", "/", "base_model", "a" * 300, "\ud800", FIRST + " "])
 )
-def test_tensors_of_other_names(house: House, name: str) -> None:
+def test_tensors_of_other_names(fixture: UploadFixture, name: str) -> None:
     header, content = header_and_data()
     header[name] = header.pop(FIRST)
-    refused(house, send(house, {CONFIG: config(), TENSORS: raw_safetensors(header, content)}))
+    refused(fixture, send(fixture, {CONFIG: config(), TENSORS: raw_safetensors(header, content)}))
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_missing_tensors(house: House, count: int) -> None:
+def test_missing_tensors(fixture: UploadFixture, count: int) -> None:
     found = tensors()
     for name in NAMES[:count]:
         del found[name]
-    assert "missing" in refused(house, send(house, {CONFIG: config(), TENSORS: save(found)}))
+    assert "missing" in refused(fixture, send(fixture, {CONFIG: config(), TENSORS: save(found)}))
 
 
 @quick
@@ -226,10 +230,10 @@ def test_missing_tensors(house: House, count: int) -> None:
 @example("modules_to_save", ["lm_head"])
 @example("auto_mapping_x", {"a": 1})
 @example("\0", 1)
-def test_config_fields_that_would_be_ignored(house: House, field: str, value: Any) -> None:
+def test_config_fields_that_would_be_ignored(fixture: UploadFixture, field: str, value: Any) -> None:
     known = {"r", "lora_alpha", "peft_type", "task_type", "bias", "revision"}
     if value and field not in known:
-        refused(house, send(house, {CONFIG: config(**{field: value}), TENSORS: save(tensors())}))
+        refused(fixture, send(fixture, {CONFIG: config(**{field: value}), TENSORS: save(tensors())}))
 
 
 class Evil:
@@ -250,8 +254,8 @@ class Evil:
     ],
     ids=["pickle", "zip", "gzip", "tar", "empty", "zeros", "gguf"],
 )
-def test_other_formats(house: House, file: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(house, send(house, {CONFIG: config(), TENSORS: file}))
+def test_other_formats(fixture: UploadFixture, file: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(fixture, send(fixture, {CONFIG: config(), TENSORS: file}))
     assert "code ran" not in capsys.readouterr().out
 
 
@@ -274,16 +278,16 @@ EVIL_NAMES += [
 
 @quick
 @given(st.sampled_from(EVIL_NAMES) | st.text(max_size=70))
-def test_names_outside_of_the_alphabet(house: House, name: str) -> None:
+def test_names_outside_of_the_alphabet(fixture: UploadFixture, name: str) -> None:
     plain = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     if not (name and set(name) <= plain and name[0] not in "._-" and len(name) <= 64):
-        refused(house, send(house, whole(), name))
+        refused(fixture, send(fixture, whole(), name))
 
 
 @quick
 @given(st.data())
 def test_what_is_accepted_after_random_changes_is_right_by_another_reader(
-    house: House, data: st.DataObject
+    fixture: UploadFixture, data: st.DataObject
 ) -> None:
     file = bytearray(save(tensors()))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -295,9 +299,9 @@ def test_what_is_accepted_after_random_changes_is_right_by_another_reader(
                 del file[place : place + data.draw(st.integers(1, 8))]
             case "insert":
                 file[place:place] = data.draw(st.binary(min_size=1, max_size=8))
-    response = send(house, {CONFIG: config(), TENSORS: bytes(file)})
+    response = send(fixture, {CONFIG: config(), TENSORS: bytes(file)})
     if response.status_code != 201:
-        refused(house, response)
+        refused(fixture, response)
         return
     found, right = load(bytes(file)), tensors()
     assert {name: tensor.shape for name, tensor in found.items()} == {n: t.shape for n, t in right.items()}
@@ -305,8 +309,8 @@ def test_what_is_accepted_after_random_changes_is_right_by_another_reader(
     assert response.json()["ranks"] == dict.fromkeys(SHAPES.modules, 2)
 
     async def remove() -> None:
-        async with house.client() as client:
+        async with fixture.client() as client:
             await client.delete("/v1/adapters/x")
 
     asyncio.run(remove())
-    nothing_is_left(house)
+    nothing_is_left(fixture)

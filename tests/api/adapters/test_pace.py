@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from personae.api.http import upload
-from personae.lora import pace
+from personae.lora import throttle
 
 BOUNDARY = "xyz"
 CHUNK = 2**16
@@ -35,7 +35,7 @@ async def test_each_mebibyte_of_an_upload_is_followed_by_a_rest_of_three_times_i
         rests.append(seconds)
         worked += 5.0  # of others, on the same thread
 
-    monkeypatch.setattr(pace, "thread_time", thread_time)
+    monkeypatch.setattr(throttle, "thread_time", thread_time)
     monkeypatch.setattr(upload, "sleep", sleep)
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     await upload.read_form(form(4 * 2**20), kind, tmp_path, texts=(), files={"file": 2**23})
@@ -52,7 +52,8 @@ async def test_what_the_loop_does_beside_a_slow_upload_does_not_slow_it_further(
     async def sleep(seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(pace, "thread_time", iter(range(100)).__next__)  # a second of others' work each time
+    # a second of others' work each time
+    monkeypatch.setattr(throttle, "thread_time", iter(range(100)).__next__)
     monkeypatch.setattr(upload, "sleep", sleep)
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     await upload.read_form(form(2 * 2**20), kind, tmp_path, texts=(), files={"file": 2**23})

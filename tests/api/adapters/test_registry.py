@@ -11,7 +11,7 @@ import pytest
 import torch
 from patience import soon
 from safetensors.torch import save
-from uploads import BOUNDS, CONFIG, SHAPES, TENSORS, House, config, open_house, upload, whole
+from uploads import BOUNDS, CONFIG, SHAPES, TENSORS, UploadFixture, config, open_fixture, upload, whole
 
 from personae.api.settings import ApiSettings
 from personae.errors import AdapterError, LoadError, Overloaded, RateLimited
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(tmp_path / "data") as house:
-        yield house
+def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
+    with open_fixture(tmp_path / "data") as fixture:
+        yield fixture
 
 
 def folder_of(path: Path, files: dict[str, bytes]) -> Path:
@@ -41,9 +41,9 @@ async def names(client: Any, path: str = "/v1/models") -> list[str]:
     return [entry[key] for entry in (await client.get(path)).json()["data"]]
 
 
-async def test_an_upload_is_described_listed_and_a_model(house: House, tmp_path: Path) -> None:
+async def test_an_upload_is_described_listed_and_a_model(fixture: UploadFixture, tmp_path: Path) -> None:
     files = whole()
-    async with house.client() as client:
+    async with fixture.client() as client:
         created = await upload(client, "poet", files, base_model="base")
         assert created.status_code == 201
         record = created.json()
@@ -75,8 +75,8 @@ async def test_an_upload_is_described_listed_and_a_model(house: House, tmp_path:
     assert (model["parent"], model["created"]) == ("base", record["created"])
 
 
-async def test_a_name_that_is_taken_needs_replace_and_becomes_a_new_version(house: House) -> None:
-    async with house.client() as client:
+async def test_a_name_that_is_taken_needs_replace_and_becomes_a_new_version(fixture: UploadFixture) -> None:
+    async with fixture.client() as client:
         first = (await upload(client, "poet", whole(1))).json()
         refused = await upload(client, "poet", whole(2))
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
@@ -86,32 +86,36 @@ async def test_a_name_that_is_taken_needs_replace_and_becomes_a_new_version(hous
         assert (await client.get("/v1/adapters")).json()["data"] == [second]
         assert (await client.delete("/v1/adapters/poet")).json()["deleted"] is True
         assert (await client.delete("/v1/adapters/poet")).status_code == 404
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
 @pytest.mark.parametrize("name", ["base", "team/pirate"])
-async def test_the_servers_own_names_cannot_be_taken(house: House, name: str) -> None:
-    async with house.client() as client:
+async def test_the_servers_own_names_cannot_be_taken(fixture: UploadFixture, name: str) -> None:
+    async with fixture.client() as client:
         refused = await upload(client, name, whole())
     assert refused.status_code in (400, 409)
 
 
-async def test_the_same_content_under_several_names_is_stored_once_until_the_last_goes(house: House) -> None:
-    async with house.client(house.key("ann")) as ann, house.client(house.key("bob")) as bob:
+async def test_the_same_content_under_several_names_is_stored_once_until_the_last_goes(
+    fixture: UploadFixture,
+) -> None:
+    async with fixture.client(fixture.key("ann")) as ann, fixture.client(fixture.key("bob")) as bob:
         digests = [
             (await upload(client, name, whole())).json()["sha256"]
             for client, name in ((ann, "a"), (ann, "b"), (bob, "a"))
         ]
         (digest,) = set(digests)
         for client, name in ((ann, "a"), (bob, "a"), (ann, "b")):
-            assert (house.data.adapters / digest / TENSORS).is_file()
+            assert (fixture.data.adapters / digest / TENSORS).is_file()
             await client.delete(f"/v1/adapters/{name}")
-        assert not (house.data.adapters / digest).exists()
+        assert not (fixture.data.adapters / digest).exists()
 
 
-async def test_an_admin_shares_an_adapter_with_everybody_and_a_tenants_own_comes_first(house: House) -> None:
-    admin, ann = house.key("root", "admin"), house.key("ann")
-    async with house.client(admin) as full, house.client(ann) as mine:
+async def test_an_admin_shares_an_adapter_with_everybody_and_a_tenants_own_comes_first(
+    fixture: UploadFixture,
+) -> None:
+    admin, ann = fixture.key("root", "admin"), fixture.key("ann")
+    async with fixture.client(admin) as full, fixture.client(ann) as mine:
         refused = await upload(mine, "poet", whole(), shared="true")
         assert (refused.status_code, refused.json()["error"]["param"]) == (403, "shared")
         shared = (await upload(full, "poet", whole(1), shared="true")).json()
@@ -127,10 +131,10 @@ async def test_an_admin_shares_an_adapter_with_everybody_and_a_tenants_own_comes
         assert (await mine.get("/v1/adapters/poet")).json() == shared
 
 
-async def test_a_tenants_adapters_and_bytes_are_limited(house: House) -> None:
+async def test_a_tenants_adapters_and_bytes_are_limited(fixture: UploadFixture) -> None:
     size = sum(map(len, whole().values()))
-    few = house.key("few", adapters=1)
-    async with house.client(few) as client:
+    few = fixture.key("few", adapters=1)
+    async with fixture.client(few) as client:
         assert (await upload(client, "a", whole())).status_code == 201
         refused = await upload(client, "b", whole())
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
@@ -138,64 +142,64 @@ async def test_a_tenants_adapters_and_bytes_are_limited(house: House) -> None:
         assert (await upload(client, "a", whole(1), replace="true")).status_code == 201
         await client.delete("/v1/adapters/a")
         assert (await upload(client, "b", whole())).status_code == 201
-    async with house.client(house.key("small", bytes=size + 900)) as client:
+    async with fixture.client(fixture.key("small", bytes=size + 900)) as client:
         assert (await upload(client, "a", whole())).status_code == 201
         assert (await upload(client, "b", whole(1))).status_code == 429
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
-async def test_files_stay_as_long_as_a_request_uses_them(house: House) -> None:
-    async with house.client() as client:
+async def test_files_stay_as_long_as_a_request_uses_them(fixture: UploadFixture) -> None:
+    async with fixture.client() as client:
         digest = (await upload(client, "poet", whole(1))).json()["sha256"]
-        folder = house.data.adapters / digest
-        house.engine.hold_after = 2
+        folder = fixture.data.adapters / digest
+        fixture.engine.hold_after = 2
         async with anyio.create_task_group() as tasks:
             body = {"model": "poet", "prompt": "hi"}
             tasks.start_soon(lambda: client.post("/v1/completions", json=body))
-            await soon(lambda: bool(house.engine.live), "it is being answered")
-            assert house.engine.submitted[0].adapter == digest
+            await soon(lambda: bool(fixture.engine.live), "it is being answered")
+            assert fixture.engine.submitted[0].adapter == digest
             new = (await upload(client, "poet", whole(2), replace="true")).json()
             assert folder.is_dir()
             assert (await client.get("/v1/models/poet")).status_code == 200
             tasks.cancel_scope.cancel()
         assert not folder.exists()
-        assert (house.data.adapters / new["sha256"]).is_dir()
-    assert house.leftovers() == []
+        assert (fixture.data.adapters / new["sha256"]).is_dir()
+    assert fixture.leftovers() == []
 
 
 async def test_a_restart_keeps_what_is_registered_and_sweeps_what_is_not(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        async with house.client() as client:
+    with open_fixture(tmp_path) as fixture:
+        async with fixture.client() as client:
             record = (await upload(client, "poet", whole())).json()
-        folder_of(house.data.adapters / ("f" * 64), whole(1))
-        folder_of(house.data.adapters / "staging" / "half", {CONFIG: b"{"})
-    with open_house(tmp_path) as house:
-        async with house.client() as client:
+        folder_of(fixture.data.adapters / ("f" * 64), whole(1))
+        folder_of(fixture.data.adapters / "staging" / "half", {CONFIG: b"{"})
+    with open_fixture(tmp_path) as fixture:
+        async with fixture.client() as client:
             assert (await client.get("/v1/adapters/poet")).json() == record
-        assert house.leftovers() == []
-        assert (house.data.adapters / record["sha256"] / TENSORS).read_bytes() == whole()[TENSORS]
+        assert fixture.leftovers() == []
+        assert (fixture.data.adapters / record["sha256"] / TENSORS).read_bytes() == whole()[TENSORS]
 
 
 async def test_a_directory_serves_one_base_as_long_as_there_are_adapters(tmp_path: Path) -> None:
     other = AdapterBounds(LoraShapes(3, BOUNDS.shapes.modules), 16, 1.0)
-    with open_house(tmp_path) as house:
-        async with house.client() as client:
+    with open_fixture(tmp_path) as fixture:
+        async with fixture.client() as client:
             await upload(client, "poet", whole())
-    with pytest.raises(LoadError, match="other shapes"), open_house(tmp_path, bounds=other):
+    with pytest.raises(LoadError, match="other shapes"), open_fixture(tmp_path, bounds=other):
         pass
-    with open_house(tmp_path) as house:
-        async with house.client() as client:
+    with open_fixture(tmp_path) as fixture:
+        async with fixture.client() as client:
             await client.delete("/v1/adapters/poet")
-    with open_house(tmp_path, bounds=other):
+    with open_fixture(tmp_path, bounds=other):
         pass
 
 
-async def test_files_that_change_under_their_digest_are_not_served(house: House) -> None:
-    library = AdapterLibrary(BOUNDS.shapes, {}, house.data.adapters, 10**6)
-    async with house.client() as client:
+async def test_files_that_change_under_their_digest_are_not_served(fixture: UploadFixture) -> None:
+    library = AdapterLibrary(BOUNDS.shapes, {}, fixture.data.adapters, 10**6)
+    async with fixture.client() as client:
         digest = (await upload(client, "poet", whole(1))).json()["sha256"]
     assert library.read(digest).digest == digest
-    (house.data.adapters / digest / TENSORS).write_bytes(whole(2)[TENSORS])
+    (fixture.data.adapters / digest / TENSORS).write_bytes(whole(2)[TENSORS])
     with pytest.raises(AdapterError, match="have changed"):
         library.read(digest)
 
@@ -215,7 +219,7 @@ def test_the_library_keeps_what_fits_and_always_the_latest(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def rooted(tmp_path: Path) -> Iterator[tuple[House, Path]]:
+def rooted(tmp_path: Path) -> Iterator[tuple[UploadFixture, Path]]:
     root = tmp_path / "root"
     folder_of(root / "poet", whole())
     folder_of(tmp_path / "outside", whole())
@@ -226,14 +230,16 @@ def rooted(tmp_path: Path) -> Iterator[tuple[House, Path]]:
     folder_of(root / "no-files", {})
     (root / "folders").mkdir()
     (root / "folders" / CONFIG).mkdir()
-    with open_house(tmp_path / "data", settings=ApiSettings(adapter_roots=(root,))) as house:
-        yield house, root
+    with open_fixture(tmp_path / "data", settings=ApiSettings(adapter_roots=(root,))) as fixture:
+        yield fixture, root
 
 
-async def test_ten_loads_at_once_wait_for_each_other_and_all_succeed(rooted: tuple[House, Path]) -> None:
-    house, root = rooted
+async def test_ten_loads_at_once_wait_for_each_other_and_all_succeed(
+    rooted: tuple[UploadFixture, Path],
+) -> None:
+    fixture, root = rooted
     statuses: dict[str, int] = {}
-    async with house.client(house.key("root", "admin")) as admin:
+    async with fixture.client(fixture.key("root", "admin")) as admin:
 
         async def load(name: str) -> None:
             body = {"lora_name": name, "lora_path": str(root / "poet")}
@@ -244,13 +250,13 @@ async def test_ten_loads_at_once_wait_for_each_other_and_all_succeed(rooted: tup
                 tasks.start_soon(load, f"poet-{number}")
         assert statuses == {f"poet-{number}": 200 for number in range(10)}
         assert len(await names(admin)) == 12
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
-async def test_a_load_waits_while_uploads_have_all_places(rooted: tuple[House, Path]) -> None:
-    house, root = rooted
+async def test_a_load_waits_while_uploads_have_all_places(rooted: tuple[UploadFixture, Path]) -> None:
+    fixture, root = rooted
     done: list[int] = []
-    async with house.client(house.key("root", "admin")) as admin:
+    async with fixture.client(fixture.key("root", "admin")) as admin:
 
         async def load() -> None:
             body = {"lora_name": "poet", "lora_path": str(root / "poet")}
@@ -259,7 +265,7 @@ async def test_a_load_waits_while_uploads_have_all_places(rooted: tuple[House, P
         async with anyio.create_task_group() as tasks:
             with ExitStack() as uploads:
                 for _ in range(4):
-                    uploads.enter_context(house.registry.stage("root"))
+                    uploads.enter_context(fixture.registry.stage("root"))
                 tasks.start_soon(load)
                 await anyio.wait_all_tasks_blocked()
                 assert done == []
@@ -267,9 +273,12 @@ async def test_a_load_waits_while_uploads_have_all_places(rooted: tuple[House, P
         assert done == [200]
 
 
-async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[House, Path]) -> None:
-    house, root = rooted
-    async with house.client(house.key("root", "admin")) as admin, house.client(house.key("ann")) as ann:
+async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[UploadFixture, Path]) -> None:
+    fixture, root = rooted
+    async with (
+        fixture.client(fixture.key("root", "admin")) as admin,
+        fixture.client(fixture.key("ann")) as ann,
+    ):
         body = {"lora_name": "poet", "lora_path": str(root / "poet")}
         loaded = await admin.post("/v1/load_lora_adapter", json=body)
         assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'poet' added successfully.")
@@ -284,7 +293,7 @@ async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[
         missing = await admin.post("/v1/unload_lora_adapter", json={"lora_name": "poet"})
         assert (missing.status_code, missing.json()["error"]["param"]) == (404, "lora_name")
         assert await names(ann) == ["base", "team/pirate"]
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
 @pytest.mark.parametrize(
@@ -305,51 +314,51 @@ async def test_admins_load_from_the_configured_roots_as_vllm_does(rooted: tuple[
         ("{root}/folders", 400),
     ],
 )
-async def test_no_other_path_is_read(rooted: tuple[House, Path], path: str, status: int) -> None:
-    house, root = rooted
-    async with house.client() as client:
+async def test_no_other_path_is_read(rooted: tuple[UploadFixture, Path], path: str, status: int) -> None:
+    fixture, root = rooted
+    async with fixture.client() as client:
         body = {"lora_name": "x", "lora_path": path.replace("{root}", str(root))}
         refused = await client.post("/v1/load_lora_adapter", json=body)
     assert refused.status_code == status, refused.text
-    assert house.leftovers() == []
-    assert house.registry.list("default") == []
+    assert fixture.leftovers() == []
+    assert fixture.registry.list("default") == []
 
 
-async def test_two_uploads_of_one_name_at_the_same_time_make_one_adapter(house: House) -> None:
+async def test_two_uploads_of_one_name_at_the_same_time_make_one_adapter(fixture: UploadFixture) -> None:
     answers: list[int] = []
 
     async def one(seed: int) -> None:
-        async with house.client() as client:
+        async with fixture.client() as client:
             answers.append((await upload(client, "poet", whole(seed))).status_code)
 
     async with anyio.create_task_group() as tasks:
         for seed in range(4):
             tasks.start_soon(one, seed)
     assert sorted(answers) == [201, 409, 409, 409]
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
-def test_a_tenant_has_so_many_uploads_at_the_same_time_and_the_server_too(house: House) -> None:
+def test_a_tenant_has_so_many_uploads_at_the_same_time_and_the_server_too(fixture: UploadFixture) -> None:
     with ExitStack() as stack:
         for tenant in "abcd":
             for _ in range(4):
-                stack.enter_context(house.registry.stage(tenant))
-            with pytest.raises(RateLimited, match="4 uploads"), house.registry.stage(tenant):
+                stack.enter_context(fixture.registry.stage(tenant))
+            with pytest.raises(RateLimited, match="4 uploads"), fixture.registry.stage(tenant):
                 pass
-        with pytest.raises(Overloaded, match="16 uploads"), house.registry.stage("e"):
+        with pytest.raises(Overloaded, match="16 uploads"), fixture.registry.stage("e"):
             pass
-    with house.registry.stage("a"):
+    with fixture.registry.stage("a"):
         pass
-    assert house.leftovers() == []
+    assert fixture.leftovers() == []
 
 
 async def test_a_disk_without_room_for_an_upload_is_told_and_locks_nobody_out(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    fixture: UploadFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Path, mode: int = 0) -> None:
         raise OSError(28, "No space left on device")
 
-    async with house.client() as client:
+    async with fixture.client() as client:
         with monkeypatch.context() as patched:
             patched.setattr(Path, "mkdir", full)
             for _ in range(5):
@@ -365,8 +374,8 @@ def test_a_library_says_what_it_does_not_have(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_loads_from_no_folder_says_which_option_it_needs(tmp_path: Path) -> None:
-    with open_house(tmp_path / "data") as house:
-        async with house.client() as client:
+    with open_fixture(tmp_path / "data") as fixture:
+        async with fixture.client() as client:
             body = {"lora_name": "poet", "lora_path": str(tmp_path)}
             refused = await client.post("/v1/load_lora_adapter", json=body)
     assert refused.status_code == 403
@@ -384,20 +393,20 @@ async def test_the_quota_counts_what_an_adapter_really_takes(tmp_path: Path) -> 
     bounds = replace(BOUNDS, stored="F32", shapes=replace(SHAPES, layers=60), max_rank=16)
     files = one_layer(16)
     uploaded = sum(map(len, files.values()))
-    with open_house(tmp_path / "data", bounds=bounds) as house:
-        async with house.client(house.key("ann", bytes=100_000)) as client:
+    with open_fixture(tmp_path / "data", bounds=bounds) as fixture:
+        async with fixture.client(fixture.key("ann", bytes=100_000)) as client:
             record = (await upload(client, "poet", files)).json()
-            folder = house.data.adapters / record["sha256"]
+            folder = fixture.data.adapters / record["sha256"]
             there = sum(path.stat().st_size for path in folder.iterdir())
             assert record["bytes"] == there > 10 * uploaded
             other = await upload(client, "other", {**files, CONFIG: config(16, lora_alpha=5)})
             assert (other.status_code, other.json()["error"]["code"]) == (429, "quota_exceeded")
             assert (await upload(client, "poet", files, replace="true")).status_code == 201
-            assert not house.leftovers()
-        with house.data.write() as db:
+            assert not fixture.leftovers()
+        with fixture.data.write() as db:
             db.execute("update adapters set bytes = ?", (uploaded,))  # as an earlier version counted
-    with open_house(tmp_path / "data", bounds=bounds) as house:
-        assert [record.bytes for record in house.registry.list("ann")] == [there]
+    with open_fixture(tmp_path / "data", bounds=bounds) as fixture:
+        assert [record.bytes for record in fixture.registry.list("ann")] == [there]
 
 
 async def test_what_would_not_fit_into_the_quota_is_not_written_first(
@@ -406,8 +415,8 @@ async def test_what_would_not_fit_into_the_quota_is_not_written_first(
     written: list[Path] = []
     monkeypatch.setattr("personae.api.adapters.registry.store", lambda _, folder, *__: written.append(folder))
     bounds = replace(BOUNDS, stored="F32", shapes=replace(SHAPES, layers=60))
-    with open_house(tmp_path / "data", bounds=bounds) as house:
-        async with house.client(house.key("ann", bytes=20_000)) as client:
+    with open_fixture(tmp_path / "data", bounds=bounds) as fixture:
+        async with fixture.client(fixture.key("ann", bytes=20_000)) as client:
             refused = await upload(client, "poet", one_layer(16))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
     assert not written

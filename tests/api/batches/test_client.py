@@ -7,17 +7,17 @@ from pathlib import Path
 
 import openai
 import pytest
-from batch_house import CHAT, jsonl, request
+from batch_fixture import CHAT, jsonl, request
 from fake_engine import FakeEngine
 from live_server import serving
 from openai import OpenAI
 from patience import eventually
 
 from personae.api.app import create_app
-from personae.api.batches.desk import Batches
+from personae.api.batches.manager import BatchManager
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir
-from personae.api.tenants.store import Limits, TenantStore
+from personae.api.tenants.store import TenantLimits, TenantStore
 
 
 class Served:
@@ -28,7 +28,7 @@ class Served:
 
     def client(self, tenant: str, **limits: int) -> OpenAI:
         if tenant not in self._keys:
-            self.tenants.create_tenant(tenant, Limits(**limits))
+            self.tenants.create_tenant(tenant, TenantLimits(**limits))
             self._keys[tenant] = self.tenants.create_key(tenant, "tenant")
         return OpenAI(
             base_url=f"{self.url}/v1",
@@ -42,11 +42,11 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     data = DataDir(tmp_path_factory.mktemp("data"))
     tenants = TenantStore(data)
-    batches = Batches(data, tenants)
+    batches = BatchManager(data, tenants)
     settings = ApiSettings(max_file_bytes=100_000, max_open_batches=2)
     app = create_app(FakeEngine(), settings, tenants=tenants, batches=batches)
     try:
-        with serving(app, settings, batches.running(app.state.door)) as url:
+        with serving(app, settings, batches.running(app.state.context)) as url:
             yield Served(url, tenants)
     finally:
         batches.close()
@@ -218,10 +218,10 @@ def test_uploads_are_checked(served: Served) -> None:
 
 def test_a_file_that_a_batch_reads_stays_and_too_many_batches_are_refused(tmp_path: Path) -> None:
     settings = ApiSettings(max_open_batches=1)
-    with closing(DataDir(tmp_path)) as data, closing(Batches(data)) as batches:
+    with closing(DataDir(tmp_path)) as data, closing(BatchManager(data)) as batches:
         app = create_app(FakeEngine(hold_after=1), settings, batches=batches)
         with (
-            serving(app, settings, batches.running(app.state.door)) as url,
+            serving(app, settings, batches.running(app.state.context)) as url,
             OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             file = client.files.create(file=jsonl([request("a")]), purpose="batch")

@@ -3,12 +3,12 @@ from pathlib import Path
 import msgspec
 
 from personae.api.batches.journal import ERRORS, OUTPUT, Journal
-from personae.api.batches.model import NotRun, OutputLine, Response
+from personae.api.batches.model import BatchResponse, NotRun, OutputLine
 
 
 def line(id: str, status: int) -> OutputLine:
     body = msgspec.json.encode({"usage": {"prompt_tokens": 2, "completion_tokens": 3}})
-    return OutputLine("x", id, Response(status, "r", msgspec.Raw(body)), None)
+    return OutputLine("x", id, BatchResponse(status, "r", msgspec.Raw(body)), None)
 
 
 def test_a_journal_takes_nothing_twice_and_survives_any_cut(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from virtual_clock import virtual_clock
 from personae.api.batches import input as reading
 from personae.api.batches.input import Requests
 from personae.api.batches.model import InputLine, OutputLine
-from personae.api.batches.room import Room
-from personae.api.batches.run import Run
+from personae.api.batches.run import BatchRun
+from personae.api.batches.semaphore import SequenceSemaphore
 from personae.api.settings import ApiSettings
 from personae.api.tenants.bodies import BodyBudget
-from personae.api.tenants.store import Identity, Limits
+from personae.api.tenants.store import Identity, TenantLimits
 
 pytestmark = virtual_clock
 
@@ -62,10 +62,10 @@ def lines(path: Path, count: int, size: int) -> Path:
 async def test_a_batchs_requests_leave_half_of_the_tenants_bytes_to_others(tmp_path: Path) -> None:
     Call.running = Call.most = 0
     budget, journal = BodyBudget(), Journal()
-    who = Identity("ann", "tenant", Limits(body_bytes=10_000))
+    who = Identity("ann", "tenant", TenantLimits(body_bytes=10_000))
     requests: Any = Requests(lines(tmp_path / "file", 20, 1000), ApiSettings())
     make: Any = Call
-    await Run(journal, requests, make, Room(64), lambda: budget.hold(who))()  # type: ignore[arg-type]
+    await BatchRun(journal, requests, make, SequenceSemaphore(64), lambda: budget.hold(who))()  # type: ignore[arg-type]
     requests.close()
     assert len(journal.written) == 20
     assert Call.most == 4, "of 5,000 bytes, with some around each prompt"

@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from live_server import serving
 from schemathesis import GenerationMode
 from starlette.routing import Route
-from uploads import open_house
+from uploads import open_fixture
 
 from personae.api.app import OPERATIONS, create_app
 from personae.api.http.openapi import document
@@ -33,7 +33,7 @@ def test_every_route_is_an_operation_with_a_description() -> None:
 
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
 def test_every_operation_stands_in_the_documentation(one: Any) -> None:
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
     assert one.path.replace("{id:path}", "{id}") in pages
 
 
@@ -64,7 +64,7 @@ def test_probes_need_no_key_and_everything_else_says_that_it_does() -> None:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with open_house(tmp_path_factory.mktemp("data")) as house, serving(house.app) as address:
+    with open_fixture(tmp_path_factory.mktemp("data")) as fixture, serving(fixture.app) as address:
         yield address
 
 

@@ -21,7 +21,7 @@ from personae.grammar.spec import GrammarSpec
 
 pytestmark = pytest.mark.anyio
 
-PAGE = Path(__file__).parents[3] / "docs" / "responses.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "responses.md"
 
 
 def test_text_is_a_message_and_the_request_is_repeated(client: OpenAI, engine: FakeEngine) -> None:

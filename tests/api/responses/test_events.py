@@ -17,7 +17,7 @@ from tool_chat import call
 
 from personae.api.choices import Part
 from personae.api.responses.answers import ItemDone
-from personae.api.responses.form import Form
+from personae.api.responses.builder import ResponseBuilder
 from personae.api.responses.request import ResponsesRequest
 from personae.api.responses.routes import admit
 from personae.api.wire.decode import decode
@@ -73,7 +73,7 @@ async def test_the_items_do_not_depend_on_how_the_answer_comes(
     fields = {"model": "base", "input": "Weather?", "tools": [WEATHER, SHELL], "top_logprobs": 1}
     asked = fields | {"include": ["message.output_text.logprobs"]}
     body = decode(json.dumps(asked).encode(), ResponsesRequest, 64)
-    job, _ = await admit(app.state.door, body)
+    job, _ = await admit(app.state.context, body)
     parts: list[Part] = []
     await job.run(parts.append)
     found = []
@@ -85,7 +85,7 @@ async def test_the_items_do_not_depend_on_how_the_answer_comes(
             while left and cuts.random() < seed / 40:
                 part.add(left.pop(0))
             merged.append(part)
-        form = Form(job, body)
+        form = ResponseBuilder(job, body)
         events: list[Any] = [event for part in merged for event in form.of(part)]
         items = events[-1].response.output
         done = [event.item for event in events if isinstance(event, ItemDone)]

@@ -12,7 +12,7 @@ import asgi
 import pytest
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
-from uploads import open_house
+from uploads import open_fixture
 
 from personae.api.app import create_app
 from personae.api.telemetry import logs
@@ -141,12 +141,12 @@ async def test_no_prompt_and_no_answer_is_ever_written(written: Lines) -> None:
 async def test_a_refused_request_keeps_its_route_and_a_strange_path_is_cleaned(
     tmp_path: Path, written: Lines
 ) -> None:
-    with open_house(tmp_path) as house:
-        house.key("ann")
-        async with house.client() as client:
+    with open_fixture(tmp_path) as fixture:
+        fixture.key("ann")
+        async with fixture.client() as client:
             await client.get("/v1/models/poet")
             await client.get("/a%0Ab%1B[31m" + "x" * 300)
-        metrics = house.app.state.door.metrics.text().decode()
+        metrics = fixture.app.state.context.metrics.text().decode()
     refused, strange = access(written)
     assert (refused["status"], refused["route"]) == (401, "/v1/models/{id:path}")
     assert (refused["path"], refused["code"]) == ("/v1/models/poet", "invalid_api_key")

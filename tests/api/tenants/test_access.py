@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.routing import Route
-from uploads import House, open_house, upload, whole
+from uploads import UploadFixture, open_fixture, upload, whole
 
 from personae.api.settings import ApiSettings
 from personae.api.tenants.access import OPEN
@@ -16,15 +16,15 @@ ADMINS = {"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(tmp_path) as house:
-        yield house
+def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
+    with open_fixture(tmp_path) as fixture:
+        yield fixture
 
 
-def every_route(house: House) -> list[tuple[str, str]]:
+def every_route(fixture: UploadFixture) -> list[tuple[str, str]]:
     """Method and path of all routes that the app has, and some that it has not."""
     found = []
-    for route in house.app.routes:
+    for route in fixture.app.routes:
         assert isinstance(route, Route), f"{route} is of a kind that this test cannot see into"
         path = route.path.replace("{id:path}", "base").replace("{name}", "mine").replace("{id}", "none")
         assert "{" not in path
@@ -37,11 +37,11 @@ def ask(client: httpx.AsyncClient, method: str, path: str) -> httpx.Request:
     return client.build_request(method, path, json={} if method in ("POST", "PUT") else None)
 
 
-def wrong_headers(house: House) -> list[dict[str, str]]:
-    key, revoked = house.key("ann"), house.key("ann")
-    house.tenants.revoke_key(revoked)
-    gone = house.key("carl", "admin")
-    house.tenants.revoke_tenant("carl")
+def wrong_headers(fixture: UploadFixture) -> list[dict[str, str]]:
+    key, revoked = fixture.key("ann"), fixture.key("ann")
+    fixture.tenants.revoke_key(revoked)
+    gone = fixture.key("carl", "admin")
+    fixture.tenants.revoke_tenant("carl")
     forged = key[:-1] + ("0" if key[-1] != "0" else "1")
     return [
         {},
@@ -54,9 +54,11 @@ def wrong_headers(house: House) -> list[dict[str, str]]:
     ]
 
 
-async def test_every_route_but_the_probes_is_closed_to_whoever_has_no_valid_key(house: House) -> None:
-    routes, headers = every_route(house), wrong_headers(house)
-    async with house.client() as client:
+async def test_every_route_but_the_probes_is_closed_to_whoever_has_no_valid_key(
+    fixture: UploadFixture,
+) -> None:
+    routes, headers = every_route(fixture), wrong_headers(fixture)
+    async with fixture.client() as client:
         for method, path in routes:
             for wrong in headers:
                 request = ask(client, method, path)
@@ -69,13 +71,13 @@ async def test_every_route_but_the_probes_is_closed_to_whoever_has_no_valid_key(
                 assert response.headers["www-authenticate"] == "Bearer"
                 if method != "HEAD":
                     assert response.json()["error"]["code"] == "invalid_api_key"
-    assert house.engine.submitted == []
+    assert fixture.engine.submitted == []
 
 
-async def test_a_tenants_key_opens_every_route_but_those_of_admins(house: House) -> None:
-    tenant, admin = house.key("ann"), house.key("root", "admin")
-    async with house.client(tenant) as mine, house.client(admin) as full:
-        for method, path in every_route(house):
+async def test_a_tenants_key_opens_every_route_but_those_of_admins(fixture: UploadFixture) -> None:
+    tenant, admin = fixture.key("ann"), fixture.key("root", "admin")
+    async with fixture.client(tenant) as mine, fixture.client(admin) as full:
+        for method, path in every_route(fixture):
             status = (await mine.send(ask(mine, method, path))).status_code
             above = (await full.send(ask(full, method, path))).status_code
             assert status != 401
@@ -86,17 +88,19 @@ async def test_a_tenants_key_opens_every_route_but_those_of_admins(house: House)
                 assert status != 403, (method, path)
 
 
-async def test_a_key_that_is_wrong_and_one_that_may_not_are_errors_of_their_own_types(house: House) -> None:
+async def test_a_key_that_is_wrong_and_one_that_may_not_are_errors_of_their_own_types(
+    fixture: UploadFixture,
+) -> None:
     """LiteLLM takes whatever says `invalid_request_error` for a 400: no other deployment is asked then."""
-    tenant = house.key("ann")
-    async with house.client() as stranger, house.client(tenant) as mine:
+    tenant = fixture.key("ann")
+    async with fixture.client() as stranger, fixture.client(tenant) as mine:
         unknown = (await stranger.get("/v1/models")).json()["error"]
         refused = (await mine.get("/metrics")).json()["error"]
     assert (unknown["type"], refused["type"]) == ("authentication_error", "permission_error")
 
 
-async def test_another_tenants_adapter_is_the_same_404_as_none(house: House) -> None:
-    async with house.client(house.key("ann")) as ann, house.client(house.key("bob")) as bob:
+async def test_another_tenants_adapter_is_the_same_404_as_none(fixture: UploadFixture) -> None:
+    async with fixture.client(fixture.key("ann")) as ann, fixture.client(fixture.key("bob")) as bob:
         assert (await upload(ann, "mine", whole())).status_code == 201
         assert (await bob.get("/v1/adapters")).json()["data"] == []
         assert "mine" not in (await bob.get("/v1/models")).text
@@ -120,20 +124,22 @@ async def test_another_tenants_adapter_is_the_same_404_as_none(house: House) -> 
         assert (await ann.get("/v1/adapters/mine")).status_code == 200
 
 
-async def test_as_long_as_there_never_was_a_key_everybody_is_the_default_tenant(house: House) -> None:
-    async with house.client() as client:
+async def test_as_long_as_there_never_was_a_key_everybody_is_the_default_tenant(
+    fixture: UploadFixture,
+) -> None:
+    async with fixture.client() as client:
         assert (await client.get("/metrics")).status_code == 200
         await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})
-        assert house.engine.submitted[0].tenant == "default"
-        key = house.key("ann")
+        assert fixture.engine.submitted[0].tenant == "default"
+        key = fixture.key("ann")
         assert (await client.get("/v1/models")).status_code == 401, "at once, without a restart"
-        house.tenants.revoke_key(key)
+        fixture.tenants.revoke_key(key)
         assert (await client.get("/v1/models")).status_code == 401
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_web_pages_cannot_use_a_server_without_keys(house: House, site: str) -> None:
-    async with house.client() as client:
+async def test_web_pages_cannot_use_a_server_without_keys(fixture: UploadFixture, site: str) -> None:
+    async with fixture.client() as client:
         client.headers["sec-fetch-site"] = site
         assert (await upload(client, "evil", whole())).status_code == 403
         client.headers["sec-fetch-site"] = "none"
@@ -144,17 +150,17 @@ async def test_web_pages_cannot_use_a_server_without_keys(house: House, site: st
     "origin", ["https://evil.example", "http://localhost:3000", "http://127.0.0.1", "null", "", "localhost"]
 )
 async def test_an_origin_that_is_not_the_servers_own_is_refused_without_keys(
-    house: House, origin: str
+    fixture: UploadFixture, origin: str
 ) -> None:
     """A page's browser may be too old for `Sec-Fetch-Site`, or a proxy may have dropped it."""
     body = {"model": "base", "prompt": "hi"}
-    async with house.client() as client:
+    async with fixture.client() as client:
         refused = await client.post("/v1/completions", json=body, headers={"origin": origin})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
         for host, own in (("localhost", "http://localhost"), ("127.0.0.1:8000", "HTTP://127.0.0.1:8000")):
             headers = {"host": host, "origin": own}
             assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 200
-    async with house.client(house.key("ann")) as client:
+    async with fixture.client(fixture.key("ann")) as client:
         asked = await client.post("/v1/completions", json=body, headers={"origin": origin})
         assert asked.status_code == 200, "a key says who asks"
 
@@ -168,9 +174,9 @@ async def test_pages_of_an_allowed_origin_can_ask_and_read_what_they_are_told(
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization, content-type",
     }
-    with open_house(tmp_path, settings=ApiSettings(allowed_origins=("https://app.example",))) as house:
-        key = house.key("ann") if keys else None
-        async with house.client() as client:
+    with open_fixture(tmp_path, settings=ApiSettings(allowed_origins=("https://app.example",))) as fixture:
+        key = fixture.key("ann") if keys else None
+        async with fixture.client() as client:
             before = await client.options("/v1/chat/completions", headers=page | preflight)
             assert before.status_code == 200
             assert before.headers["access-control-allow-origin"] == "https://app.example"
@@ -179,22 +185,24 @@ async def test_pages_of_an_allowed_origin_can_ask_and_read_what_they_are_told(
             assert refused.status_code == (401 if keys else 404)
             assert refused.headers["access-control-allow-origin"] == "https://app.example"
             assert "x-request-id" in refused.headers["access-control-expose-headers"]
-        async with house.client(key) as client:
+        async with fixture.client(key) as client:
             assert (await client.get("/v1/models", headers=page)).status_code == 200
             other = await client.get("/v1/models", headers=page | {"origin": "https://evil.example"})
             assert other.status_code == (200 if keys else 403)
             assert "access-control-allow-origin" not in other.headers
 
 
-async def test_without_allowed_origins_no_page_is_told_anything(house: House) -> None:
-    async with house.client(house.key("ann")) as client:
+async def test_without_allowed_origins_no_page_is_told_anything(fixture: UploadFixture) -> None:
+    async with fixture.client(fixture.key("ann")) as client:
         answer = await client.get("/v1/models", headers={"origin": "https://app.example"})
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_a_name_that_leads_here_opens_nothing_without_keys(house: House, tmp_path: Path) -> None:
-    async with house.client() as client:
+async def test_a_name_that_leads_here_opens_nothing_without_keys(
+    fixture: UploadFixture, tmp_path: Path
+) -> None:
+    async with fixture.client() as client:
         for host in (
             "evil.example",
             "evil.example:8000",
@@ -207,31 +215,31 @@ async def test_a_name_that_leads_here_opens_nothing_without_keys(house: House, t
             assert "localhost" in refused.json()["error"]["message"]
         for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:8000", "192.168.1.7", "[::1]:8000", "[::1]"):
             assert (await client.get("/v1/models", headers={"host": host})).status_code == 200, host
-    async with house.client(house.key("ann")) as client:
+    async with fixture.client(fixture.key("ann")) as client:
         assert (await client.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
-    with open_house(tmp_path / "other", settings=ApiSettings(insecure=True)) as open_to_all:
+    with open_fixture(tmp_path / "other", settings=ApiSettings(insecure=True)) as open_to_all:
         async with open_to_all.client() as client:
             assert (await client.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
 
 
 async def test_insecure_asks_for_no_key_though_there_are_some(tmp_path: Path) -> None:
-    with open_house(tmp_path, settings=ApiSettings(insecure=True)) as house:
-        house.key("ann")
-        async with house.client() as client:
+    with open_fixture(tmp_path, settings=ApiSettings(insecure=True)) as fixture:
+        fixture.key("ann")
+        async with fixture.client() as client:
             assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_a_sequence_carries_its_tenant_and_that_tenants_salt(house: House) -> None:
+async def test_a_sequence_carries_its_tenant_and_that_tenants_salt(fixture: UploadFixture) -> None:
     for tenant in ("ann", "bob"):
-        async with house.client(house.key(tenant)) as client:
+        async with fixture.client(fixture.key(tenant)) as client:
             await client.post("/v1/completions", json={"model": "base", "prompt": "hi"})
-    assert [(log.tenant, log.salt) for log in house.engine.submitted] == [("ann", b"ann"), ("bob", b"bob")]
+    assert [(log.tenant, log.salt) for log in fixture.engine.submitted] == [("ann", b"ann"), ("bob", b"bob")]
 
 
-async def test_limits_are_429_with_the_time_to_come_back(house: House) -> None:
+async def test_limits_are_429_with_the_time_to_come_back(fixture: UploadFixture) -> None:
     body = {"model": "base", "prompt": "hi"}
-    few = house.key("few", requests_per_minute=2)
-    async with house.client(few) as client:
+    few = fixture.key("few", requests_per_minute=2)
+    async with fixture.client(few) as client:
         for _ in range(2):
             assert (await client.post("/v1/completions", json=body)).status_code == 200
         refused = await client.post("/v1/completions", json=body)
@@ -240,18 +248,18 @@ async def test_limits_are_429_with_the_time_to_come_back(house: House) -> None:
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         for path in ("/health", "/v1/models", "/version"):
             assert (await client.get(path)).status_code == 200, "looking is free"
-    async with house.client(house.key("short", tokens_per_minute=12)) as client:
+    async with fixture.client(fixture.key("short", tokens_per_minute=12)) as client:
         assert (await client.post("/v1/completions", json=body)).status_code == 200  # 2 and 14 tokens
         for stream in (False, True):
             refused = await client.post("/v1/completions", json=body | {"stream": stream})
             assert refused.status_code == 429
             assert 10 <= int(refused.headers["retry-after"]) <= 30
-    async with house.client(house.key("none", concurrent=0)) as client:
+    async with fixture.client(fixture.key("none", concurrent=0)) as client:
         assert (await client.get("/v1/models")).status_code == 429
 
 
-async def test_a_limit_is_free_again_when_requests_fail_or_end(house: House) -> None:
-    async with house.client(house.key("ann", concurrent=1)) as client:
+async def test_a_limit_is_free_again_when_requests_fail_or_end(fixture: UploadFixture) -> None:
+    async with fixture.client(fixture.key("ann", concurrent=1)) as client:
         for _ in range(3):
             assert (await client.post("/v1/completions", json={})).status_code == 400
             asked = {"model": "base", "prompt": "hi", "stream": True}

@@ -6,14 +6,14 @@ from virtual_clock import virtual_clock
 
 from personae.api.tenants.bodies import BodyBudget
 from personae.api.tenants.limits import DEFAULTS
-from personae.api.tenants.store import Identity, Limits
+from personae.api.tenants.store import Identity, TenantLimits
 from personae.errors import Overloaded, RateLimited
 
 pytestmark = virtual_clock
 
 
 def who(tenant: str = "ann", most: int | None = 100) -> Identity:
-    return Identity(tenant, "tenant", Limits(body_bytes=most))
+    return Identity(tenant, "tenant", TenantLimits(body_bytes=most))
 
 
 async def test_a_tenant_over_its_limit_is_told_so_and_others_are_not() -> None:

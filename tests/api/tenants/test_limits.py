@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from personae.api.tenants.limits import DEFAULTS, Meter, limits_of
-from personae.api.tenants.store import Identity, Limits
+from personae.api.tenants.store import Identity, TenantLimits
 from personae.errors import RateLimited
 
 
@@ -23,7 +23,7 @@ def clock() -> Clock:
 
 
 def who(tenant: str = "ann", **limits: int) -> Identity:
-    return Identity(tenant, "tenant", Limits(**limits))
+    return Identity(tenant, "tenant", TenantLimits(**limits))
 
 
 def test_without_limits_nothing_but_the_defaults_refuses(clock: Clock) -> None:

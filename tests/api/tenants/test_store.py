@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from personae.api.tenants.data import DATABASE, DataDir, serving
-from personae.api.tenants.store import DEFAULT_TENANT, DEFAULTS, Limits, TenantStore
+from personae.api.tenants.store import DEFAULT_TENANT, DEFAULTS, TenantLimits, TenantStore
 from personae.errors import LoadError, RequestError
 
 
@@ -22,8 +22,8 @@ def data(tmp_path: Path) -> Iterator[DataDir]:
 @pytest.fixture
 def store(data: DataDir) -> TenantStore:
     store = TenantStore(data)
-    store.create_tenant("ann", Limits(concurrent=3))
-    store.create_tenant("bob", Limits())
+    store.create_tenant("ann", TenantLimits(concurrent=3))
+    store.create_tenant("bob", TenantLimits())
     return store
 
 
@@ -34,7 +34,7 @@ def test_a_key_is_its_tenants_and_has_its_role_and_limits(store: TenantStore) ->
     assert (found.tenant, found.role, found.limits) == (
         "ann",
         "tenant",
-        Limits(concurrent=3).or_else(DEFAULTS),
+        TenantLimits(concurrent=3).or_else(DEFAULTS),
     )
     other = store.identify(bob)
     assert other is not None
@@ -42,7 +42,7 @@ def test_a_key_is_its_tenants_and_has_its_role_and_limits(store: TenantStore) ->
 
 
 def test_a_tenant_is_not_without_limits_and_an_admin_has_those_that_were_given(store: TenantStore) -> None:
-    store.create_tenant("root", Limits(files=7))
+    store.create_tenant("root", TenantLimits(files=7))
     store.create_key("root", "admin")
     bob = store.identify(store.create_key("bob", "tenant"))
     assert bob is not None
@@ -51,23 +51,23 @@ def test_a_tenant_is_not_without_limits_and_an_admin_has_those_that_were_given(s
         assert getattr(DEFAULTS, field) > 0
     named = {name: store.on_behalf_of(name) for name in ("ann", "bob", "root", DEFAULT_TENANT)}
     assert {name: who and who.limits for name, who in named.items()} == {
-        "ann": Limits(concurrent=3).or_else(DEFAULTS),
+        "ann": TenantLimits(concurrent=3).or_else(DEFAULTS),
         "bob": DEFAULTS,
-        "root": Limits(files=7),
-        DEFAULT_TENANT: Limits(),
+        "root": TenantLimits(files=7),
+        DEFAULT_TENANT: TenantLimits(),
     }
 
 
 def test_limits_can_be_changed_and_those_that_are_not_given_stay(store: TenantStore) -> None:
     key = store.create_key("ann", "tenant")
-    store.change_limits("ann", Limits(adapters=0, file_bytes=5))
+    store.change_limits("ann", TenantLimits(adapters=0, file_bytes=5))
     found = store.identify(key)
     assert found is not None
-    assert found.limits == Limits(concurrent=3, adapters=0, file_bytes=5).or_else(DEFAULTS)
+    assert found.limits == TenantLimits(concurrent=3, adapters=0, file_bytes=5).or_else(DEFAULTS)
     store.revoke_tenant("ann")
     for name in ("ann", "carl"):
         with pytest.raises(RequestError, match=f"no tenant '{name}'"):
-            store.change_limits(name, Limits())
+            store.change_limits(name, TenantLimits())
 
 
 def test_no_other_string_is_a_key(store: TenantStore) -> None:
@@ -113,14 +113,14 @@ def test_revoking_a_key_or_its_tenant_ends_it_at_once_and_for_ever(store: Tenant
     with pytest.raises(RequestError, match="no tenant 'ann'"):
         store.create_key("ann", "tenant")
     with pytest.raises(RequestError, match="is or was a tenant 'ann'"):
-        store.create_tenant("ann", Limits())
+        store.create_tenant("ann", TenantLimits())
     assert store.has_keys(), "a server whose keys are all revoked is not open"
 
 
 @pytest.mark.parametrize("name", ["", "-a", "A", "a b", "a/b", "a" * 64, "ä", "a\n", "../a", "a\0"])
 def test_names_of_tenants_are_plain(store: TenantStore, name: str) -> None:
     with pytest.raises(RequestError, match="no tenant's name"):
-        store.create_tenant(name, Limits())
+        store.create_tenant(name, TenantLimits())
 
 
 def test_what_is_not_there_cannot_be_revoked(store: TenantStore) -> None:
@@ -144,9 +144,9 @@ def test_two_servers_cannot_share_a_directory_but_the_command_line_can_join(tmp_
     with serving(tmp_path) as data:
         with pytest.raises(LoadError, match="another server is using it"), serving(tmp_path):
             pass
-        beside = DataDir(tmp_path)
-        TenantStore(beside).create_tenant("late", Limits())
-        beside.close()
+        overlap = DataDir(tmp_path)
+        TenantStore(overlap).create_tenant("late", TenantLimits())
+        overlap.close()
         assert [tenant.name for tenant in TenantStore(data).list_tenants()] == ["late"]
     with serving(tmp_path):
         pass

@@ -42,7 +42,7 @@ CHAT_TOOLS: list[dict[str, Any]] = [{"type": "function", "function": one} for on
 RESPONSES_TOOLS: list[dict[str, Any]] = [{"type": "function", **one} for one in FUNCTIONS]
 
 
-def told(way: str, calls: Sequence[tuple[str, Any]], texts: Sequence[str]) -> None:
+def delivered(way: str, calls: Sequence[tuple[str, Any]], texts: Sequence[str]) -> None:
     """Print what came: the calls with their arguments as objects, and the texts of the two answers."""
     print(json.dumps({"way": way, "calls": [list(one) for one in calls], "texts": list(texts)}), flush=True)
 

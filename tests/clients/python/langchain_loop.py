@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from conversation import MODEL, QUESTION, THANKS, address, get_time, get_weather, told
+from conversation import MODEL, QUESTION, THANKS, address, delivered, get_time, get_weather
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -35,7 +35,7 @@ def converse(*, responses: bool, stream: bool) -> None:
         said = ask()
         texts.append(str(said.text))
         messages += [said, HumanMessage(more)]
-    told(("responses" if responses else "chat") + (", streamed" if stream else ""), calls, texts)
+    delivered(("responses" if responses else "chat") + (", streamed" if stream else ""), calls, texts)
 
 
 for both in (False, True):

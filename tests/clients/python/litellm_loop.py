@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import litellm
-from conversation import CHAT_TOOLS, MODEL, QUESTION, RESPONSES_TOOLS, THANKS, address, result_of, told
+from conversation import CHAT_TOOLS, MODEL, QUESTION, RESPONSES_TOOLS, THANKS, address, delivered, result_of
 
 
 def chat(provider: str, *, stream: bool) -> None:
@@ -37,7 +37,7 @@ def chat(provider: str, *, stream: bool) -> None:
         message = ask()
         texts.append(message.content)
         messages += [message, {"role": "user", "content": more}]
-    told(f"{provider}/, streamed" if stream else f"{provider}/", calls, texts)
+    delivered(f"{provider}/, streamed" if stream else f"{provider}/", calls, texts)
 
 
 def responses(provider: str) -> None:
@@ -67,7 +67,7 @@ def responses(provider: str) -> None:
             "".join(part.text for item in answer.output if item.type == "message" for part in item.content)
         )
         items += [*answer.output, {"role": "user", "content": more}]
-    told(f"{provider}/ responses", calls, texts)
+    delivered(f"{provider}/ responses", calls, texts)
 
 
 for name in ("hosted_vllm", "openai"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import agents
 import openai
-from conversation import MODEL, QUESTION, THANKS, address, get_time, get_weather, told
+from conversation import MODEL, QUESTION, THANKS, address, delivered, get_time, get_weather
 
 
 async def converse(model: Any, way: str, *, stream: bool) -> None:
@@ -29,7 +29,7 @@ async def converse(model: Any, way: str, *, stream: bool) -> None:
         for item in first.new_items
         if item.type == "tool_call_item"
     ]
-    told(f"{way}, streamed" if stream else way, calls, [first.final_output, second.final_output])
+    delivered(f"{way}, streamed" if stream else way, calls, [first.final_output, second.final_output])
 
 
 async def main() -> None:

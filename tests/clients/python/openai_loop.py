@@ -4,7 +4,17 @@ import json
 from typing import Any
 
 import openai
-from conversation import CHAT_TOOLS, MODEL, QUESTION, RESPONSES_TOOLS, THANKS, address, key, result_of, told
+from conversation import (
+    CHAT_TOOLS,
+    MODEL,
+    QUESTION,
+    RESPONSES_TOOLS,
+    THANKS,
+    address,
+    delivered,
+    key,
+    result_of,
+)
 
 
 def chat(client: openai.OpenAI, *, stream: bool) -> None:
@@ -31,7 +41,7 @@ def chat(client: openai.OpenAI, *, stream: bool) -> None:
         texts.append(message.content)
         messages.append(message)
         messages.append({"role": "user", "content": more})
-    told("chat, streamed" if stream else "chat", calls, texts)
+    delivered("chat, streamed" if stream else "chat", calls, texts)
 
 
 def responses(client: openai.OpenAI, *, stream: bool) -> None:
@@ -55,7 +65,7 @@ def responses(client: openai.OpenAI, *, stream: bool) -> None:
         answer = ask()
         texts.append(answer.output_text)
         items += [*answer.output, {"role": "user", "content": more}]
-    told("responses, streamed" if stream else "responses", calls, texts)
+    delivered("responses, streamed" if stream else "responses", calls, texts)
 
 
 with openai.OpenAI(base_url=address(), api_key=key(), max_retries=0) as openai_client:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from conversation import MODEL, QUESTION, THANKS, address, get_time, get_weather, told
+from conversation import MODEL, QUESTION, THANKS, address, delivered, get_time, get_weather
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -28,7 +28,7 @@ async def converse(model: Any, way: str, *, stream: bool) -> None:
         for part in message.parts
         if part.part_kind == "tool-call"
     ]
-    told(f"{way}, streamed" if stream else way, calls, [first, second])
+    delivered(f"{way}, streamed" if stream else way, calls, [first, second])
 
 
 async def main() -> None:

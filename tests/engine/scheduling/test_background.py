@@ -4,24 +4,24 @@ import pytest
 from fake_executor import Bench, FakeExecutor, make_log, solo
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.background import Allowance, StepCost, Tiers
-from personae.engine.scheduling.fairness import Key
+from personae.engine.scheduling.background import BackgroundAllowance, StepCost, TieredPolicy
+from personae.engine.scheduling.fairness import FairnessKey
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
-USER, BATCH = Key("a", None), Key("a", None, True)
+USER, BATCH = FairnessKey("a", None), FairnessKey("a", None, True)
 LONG = {"max_tokens": 30, "ignore_eos": True}
 
 
-def tiers(patience: int = 10**6) -> Tiers:
-    return Tiers(FirstComeFirstServed(), FirstComeFirstServed(), patience)
+def tiers(patience: int = 10**6) -> TieredPolicy:
+    return TieredPolicy(FirstComeFirstServed(), FirstComeFirstServed(), patience)
 
 
 def bench(
-    *, seqs: int = 4, pages: int = 64, beside: int = 2, tokens: int = 16, patience: int = 10**6
+    *, seqs: int = 4, pages: int = 64, overlap: int = 2, tokens: int = 16, patience: int = 10**6
 ) -> Bench:
     layout = MemoryLayout(pages, 4, seqs, 64, tokens)
-    return Bench(Scheduler(layout, tiers(patience), beside), FakeExecutor(layout), 2)
+    return Bench(Scheduler(layout, tiers(patience), overlap), FakeExecutor(layout), 2)
 
 
 def batch(id: int, length: int = 4, **changes: object):
@@ -72,7 +72,7 @@ def test_service_counts_against_others_only_while_a_background_key_waits():
 
 
 def test_the_allowance_is_small_for_a_while_after_others_were_there():
-    allowance = Allowance(512, 8, quiet=3)
+    allowance = BackgroundAllowance(512, 8, quiet=3)
     assert allowance.of(False) == 512
     assert allowance.of(True) == 8
     allowance.stepped(True)
@@ -118,7 +118,7 @@ def test_a_row_that_costs_nothing_leaves_all_the_room():
 
 def granted(fixed: float, each: float, running: int, steps: int = 200) -> float:
     """Tokens per step, of an allowance of at most 8, on a machine where steps take so long."""
-    allowance, given = Allowance(512, 8), 0
+    allowance, given = BackgroundAllowance(512, 8), 0
     for step in range(1000):
         allowance.cost.observe(1 + step % 9, fixed + each * (1 + step % 9))
     for _ in range(steps):
@@ -136,7 +136,7 @@ def test_beside_others_they_have_what_makes_a_step_a_fifth_longer(fixed, each, r
 
 
 def test_what_was_kept_for_later_is_no_more_than_a_row():
-    allowance = Allowance(512, 8)
+    allowance = BackgroundAllowance(512, 8)
     for step in range(1000):
         allowance.cost.observe(1 + step % 9, 1 + (1 + step % 9))
     for _ in range(100):
@@ -151,7 +151,7 @@ def test_alone_they_have_every_row():
 
 
 def test_beside_others_they_have_their_allowance_and_no_more():
-    it = bench(seqs=4, beside=2)
+    it = bench(seqs=4, overlap=2)
     it.add(*(batch(i, max_tokens=200) for i in range(3)))
     for _ in range(3):
         it.step()
@@ -234,6 +234,6 @@ def test_steps_beside_others_become_hardly_longer_and_batches_go_on():
                 times[loaded].append(took)
         emitted = sum(len(brought.tokens) for id, brought in it.brought.items() if id.startswith("batch"))
         assert not loaded or emitted > 200
-    alone, beside = (sum(found) / len(found) for found in (times[False], times[True]))
-    assert 1.05 < beside / alone < 1.25
+    alone, overlap = (sum(found) / len(found) for found in (times[False], times[True]))
+    assert 1.05 < overlap / alone < 1.25
     assert max(times[True]) < 1.5 * max(times[False])

@@ -3,13 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.fairness import FairnessPolicy, Key, VirtualTokenCounters
+from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy, VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.evals.tenants.fcfs import FirstComeFirstServed
 
-A = Key("a", None)
-B = Key("b", None)
-C = Key("c", "adapter")
+A = FairnessKey("a", None)
+B = FairnessKey("b", None)
+C = FairnessKey("c", "adapter")
 MAX_INPUT, MAX_OUTPUT, SEQS = 12, 10, 3
 # VTC's U with weights 1 and 2: a batch holds at most SEQS sequences of this many tokens.
 BOUND = max(MAX_INPUT, 2 * SEQS * (MAX_INPUT + MAX_OUTPUT))
@@ -95,7 +95,7 @@ def test_a_lift_never_lowers_a_counter():
 def test_counters_of_keys_that_are_gone_do_not_pile_up():
     policy = VirtualTokenCounters()
     for i in range(1000):
-        key = Key(f"tenant-{i}", None)
+        key = FairnessKey(f"tenant-{i}", None)
         policy.offer(key, i)
         assert policy.choose() == key
         policy.withdraw(key)
@@ -140,9 +140,9 @@ def test_cancelling_over_and_over_leaves_nothing_behind():
         max_size=60,
     )
 )
-def test_choose_is_always_the_smallest_waiting_counter(moves: list[tuple[str, Key, int]]):
+def test_choose_is_always_the_smallest_waiting_counter(moves: list[tuple[str, FairnessKey, int]]):
     policy = VirtualTokenCounters()
-    waiting: dict[Key, int] = {}
+    waiting: dict[FairnessKey, int] = {}
     for order, (verb, key, amount) in enumerate(moves):
         if verb == "offer":
             waiting[key] = order
@@ -162,11 +162,11 @@ class Ledger:
 
     def __init__(self, policy: FairnessPolicy) -> None:
         self.policy = policy
-        self.served: dict[Key, float] = {}
+        self.served: dict[FairnessKey, float] = {}
         self.offer, self.withdraw = policy.offer, policy.withdraw
         self.choose, self.forget = policy.choose, policy.forget
 
-    def charge(self, key: Key, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, key: FairnessKey, input_tokens: int, output_tokens: int) -> None:
         self.served[key] = self.served.get(key, 0.0) + input_tokens + 2 * output_tokens
         self.policy.charge(key, input_tokens, output_tokens)
 

@@ -31,7 +31,7 @@ def seconds(plan: StepPlan) -> float:
 
 
 @dataclass
-class House:
+class Fixture:
     """Runs a scheduler's plans one after the other; the next is planned when one begins, or `late`."""
 
     scheduler: Scheduler
@@ -74,8 +74,8 @@ class House:
             arrive(self.now)
 
 
-def house(*, late: bool = True, sharing: bool = True) -> House:
-    return House(Scheduler(LAYOUT, VirtualTokenCounters(), sharing=sharing), late)
+def fixture(*, late: bool = True, sharing: bool = True) -> Fixture:
+    return Fixture(Scheduler(LAYOUT, VirtualTokenCounters(), sharing=sharing), late)
 
 
 def quiet(begin: float, count: int, name: str) -> list[tuple[float, SequenceLog]]:
@@ -87,27 +87,27 @@ def quiet(begin: float, count: int, name: str) -> list[tuple[float, SequenceLog]
     return found
 
 
-def waits(house: House, arrivals: list[tuple[float, SequenceLog]]) -> list[float]:
-    return sorted(house.first[each.id] - at for at, each in arrivals)
+def waits(fixture: Fixture, arrivals: list[tuple[float, SequenceLog]]) -> list[float]:
+    return sorted(fixture.first[each.id] - at for at, each in arrivals)
 
 
-def flooded(*, late: bool = True) -> tuple[list[float], list[float], House]:
+def flooded(*, late: bool = True) -> tuple[list[float], list[float], Fixture]:
     """The quiet tenant's waits alone and in the flood, and the house."""
-    here = house(late=late)
+    here = fixture(late=late)
     alone = quiet(0.0, 40, "alone")
     here.play(alone)
     here.steps.clear()
-    crowd = [(here.now, log(f"flood-{i}", "loud", 64, 64)) for i in range(200)]
-    beside = quiet(here.now + 0.2, 25, "beside")
-    here.play(crowd + beside)
-    assert here.ended.keys() >= {each.id for _, each in crowd + alone + beside}
-    assert here.now > beside[-1][0], "it lasted"
-    return waits(here, alone), waits(here, beside), here
+    load = [(here.now, log(f"flood-{i}", "loud", 64, 64)) for i in range(200)]
+    overlap = quiet(here.now + 0.2, 25, "beside")
+    here.play(load + overlap)
+    assert here.ended.keys() >= {each.id for _, each in load + alone + overlap}
+    assert here.now > overlap[-1][0], "it lasted"
+    return waits(here, alone), waits(here, overlap), here
 
 
 def test_in_a_flood_nobody_else_waits_more_than_twice_as_long_and_a_step() -> None:
-    alone, beside, here = flooded()
-    assert beside[-1] <= 2 * alone[-1] + statistics.mean(here.steps)
+    alone, overlap, here = flooded()
+    assert overlap[-1] <= 2 * alone[-1] + statistics.mean(here.steps)
 
 
 def test_the_step_of_another_tenants_prompt_has_none_of_who_crowds_and_the_next_has_some_again() -> None:
@@ -132,9 +132,9 @@ def test_the_step_of_another_tenants_prompt_has_none_of_who_crowds_and_the_next_
     scheduler.add(log("beside", "quiet", 1000, 8))
     for _ in range(6):
         step()
-    beside = prompts[4:]
-    assert [bool(each["quiet"]) for each in beside[:4]] == [True] * 4
-    assert [bool(each["loud"]) for each in beside[:4]] == [False, True] * 2
+    overlap = prompts[4:]
+    assert [bool(each["quiet"]) for each in overlap[:4]] == [True] * 4
+    assert [bool(each["loud"]) for each in overlap[:4]] == [False, True] * 2
 
 
 def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None:
@@ -144,8 +144,8 @@ def test_a_step_planned_late_saves_most_of_one_for_who_comes_meanwhile() -> None
 
 
 def test_prompts_of_a_tenant_that_crowds_are_spread_and_it_is_hardly_slower_for_it() -> None:
-    def alone(*, sharing: bool) -> House:
-        here = house(sharing=sharing)
+    def alone(*, sharing: bool) -> Fixture:
+        here = fixture(sharing=sharing)
         here.play(quiet(0.0, 5, "before"))
         here.steps.clear()
         here.play([(here.now, log(f"flood-{i}", "loud", 64, 64)) for i in range(200)])
@@ -160,20 +160,20 @@ def test_prompts_of_a_tenant_that_crowds_are_spread_and_it_is_hardly_slower_for_
 
 @pytest.mark.parametrize("prompt", [64, 900])
 def test_a_tenant_that_is_alone_is_not_slowed_down(prompt: int) -> None:
-    crowd = [(0.0, log(f"flood-{i}", "loud", prompt, 8)) for i in range(50)]
-    both = [house(sharing=sharing) for sharing in (True, False)]
+    load = [(0.0, log(f"flood-{i}", "loud", prompt, 8)) for i in range(50)]
+    both = [fixture(sharing=sharing) for sharing in (True, False)]
     for here in both:
-        here.play(crowd)
+        here.play(load)
     assert both[0].steps == both[1].steps
 
 
 def test_long_prompts_of_a_tenant_that_crowds_go_on_though_others_come_all_the_time() -> None:
-    here = house()
+    here = fixture()
     here.play(quiet(0.0, 5, "before"))
     begun = here.now
-    crowd = [(begun, log(f"flood-{i}", "loud", 900, 8)) for i in range(30)]
-    here.play(crowd + quiet(begun, 200, "beside"))
-    plain = house(sharing=False)
-    plain.play([(0.0, each) for _, each in crowd])
-    taken = max(here.ended[each.id] for _, each in crowd) - begun
+    load = [(begun, log(f"flood-{i}", "loud", 900, 8)) for i in range(30)]
+    here.play(load + quiet(begun, 200, "beside"))
+    plain = fixture(sharing=False)
+    plain.play([(0.0, each) for _, each in load])
+    taken = max(here.ended[each.id] for _, each in load) - begun
     assert taken < 2 * plain.now

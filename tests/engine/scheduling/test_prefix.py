@@ -3,7 +3,7 @@
 import pytest
 
 from personae.engine.scheduling.pages import PagePool
-from personae.engine.scheduling.prefix import Hit, Lease, PrefixCache, root_key
+from personae.engine.scheduling.prefix import CacheHandle, PrefixCache, PrefixHit, root_key
 
 KEY = root_key(b"tenant", None)
 
@@ -15,29 +15,29 @@ class Writer:
         self.pool = PagePool(pages)
         self.size = page_size
         self.cache = PrefixCache(self.pool, page_size)
-        self.open: dict[Lease, list[int]] = {}
+        self.open: dict[CacheHandle, list[int]] = {}
 
-    def write(self, tokens: list[int], key=KEY) -> Lease:
+    def write(self, tokens: list[int], key=KEY) -> CacheHandle:
         hit = self.cache.match(key, tuple(tokens))
-        lease = self.cache.lease(key, hit, copy=False)
+        handle = self.cache.handle(key, hit, copy=False)
         pages = [node.page for node in hit.nodes]
         pages += self.cache.allocate(-(-len(tokens) // self.size) - len(pages))
-        for i in range(len(lease.nodes), len(tokens) // self.size):
-            self.cache.publish(lease, tuple(tokens[i * self.size : (i + 1) * self.size]), pages[i])
-        self.open[lease] = pages
+        for i in range(len(handle.nodes), len(tokens) // self.size):
+            self.cache.publish(handle, tuple(tokens[i * self.size : (i + 1) * self.size]), pages[i])
+        self.open[handle] = pages
         self.check()
-        return lease
+        return handle
 
-    def close(self, lease: Lease, keep: bool = True) -> list[int]:
-        pages = self.open.pop(lease)
-        self.cache.release(lease, pages, keep=keep)
+    def close(self, handle: CacheHandle, keep: bool = True) -> list[int]:
+        pages = self.open.pop(handle)
+        self.cache.release(handle, pages, keep=keep)
         self.check()
         return pages
 
     def put(self, tokens: list[int], key=KEY) -> list[int]:
         return self.close(self.write(tokens, key))
 
-    def match(self, tokens: list[int], key=KEY) -> Hit:
+    def match(self, tokens: list[int], key=KEY) -> PrefixHit:
         return self.cache.match(key, tuple(tokens))
 
     def check(self) -> None:
@@ -129,19 +129,19 @@ def test_the_least_recently_used_leaf_is_evicted_first():
 
 def test_leased_pages_are_not_evicted():
     writer = Writer(2, 2)
-    lease = writer.write([1, 1, 2, 2])
+    handle = writer.write([1, 1, 2, 2])
     assert not writer.cache.can_allocate(1)
-    writer.close(lease)
+    writer.close(handle)
     assert writer.cache.can_allocate(2)
 
 
 def test_the_same_tokens_computed_twice_leave_one_copy():
     writer = Writer(4, 2)
-    first = writer.cache.lease(KEY, writer.match([1, 1, 0]), copy=False)
-    second = writer.cache.lease(KEY, writer.match([1, 1, 0]), copy=False)
-    for lease in (first, second):
-        writer.open[lease] = writer.cache.allocate(2)
-        writer.cache.publish(lease, (1, 1), writer.open[lease][0])
+    first = writer.cache.handle(KEY, writer.match([1, 1, 0]), copy=False)
+    second = writer.cache.handle(KEY, writer.match([1, 1, 0]), copy=False)
+    for handle in (first, second):
+        writer.open[handle] = writer.cache.allocate(2)
+        writer.cache.publish(handle, (1, 1), writer.open[handle][0])
     writer.check()
     writer.close(first)
     writer.close(second)
@@ -152,8 +152,8 @@ def test_the_same_tokens_computed_twice_leave_one_copy():
 def test_a_child_of_a_duplicate_keeps_its_parent():
     """The second sequence's first page is private, its second hangs under the first sequence's node."""
     writer = Writer(4, 2)
-    first = writer.cache.lease(KEY, writer.match([1, 1, 0]), copy=False)
-    second = writer.cache.lease(KEY, writer.match([1, 1, 0]), copy=False)
+    first = writer.cache.handle(KEY, writer.match([1, 1, 0]), copy=False)
+    second = writer.cache.handle(KEY, writer.match([1, 1, 0]), copy=False)
     writer.open[first] = writer.cache.allocate(1)
     writer.open[second] = writer.cache.allocate(2)
     writer.cache.publish(first, (1, 1), writer.open[first][0])
@@ -180,7 +180,7 @@ def test_nothing_is_left_of_a_key_without_pages():
     writer.put([1, 1, 2, 2])
     writer.cache.allocate(2)
     writer.cache.check_integrity([], [0, 1])
-    empty = writer.cache.lease(KEY, writer.match([5, 5]), copy=False)
+    empty = writer.cache.handle(KEY, writer.match([5, 5]), copy=False)
     writer.cache.release(empty, [])
     writer.cache.check_integrity([], [0, 1])
 
@@ -189,11 +189,11 @@ def test_a_pinned_source_survives_the_eviction_that_its_copy_causes():
     writer = Writer(2, 2)
     writer.put([1, 2])
     hit = writer.match([1, 3])
-    lease = writer.cache.lease(KEY, hit, copy=True)
+    handle = writer.cache.handle(KEY, hit, copy=True)
     assert not writer.cache.can_allocate(2)
     assert hit.source is not None
     (target,) = writer.cache.allocate(1)
     assert target != hit.source.page
     writer.cache.unpin(hit.source)
-    writer.open[lease] = [target]
-    writer.close(lease)
+    writer.open[handle] = [target]
+    writer.close(handle)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from personae.engine.plan import MemoryLayout
-from personae.engine.scheduling.background import Tiers
+from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.pages import PagePool
 from personae.engine.scheduling.prefix import PrefixCache
@@ -27,7 +27,7 @@ FAR = 4
 
 
 def tiers():
-    return Tiers(VirtualTokenCounters(), VirtualTokenCounters(), patience=20)
+    return TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters(), patience=20)
 
 
 HEADS = (tuple(range(30)), tuple(range(12)) + tuple(range(60, 78)))
@@ -45,19 +45,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         max_model_len=st.integers(8, 48),
         policy=st.sampled_from([FirstComeFirstServed, VirtualTokenCounters, tiers]),
-        beside=st.integers(1, 4),
+        overlap=st.integers(1, 4),
         sharing=st.booleans(),
         lendable=st.sampled_from([0, 4, 24]),
         run=st.sampled_from([1, 1, 2, 4]),
     )
-    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, beside, sharing, lendable, run):
+    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, overlap, sharing, lendable, run):
         if lendable:
             pages = -(-(max(pages, -(-max_model_len // page_size)) + lendable) // run) * run
         self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable, run)
         self.lent: list[int] = []
         self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
-        scheduler = Scheduler(self.layout, policy(), beside, sharing=sharing)
+        scheduler = Scheduler(self.layout, policy(), overlap, sharing=sharing)
         self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails, self.defers), FAR)
 
     @staticmethod
@@ -236,6 +236,6 @@ def test_integrity_catches_a_slot_with_two_owners():
 def test_integrity_catches_a_sequence_that_outlives_its_end():
     it = small_world()
     it.step()
-    del it.scheduler._roster.sequences["0"]
+    del it.scheduler._sequences.sequences["0"]
     with pytest.raises(AssertionError, match="sequences"):
         it.scheduler.check_integrity()

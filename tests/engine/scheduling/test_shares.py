@@ -9,8 +9,8 @@ from personae.engine.scheduling.live import PRIORITY_STEP
 from personae.engine.scheduling.scheduler import Scheduler
 
 
-def bench(seats: int = 8, *, sharing: bool = True) -> Bench:
-    layout = MemoryLayout(400, 4, seats, 200, 32)
+def bench(slots: int = 8, *, sharing: bool = True) -> Bench:
+    layout = MemoryLayout(400, 4, slots, 200, 32)
     return Bench(Scheduler(layout, VirtualTokenCounters(), sharing=sharing), FakeExecutor(layout))
 
 
@@ -55,7 +55,7 @@ def test_without_sharing_it_waits_for_an_answer_to_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "seats"),
+    ("weights", "slots"),
     [
         ({"a": 1.0, "b": 1.0}, {"a": 4, "b": 4}),
         ({"a": 1.0, "b": 3.0}, {"a": 2, "b": 6}),
@@ -63,13 +63,13 @@ def test_without_sharing_it_waits_for_an_answer_to_end() -> None:
     ],
     ids=str,
 )
-def test_seats_go_by_weight_and_then_stay(weights: dict[str, float], seats: dict[str, int]) -> None:
+def test_seats_go_by_weight_and_then_stay(weights: dict[str, float], slots: dict[str, int]) -> None:
     it = bench()
     for tenant, weight in weights.items():
         flood(it, tenant, 20, weight=weight)
         settle(it, 10)
     settle(it, 10)
-    assert running(it) == seats
+    assert running(it) == slots
     given = it.scheduler.preemptions
     settle(it, 20)
     assert it.scheduler.preemptions == given, "nothing goes to and fro"
@@ -77,7 +77,7 @@ def test_seats_go_by_weight_and_then_stay(weights: dict[str, float], seats: dict
 
 
 def test_more_tenants_than_seats_take_nothing_from_one_that_has_one() -> None:
-    it = bench(seats=2)
+    it = bench(slots=2)
     for tenant in "abcdef":
         flood(it, tenant, 2, tokens=20)
     settle(it, 6)
@@ -86,7 +86,7 @@ def test_more_tenants_than_seats_take_nothing_from_one_that_has_one() -> None:
 
 
 def test_service_goes_by_weight() -> None:
-    it = bench(seats=2)
+    it = bench(slots=2)
     flood(it, "a", 40, tokens=10, weight=1.0)
     flood(it, "b", 40, tokens=10, weight=3.0)
     settle(it, 120)
@@ -95,7 +95,7 @@ def test_service_goes_by_weight() -> None:
 
 
 def order(priorities: list[int]) -> list[str]:
-    it = bench(seats=1)
+    it = bench(slots=1)
     for i, priority in enumerate(priorities):
         it.add(make_log(f"{i}", [i, 1], max_tokens=2, ignore_eos=True, priority=priority))
     it.run()

@@ -16,7 +16,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 from typer.testing import CliRunner
-from uploads import open_house
+from uploads import open_fixture
 
 from personae.api.app import create_app
 from personae.api.cli import app as cli
@@ -265,8 +265,8 @@ def test_ratios_are_of_rounds_that_belong_together() -> None:
 
 def test_a_server_with_keys_is_asked_with_that_of_the_environment(tmp_path: Path) -> None:
     engine = FakeEngine(max_model_len=100_000)
-    with open_house(tmp_path / "data", engine) as house, serving(house.app) as url:
-        env, line = {"PERSONAE_API_KEY": house.key("ann")}, ["bench", "--url", url, "--out", str(tmp_path)]
+    with open_fixture(tmp_path / "data", engine) as fixture, serving(fixture.app) as url:
+        env, line = {"PERSONAE_API_KEY": fixture.key("ann")}, ["bench", "--url", url, "--out", str(tmp_path)]
         load = ["--requests", "2", "--output", "4", "--prompt", "4"]
         refused = CliRunner().invoke(cli, line + load)
         assert (refused.exit_code, "PERSONAE_API_KEY" in refused.stderr) == (2, True)

@@ -160,20 +160,24 @@ def test_a_step_with_adapters_that_no_row_takes_is_the_step_without(monkeypatch:
         monkeypatch.setattr(layer, name, value)
     generator = torch.Generator().manual_seed(0)
     batch, num_pages = shapes.attention_batch([(1, 20)] * 3, CPU, seed=0)
-    layers = [layer.Layer(num_pages, generator) for _ in range(2)]
+    layers = [layer.BenchLayer(num_pages, generator) for _ in range(2)]
     inputs = layer.step_inputs(3, 20, generator)
     adapters = shapes.make_adapters((8,), 2, torch.bfloat16, generator, groups)
     with reference_only():
-        base = layer.Step(layers, batch, None, None).run(*inputs)
-        none = layer.Step(layers, batch, adapters, shapes.work_list((None,) * 3, 3, CPU)).run(*inputs)
-        some = layer.Step(layers, batch, adapters, shapes.work_list((0, None, None), 3, CPU)).run(*inputs)
+        base = layer.BenchStep(layers, batch, None, None).run(*inputs)
+        none = layer.BenchStep(layers, batch, adapters, shapes.work_list((None,) * 3, 3, CPU)).run(*inputs)
+        some = layer.BenchStep(layers, batch, adapters, shapes.work_list((0, None, None), 3, CPU)).run(
+            *inputs
+        )
     assert torch.equal(none, base)
     assert not torch.equal(some[0], base[0])
     assert torch.equal(some[1:], base[1:])
     with reference_only():
-        turns = layer.Step(layers * 2, batch, adapters, shapes.work_list((0,) * 3, 3, CPU)).run(*inputs)
-        twice = replace(adapters, arenas={group: own * 2 for group, own in adapters.arenas.items()})
-        own = layer.Step(layers * 2, batch, twice, shapes.work_list((0,) * 3, 3, CPU)).run(*inputs)
+        turns = layer.BenchStep(layers * 2, batch, adapters, shapes.work_list((0,) * 3, 3, CPU)).run(*inputs)
+        twice = replace(
+            adapters, weight_pools={group: own * 2 for group, own in adapters.weight_pools.items()}
+        )
+        own = layer.BenchStep(layers * 2, batch, twice, shapes.work_list((0,) * 3, 3, CPU)).run(*inputs)
     assert torch.equal(turns, own), "layers whose adapters take turns"
 
 

@@ -128,7 +128,7 @@ def test_a_part_that_fails_is_a_failed_check_and_the_others_go_on(monkeypatch, t
 def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in_a_new_process(
     monkeypatch, tmp_path: Path
 ) -> None:
-    lives: list[list[str]] = []
+    epochs: list[list[str]] = []
     begun: list[str] = []
 
     def spoils():
@@ -141,7 +141,7 @@ def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def again(path: str, arguments: list[str]) -> None:
-        lives.append([path, *arguments])
+        epochs.append([path, *arguments])
         raise SystemExit
 
     def other():
@@ -154,7 +154,7 @@ def test_a_part_that_spoils_the_device_is_a_failed_check_and_the_others_go_on_in
     monkeypatch.setattr(os, "execv", again)
     with PaperGpu() as gpu, pytest.raises(SystemExit):
         on_paper(gpu, monkeypatch, tmp_path)
-    ((path, own, *arguments),) = lives
+    ((path, own, *arguments),) = epochs
     assert (path, own, arguments[:2]) == (sys.executable, sys.executable, ["-m", "personae.evals.bench.gpu"])
     with PaperGpu() as gpu:
         status, report = on_paper(gpu, monkeypatch, tmp_path, *arguments[2:])

@@ -9,7 +9,7 @@ from scripted_target import MODELS, ScriptedTarget, Sums, SumSettings
 from virtual_clock import virtual_clock
 
 from personae.errors import Overloaded, RequestError
-from personae.evals.harness.records import RESULTS, Head, Log, Record, read_run
+from personae.evals.harness.records import RESULTS, Head, Log, OutcomeRecord, read_run
 from personae.evals.harness.runner import Plan, choose_models, plan, run
 
 pytestmark = virtual_clock
@@ -34,8 +34,8 @@ def head(one: Plan, **sampling: float) -> Head:
 
 async def play(
     folder: Path, one: Plan, target: ScriptedTarget, concurrency: int = 4, resume: bool = False
-) -> list[Record]:
-    seen: list[Record] = []
+) -> list[OutcomeRecord]:
+    seen: list[OutcomeRecord] = []
     with Log(folder, head(one), resume=resume) as log:
         await run(
             one, target, log, sampling={"temperature": 0.0}, concurrency=concurrency, on_record=seen.append

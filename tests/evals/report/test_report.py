@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from personae.evals.harness.records import Head, Record, Run
+from personae.evals.harness.records import Head, OutcomeRecord, Run
 from personae.evals.report.markdown import markdown
 from personae.evals.report.page import SHOWN, page
 from personae.evals.report.tables import tables
@@ -27,9 +27,9 @@ def head(name: str) -> Head:
     )
 
 
-def records(passing: int, count: int = 30, mode: str = "free", task: str = "even") -> list[Record]:
+def records(passing: int, count: int = 30, mode: str = "free", task: str = "even") -> list[OutcomeRecord]:
     return [
-        Record(
+        OutcomeRecord(
             suite="sums",
             task=task,
             case=f"{task}/{n}",
@@ -54,8 +54,10 @@ NEW = Run(
     head("new"),
     [
         *records(28),
-        Record(suite="sums", task="even", case="x", model="poet", mode="free", error="RequestFailed: gone"),
-        Record(suite="sums", task="even", case="y", model="poet", mode="free", skipped="cannot"),
+        OutcomeRecord(
+            suite="sums", task="even", case="x", model="poet", mode="free", error="RequestFailed: gone"
+        ),
+        OutcomeRecord(suite="sums", task="even", case="y", model="poet", mode="free", skipped="cannot"),
     ],
     5.0,
     False,

@@ -13,7 +13,7 @@ from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest
 from personae.evals.demo.sample import TEMPLATE, Sample, read_calls
 from personae.evals.harness.subject import Subject
-from personae.evals.harness.target import Model
+from personae.evals.harness.target import TargetModel
 from personae.evals.suites.demo import DemoSettings, DemoTasks, as_text
 from personae.evals.suites.suite import Case
 
@@ -35,7 +35,7 @@ class Gold:
         self.sample = sample
         self.body: dict[str, Any] = {}
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[TargetModel]:
         return []
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from real_server import Running, running
 
 from personae.api.options import ServeOptions
-from personae.evals.harness.target import Model
+from personae.evals.harness.target import TargetModel
 from personae.evals.suites.entrypoints.kit import CHECKS, Restated, Server, Unlike, expect
 from personae.evals.suites.entrypoints.suite import Entrypoints, EntrypointSettings, outcome
 from personae.evals.suites.entrypoints.table import table
@@ -50,10 +50,10 @@ def test_whatever_an_answer_lacks_is_a_failure_that_says_what_was_expected() -> 
     async def shapeless(server: Server) -> None:
         raise KeyError("choices")
 
-    for run, told in ((unlike, "a kind word"), (shapeless, "KeyError")):
+    for run, delivered in ((unlike, "a kind word"), (shapeless, "KeyError")):
         found = anyio.run(outcome, Restated("x", "y", "z", run, "on purpose"), None)
         assert (found.passed, found.note) == (False, "on purpose")
-        assert told in found.expected
+        assert delivered in found.expected
     with pytest.raises(Unlike, match="three"):
         expect([], "three")
 
@@ -62,9 +62,9 @@ def test_every_case_has_a_name_of_its_own_and_is_put_to_the_base() -> None:
     suite = Entrypoints(EntrypointSettings())
     cases = suite.cases()
     assert len({case.id for case in cases}) == len(cases) > 90
-    for model in (Model("base", True), Model("adapter", False)):
+    for model in (TargetModel("base", True), TargetModel("adapter", False)):
         assert suite.plays(cases[0], model.name, "free", base=model.base) is model.base
 
 
 def test_the_page_has_the_table() -> None:
-    assert table() in (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    assert table() in (ROOT / "docs" / "guide" / "clients.md").read_text(encoding="utf-8")

@@ -28,13 +28,13 @@ class Thinker:
 
     async def stream_chat(self, body: Message) -> AsyncIterator[Message]:
         for field in ("reasoning_content", "content"):
-            for letter in self.streamed.get(field) or "":
-                yield {"choices": [{"delta": {field: letter}}]}
+            for envelope in self.streamed.get(field) or "":
+                yield {"choices": [{"delta": {field: envelope}}]}
         for index, call in enumerate(self.streamed.get("tool_calls", ())):
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             yield {"choices": [{"delta": {"tool_calls": [{"index": index, "function": {"name": name}}]}}]}
-            for letter in arguments:
-                function = {"arguments": letter}
+            for envelope in arguments:
+                function = {"arguments": envelope}
                 yield {"choices": [{"delta": {"tool_calls": [{"index": index, "function": function}]}}]}
 
 

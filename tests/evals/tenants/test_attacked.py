@@ -38,8 +38,8 @@ def test_the_attackers_process_says_what_its_clients_were_told(tmp_path: Path, w
         file = tmp_path / "request"
         file.write_bytes(http_request("/v1/completions", "none", b'{"model": "base", "prompt": 5}'))
         command = sender(url.host, url.port or 80, str(file), way, 2, 0.5)
-        told = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=100).stdout)
-    assert set(told) == {seen}
+        delivered = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=100).stdout)
+    assert set(delivered) == {seen}
     assert engine.submitted == []
 
 

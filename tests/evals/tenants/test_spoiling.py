@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 
 import pytest
-from uploads import CONFIG, SHAPES, TENSORS, open_house, upload
+from uploads import CONFIG, SHAPES, TENSORS, open_fixture, upload
 
-from personae.evals.tenants.spoiling import SPOILERS, Upload, is_whole, whole
+from personae.evals.tenants.corruption import SPOILERS, Upload, is_whole, whole
 
 GOOD = whole(*SHAPES.modules["q"])
 
@@ -17,9 +17,9 @@ def files(spoilt: Upload) -> dict[str, bytes]:
 
 
 def test_every_way_to_spoil_an_upload_is_refused_with_a_reason(tmp_path: Path) -> None:
-    async def siege() -> None:
-        with open_house(tmp_path) as house:
-            async with house.client() as client:
+    async def stress() -> None:
+        with open_fixture(tmp_path) as fixture:
+            async with fixture.client() as client:
                 assert (await upload(client, "x", files(GOOD))).status_code == 201
                 await client.delete("/v1/adapters/x")
                 for number in range(20):
@@ -33,9 +33,9 @@ def test_every_way_to_spoil_an_upload_is_refused_with_a_reason(tmp_path: Path) -
                         else:
                             assert 400 <= answer.status_code < 500, (how, number, answer.text)
                             assert answer.json()["error"]["message"]
-            assert house.leftovers() == []
+            assert fixture.leftovers() == []
 
-    asyncio.run(siege())
+    asyncio.run(stress())
 
 
 def test_another_reader_tells_a_whole_upload_from_others() -> None:

@@ -11,10 +11,10 @@ from answers import FUNCTIONS, WEATHER, marked, parse_marked
 from grammar_walks import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worst import objection, text_vocabulary
+from worst import text_vocabulary, veto
 
 from personae.grammar.backend import Matcher
-from personae.grammar.closing.table import TokenTable
+from personae.grammar.budget.table import TokenTable
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.reasoning.format import ReasoningFormat, Thinks
 from personae.grammar.reasoning.registry import NAMES, reasoning_format
@@ -94,7 +94,7 @@ def thinker(matcher: Matcher, tokens: Vocabulary, seed: int, begun: list[int], m
                 [token for token in odd if token in allowed] or [t for t in allowed if t != 256] or allowed
             )
             token = rng.choice(liked)
-            words = objection(matcher, token)
+            words = veto(matcher, token)
             if words is None:
                 break
             allowed = [one for one in allowed if not TokenTable.holds(words, one)]

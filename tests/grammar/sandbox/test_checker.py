@@ -8,7 +8,7 @@ import pytest
 
 from personae.evals.hostile import retried
 from personae.grammar.sandbox.checker import Checker, Part, check_at_once
-from personae.grammar.sandbox.server import Limits
+from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.schema.validate import validate_answer
 from personae.grammar.spec import GrammarSpec
 
@@ -21,7 +21,7 @@ def part(schema: Any, answer: str) -> Part:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Checker]:
-    checker = Checker(Limits(processor=0.3, patience=60.0))
+    checker = Checker(SandboxLimits(processor=0.3, patience=60.0))
     yield checker
     checker.close()
 

@@ -18,12 +18,12 @@ from patience import PATIENCE, eventually
 from personae.errors import GrammarError, Overloaded
 from personae.evals.hostile import alternatives, complements, laughs, wide
 from personae.grammar.backend import BoundGrammar
-from personae.grammar.closing.blueprint import Outline
+from personae.grammar.budget.analysis import CompilePlan
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
-from personae.grammar.sandbox.server import Limits
+from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Exactly, Json, Sequence, structure_spec
+from personae.grammar.structure.elements import Concat, Exactly, Json, structure_spec
 from personae.grammar.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b""), (256,), {"<tool>": 257})
@@ -44,7 +44,7 @@ def conditions(count: int) -> Any:
 GOOD = spec_of({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(x|y)*$"}}})
 REWRITTEN = spec_of({"allOf": [{"type": "integer", "minimum": 3}, {"not": {"const": 4}}]})
 BOMB = spec_of(complements(8, 8))
-PATIENT = Limits(processor=1.0, memory=2**28, patience=300.0)
+PATIENT = SandboxLimits(processor=1.0, memory=2**28, patience=300.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,10 @@ def here() -> GrammarCompiler:
 def test_what_comes_back_is_what_compiling_here_comes_to(
     sandbox: Sandbox, here: GrammarCompiler, spec: GrammarSpec
 ) -> None:
-    there: list[Outline] = []
-    blueprint = sandbox.draft(spec, tell=there.append)
-    assert blueprint == here.draft(spec)
-    assert there[-1] == blueprint.outline
+    there: list[CompilePlan] = []
+    analysis = sandbox.draft(spec, tell=there.append)
+    assert analysis == here.draft(spec)
+    assert there[-1] == analysis.compile_plan
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_bomb_ends_by_itself_and_others_are_compiled_meanwhile(sandbox: Sandbo
 
 
 def test_memory_is_a_limit_of_its_own() -> None:
-    small = Sandbox(VOCABULARY, Limits(processor=60.0, memory=2**25, patience=300.0))
+    small = Sandbox(VOCABULARY, SandboxLimits(processor=60.0, memory=2**25, patience=300.0))
     assert small.draft(GOOD).plan
     with pytest.raises(GrammarError, match="limits"):
         small.draft(BOMB)
@@ -129,8 +129,8 @@ def test_a_library_that_finds_no_memory_is_not_asked_to_say_where(monkeypatch: p
     sandbox = Sandbox(VOCABULARY, PATIENT)
     sandbox.draft(GOOD)
     assert sandbox._process is not None
-    told = Path(f"/proc/{sandbox._process.pid}/environ").read_bytes().split(b"\0")
-    assert [one for one in told if b"BACKTRACE" in one] == [b"RUST_BACKTRACE=0"]
+    delivered = Path(f"/proc/{sandbox._process.pid}/environ").read_bytes().split(b"\0")
+    assert [one for one in delivered if b"BACKTRACE" in one] == [b"RUST_BACKTRACE=0"]
     sandbox.close()
 
 
@@ -184,7 +184,8 @@ def test_a_child_that_has_answered_answers_again_within_the_same_limits() -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_child_that_has_grown_ends_when_it_has_answered() -> None:
-    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, growth=-(2**40)))  # whatever it has is too much
+    # whatever it has is too much
+    sandbox = Sandbox(VOCABULARY, structs.replace(PATIENT, size_estimate=-(2**40)))
     sandbox.start()
     first = standing(sandbox)
     assert sandbox.draft(GOOD).plan
@@ -272,7 +273,7 @@ def test_a_server_that_has_died_is_begun_again_and_who_waits_too_long_may_come_a
     assert sandbox.draft(GOOD).plan
     sandbox.close()
     sandbox.close()
-    hurried = Sandbox(VOCABULARY, Limits(patience=0.001))
+    hurried = Sandbox(VOCABULARY, SandboxLimits(patience=0.001))
     with pytest.raises(Overloaded):
         hurried.draft(GOOD)
     hurried.close()
@@ -352,12 +353,12 @@ def test_so_is_a_function_whose_parameters_are_too_complex_unless_it_is_strict()
     compiler._sandbox = Sandbox(VOCABULARY, PATIENT)
     bomb, good = json.loads(BOMB.source), {"type": "array", "items": {"const": 1}, "minItems": 1}
     call = compiler.compile(
-        structure_spec(Sequence((Exactly("f"), Json(bomb, False, "tools[0]"), Json(good, True, "tools[1]"))))
+        structure_spec(Concat((Exactly("f"), Json(bomb, False, "tools[0]"), Json(good, True, "tools[1]"))))
     )
     assert accepts(call, 'f{"anything":1}[1]')
     assert not accepts(call, "f{}[2]")
     with pytest.raises(GrammarError, match="limits"):
-        compiler.compile(structure_spec(Sequence((Exactly("f"), Json(bomb, True, "tools[0]")))))
+        compiler.compile(structure_spec(Concat((Exactly("f"), Json(bomb, True, "tools[0]")))))
     compiler.close()
 
 

@@ -16,14 +16,14 @@ from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.sandbox.forkserver import Sandbox
 from personae.grammar.sandbox.mask_server import Ask, Begin, End, Mask, MaskServer, Refused, Take, TooSlow
 from personae.grammar.sandbox.masks import Processes, RemoteGrammar, RemoteMatcher
-from personae.grammar.sandbox.server import Limits
+from personae.grammar.sandbox.server import SandboxLimits
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *[b"ab" * 20] * 64, b""), (320,), {})
 AMBIGUOUS = GrammarSpec("ebnf", "root ::= s\ns ::= s s | s s s | [a-z] | [a-z] s | s [a-z]")
 WORD = GrammarSpec("ebnf", "root ::= [a-z]+")
-PATIENT = Limits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE)
+PATIENT = SandboxLimits(patience=PATIENCE, mask=0.3, mask_wall=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +154,11 @@ class Slow:
 
 def test_all_masks_of_an_answer_together_have_their_time() -> None:
     grammar = Slow()
-    server = MaskServer(grammar, 32, Limits(mask=0.5, masks=1.0), lambda: grammar.now)  # type: ignore[arg-type]
+    server = MaskServer(grammar, 32, SandboxLimits(mask=0.5, masks=1.0), lambda: grammar.now)  # type: ignore[arg-type]
     assert server.left(0) == 0.5
     (first,) = server.do(Begin(0, 10, (1, 1)))
     assert isinstance(first, Mask)
-    assert not first.asks
+    assert not first.verifies
     (second,) = server.do(Take(0, 1))
     assert isinstance(second, Mask)
     assert server.left(0) == pytest.approx(0.2)

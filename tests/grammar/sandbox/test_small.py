@@ -8,7 +8,7 @@ import pytest
 from personae.evals.hostile import laughs
 from personae.grammar.sandbox.small import is_small
 from personae.grammar.spec import GrammarSpec
-from personae.grammar.structure.elements import Exactly, Json, Sequence, structure_spec
+from personae.grammar.structure.elements import Concat, Exactly, Json, structure_spec
 
 
 def spec_of(schema: Any) -> GrammarSpec:
@@ -78,8 +78,8 @@ def test_sizes_count_as_often_as_the_shortest_answer_has_them(schema: Any, small
 
 def test_those_of_a_structure_add_up() -> None:
     one = Json(arrays(100, {"type": "integer"}), True, "tools[0]")
-    assert is_small(structure_spec(Sequence((one,))))
-    assert not is_small(structure_spec(Sequence((one, Exactly(" "), one, one))))
+    assert is_small(structure_spec(Concat((one,))))
+    assert not is_small(structure_spec(Concat((one, Exactly(" "), one, one))))
 
 
 @pytest.mark.parametrize(

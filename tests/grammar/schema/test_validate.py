@@ -1,4 +1,4 @@
-from personae.grammar.schema.validate import MAX_VIOLATIONS, Violation, validate_answer
+from personae.grammar.schema.validate import MAX_VIOLATIONS, SchemaViolation, validate_answer
 from personae.grammar.spec import GrammarSpec
 
 UNIQUE = GrammarSpec(
@@ -22,7 +22,7 @@ def test_each_violation_names_its_place():
 def test_an_answer_that_is_not_json_is_invalid():
     outcome = validate_answer(UNIQUE, "[1, 2")
     assert not outcome.valid
-    assert isinstance(outcome.violations[0], Violation)
+    assert isinstance(outcome.violations[0], SchemaViolation)
     assert outcome.violations[0].pointer == "#"
 
 

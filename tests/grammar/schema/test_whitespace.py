@@ -7,7 +7,7 @@ import pytest
 from grammar_walks import accepts
 from worst import WORST, answer, text_vocabulary
 
-from personae.grammar.closing.grammar import ClosingGrammar
+from personae.grammar.budget.grammar import BudgetGrammar
 from personae.grammar.compiler import GrammarCompiler
 from personae.grammar.schema.whitespace import MAX_INDENT, indent_of
 from personae.grammar.spec import GrammarSpec
@@ -27,9 +27,9 @@ def nested(levels: int) -> tuple[dict[str, Any], Any]:
     return schema, value
 
 
-def grammar(schema: Any) -> ClosingGrammar:
+def grammar(schema: Any) -> BudgetGrammar:
     compiled = COMPILER.compile(GrammarSpec("json_schema", json.dumps(schema)))
-    assert isinstance(compiled, ClosingGrammar)
+    assert isinstance(compiled, BudgetGrammar)
     return compiled
 
 

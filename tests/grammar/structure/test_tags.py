@@ -7,7 +7,7 @@ from personae.errors import GrammarError, UnsupportedParameter
 from personae.grammar.reasoning.format import Thinks
 from personae.grammar.reasoning.registry import reasoning_format
 from personae.grammar.structure.answer import AnswerShape
-from personae.grammar.structure.elements import Lark, OneOf, Regex, Sequence, Verbatim
+from personae.grammar.structure.elements import Concat, Lark, OneOf, Regex, Verbatim
 from personae.grammar.structure.escaped import escaped_lark
 from personae.grammar.structure.syntax import grammar_element
 from personae.grammar.structure.tags import structural_tag
@@ -137,7 +137,7 @@ def test_anything_can_bind_what_follows_the_reasoning(element, allowed, refused)
 @pytest.mark.parametrize("element", [Regex("(", "guided_regex"), Lark("start: nobody", "guided_regex")])
 def test_a_part_that_cannot_be_compiled_is_refused_by_its_field(element):
     with pytest.raises(GrammarError) as refused:
-        allows(AnswerShape(content=Sequence((Verbatim("a"), element))), "a", vocabulary())
+        allows(AnswerShape(content=Concat((Verbatim("a"), element))), "a", vocabulary())
     assert refused.value.param == "guided_regex"
 
 

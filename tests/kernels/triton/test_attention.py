@@ -39,12 +39,12 @@ def case(
 ) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
     """q as a strided view, pages anywhere; what no row owns is NaN, page ids past a row's end are wild."""
     generator = torch.Generator().manual_seed(1)
-    needed = [-(-(start + count) // page_size) for start, count in rows]
-    num_pages = sum(needed) + 3
-    pages = random.Random(2).sample(range(num_pages), sum(needed))
-    tables = [[pages.pop() for _ in range(count)] for count in needed]
+    logit_mask = [-(-(start + count) // page_size) for start, count in rows]
+    num_pages = sum(logit_mask) + 3
+    pages = random.Random(2).sample(range(num_pages), sum(logit_mask))
+    tables = [[pages.pop() for _ in range(count)] for count in logit_mask]
     batch = attention_batch([(*row, table) for row, table in zip(rows, tables, strict=True)], page_size, CPU)
-    for row, count in enumerate(needed):
+    for row, count in enumerate(logit_mask):
         batch.page_table[row, count:] = 10**6
     caches = torch.full((2, num_pages, kv_heads, page_size, dim), torch.nan, dtype=dtype)
     whole = attention_batch(

@@ -11,10 +11,10 @@ import triton.language as tl
 from slow_sampler import bitmask, changed_logits, may_choose
 
 from personae.engine.params import SamplingParams
-from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Choices, Sampler
+from personae.engine.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog
 from personae.kernels import registry
-from personae.kernels.noise import stream, uniforms
+from personae.kernels.counter_rng import stream, uniforms
 from personae.kernels.triton import sampling as host
 from personae.kernels.triton.calls import TritonOperators
 from personae.kernels.triton.device.sampling import uniform
@@ -41,7 +41,7 @@ def log(**params: Any) -> SequenceLog:
 
 def sample(
     logits: np.ndarray, logs: Sequence[SequenceLog], positions: Sequence[int], allowed: Any = None
-) -> Choices:
+) -> TokenChoices:
     sampler = Sampler(len(logs), logits.shape[1], "cpu")
     for slot, one in enumerate(logs):
         sampler.admit(slot, one)

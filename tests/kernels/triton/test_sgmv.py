@@ -62,14 +62,14 @@ def test_a_prefill_takes_large_tiles_and_equals_one_product_per_row(dtype: torch
 def test_the_tensor_cores_keep_more_of_the_shrunk_rows_than_half_precision_holds() -> None:
     # s = 1 + 2^-12 is not a float16; rounded to one, the small part would be lost under the base of -1.
     module = make_module([8], 8, 8, torch.float16, seed=0)
-    module.arena.a[~module.arena.a.isnan()] = 0
-    module.arena.b[~module.arena.b.isnan()] = 0
+    module.weight_pool.a[~module.weight_pool.a.isnan()] = 0
+    module.weight_pool.b[~module.weight_pool.b.isnan()] = 0
     row = module.table.rows(0)[0]
-    module.arena.a[row, :2] = torch.tensor([1, 2.0**-12], dtype=torch.float16)
-    module.arena.b[row] = 1
+    module.weight_pool.a[row, :2] = torch.tensor([1, 2.0**-12], dtype=torch.float16)
+    module.weight_pool.b[row] = 1
     y = torch.full((6, 8), -1, dtype=torch.float16)
     x = torch.ones(6, 8, dtype=torch.float16)
-    sgmv(x, (y,), (module.arena,), (module.table,), make_work([0], 6)[0])
+    sgmv(x, (y,), (module.weight_pool,), (module.table,), make_work([0], 6)[0])
     assert torch.equal(y, torch.full_like(y, 2.0**-12))
 
 
@@ -80,7 +80,7 @@ def test_the_plan_is_made_once_for_all_layers_of_a_step() -> None:
     for layer in range(3):
         module = make_module([8, 3], 16, 8, torch.float32, seed=layer)
         tables = tables or (module.table,)
-        sgmv(x, (torch.zeros(4, 8),), (module.arena,), tables, work)
+        sgmv(x, (torch.zeros(4, 8),), (module.weight_pool,), tables, work)
     assert len(work.plans) == 1
 
 
@@ -97,8 +97,8 @@ def test_a_captured_list_of_fixed_length_serves_more_and_fewer_adapters_than_it_
             own.zero_()
             own[: len(new)] = new
         ours, truth = torch.ones(2, 6, 24)
-        sgmv(x, (ours,), (module.arena,), (module.table,), replace(work, plans={}))
-        reference.sgmv(x, (truth,), (module.arena,), (module.table,), live)
+        sgmv(x, (ours,), (module.weight_pool,), (module.table,), replace(work, plans={}))
+        reference.sgmv(x, (truth,), (module.weight_pool,), (module.table,), live)
         torch.testing.assert_close(ours, truth)
 
 
@@ -119,12 +119,12 @@ class Order:
 
 @pytest.mark.parametrize("popularity", ["with base rows", "skewed"])
 def test_begun_before_ys_are_there_it_equals_one_product_per_row(popularity: str) -> None:
-    def halves(x, ys, arenas, tables, work):  # type: ignore[no-untyped-def]  # as `sgmv`
+    def halves(x, ys, weight_pools, tables, work):  # type: ignore[no-untyped-def]  # as `sgmv`
         later = [y.clone() for y in ys]
         for y in ys:
             y.fill_(torch.nan)
         order = Order()
-        finish = host.begin_sgmv(x, arenas, tables, work, order, Gpu(1, hopper=False))
+        finish = host.begin_sgmv(x, weight_pools, tables, work, order, Gpu(1, hopper=False))
         assert order.noted == ["fork"]
         for y, value in zip(ys, later, strict=True):
             y.copy_(value)
@@ -139,7 +139,7 @@ def test_begun_on_a_branch_it_has_the_same_bits() -> None:
     module = make_module([16, 8], 600, 40, torch.float32, seed=0)
     x, ours = torch.randn(7, 600), torch.randn(7, 40)
     begun = ours.clone()
-    given = (module.arena,), (module.table,), make_work([0, 1, None, 1, 0, 0, 0], 1)[0]
+    given = (module.weight_pool,), (module.table,), make_work([0, 1, None, 1, 0, 0, 0], 1)[0]
     sgmv(x, (ours,), *given)
     host.begin_sgmv(x, *given, Order(), Gpu(1, hopper=False))((begun,))
     assert torch.equal(begun, ours)
@@ -155,10 +155,16 @@ def test_a_rows_bits_do_not_depend_on_its_company() -> None:
     module = make_module([16, 8], 600, 40, torch.float32, seed=0)
     x, y = torch.randn(9, 600), torch.randn(9, 40)
     together, alone = y.clone(), y.clone()
-    sgmv(x, (together,), (module.arena,), (module.table,), make_work([0, 1, 1, 0, 0, None, 1, 0, 1], 1)[0])
+    sgmv(
+        x,
+        (together,),
+        (module.weight_pool,),
+        (module.table,),
+        make_work([0, 1, 1, 0, 0, None, 1, 0, 1], 1)[0],
+    )
     for row, adapter in enumerate([0, 1, 1, 0, 0, None, 1, 0, 1]):
         part = alone[row : row + 1]
-        sgmv(x[row : row + 1], (part,), (module.arena,), (module.table,), make_work([adapter], 1)[0])
+        sgmv(x[row : row + 1], (part,), (module.weight_pool,), (module.table,), make_work([adapter], 1)[0])
     assert torch.equal(together, alone)
 
 
@@ -195,7 +201,7 @@ def test_an_expand_that_begins_early_waits_for_shrink_before_it_reads_its_sums(
     work, _ = make_work([0, 1], rows)
     x = torch.randn(2 * rows, 24)
     ours, truth = torch.ones(2, 2 * rows, 40)
-    host.sgmv(x, (ours,), (module.arena,), (module.table,), work, Gpu(1, hopper=True))
-    reference.sgmv(x, (truth,), (module.arena,), (module.table,), work)
+    host.sgmv(x, (ours,), (module.weight_pool,), (module.table,), work, Gpu(1, hopper=True))
+    reference.sgmv(x, (truth,), (module.weight_pool,), (module.table,), work)
     torch.testing.assert_close(ours, truth)
     assert late.waits >= host.PROGRAMS, "what follows may find a shrink that is not done"

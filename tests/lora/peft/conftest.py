@@ -2,7 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from spoilt_adapters import BASE
+from corrupt_adapters import BASE
 from tiny_adapters import make_adapter_folder
 
 

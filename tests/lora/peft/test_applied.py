@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from corrupt_adapters import BASE, Q_A, SHAPES, edit_tensors
 from peft import get_peft_model_state_dict
-from spoilt_adapters import BASE, Q_A, SHAPES, edit_tensors
 from tiny_adapters import ZOO, make_adapter, make_adapter_folder, set_config
 
 from personae.lora.peft import CONFIG_FILE, PROJECTIONS, read_adapter

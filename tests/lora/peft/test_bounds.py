@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from corrupt_adapters import PREFIX, Q_A, SHAPES, edit_tensors
 from safetensors.torch import save_file
-from spoilt_adapters import PREFIX, Q_A, SHAPES, edit_tensors
 from tiny_adapters import set_config
 
 from personae.errors import AdapterError

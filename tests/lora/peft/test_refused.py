@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from corrupt_adapters import PREFIX, Q_A, SHAPES, assert_refused, edit_tensors
 from peft import LoraConfig
-from spoilt_adapters import PREFIX, Q_A, SHAPES, assert_refused, edit_tensors
 from tiny_adapters import set_config
 
 from personae.errors import AdapterError
@@ -89,7 +89,7 @@ def test_every_field_of_peft_s_config_is_read_of_no_effect_or_refused_with_its_o
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
     known = {*peft_config.READ, *peft_config.HARMLESS, *peft_config.NEUTRAL, *peft_config.REASONS}
     assert fields <= known
-    listed = (Path(__file__).resolve().parents[3] / "docs/adapters.md").read_text(encoding="utf-8")
+    listed = (Path(__file__).resolve().parents[3] / "docs/guide/adapters.md").read_text(encoding="utf-8")
     listed = listed.partition("### Not served")[2]
     assert [field for field in peft_config.REASONS if f"`{field}`" not in listed] == []
 
@@ -193,7 +193,7 @@ def test_a_wrong_shape_is_refused(folder: Path, half: str, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    ("base", "told"),
+    ("base", "delivered"),
     [
         ("meta-llama/Llama-3.2-1B", r" \(the adapter was made for 'meta-llama/Llama-3.2-1B'\)$"),
         ("x" * 5000, r"'x{256}'\)$"),
@@ -202,11 +202,11 @@ def test_a_wrong_shape_is_refused(folder: Path, half: str, shape: tuple[int, ...
     ],
 )
 def test_a_refusal_of_what_does_not_fit_names_the_base_that_the_adapter_was_made_for(
-    folder: Path, base: object, told: str
+    folder: Path, base: object, delivered: str
 ) -> None:
     set_config(folder, base_model_name_or_path=base)
     edit_tensors(folder, lambda tensors: tensors.update({Q_A: torch.ones(4, 64)}))
-    assert_refused(folder, Q_A, told)
+    assert_refused(folder, Q_A, delivered)
 
 
 def test_a_rank_that_the_config_does_not_say_is_refused(folder: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from spoilt_adapters import SHAPES, assert_refused, edit_tensors
+from corrupt_adapters import SHAPES, assert_refused, edit_tensors
 from tiny_adapters import set_config
 
 from personae.lora.adapter import LoraShapes

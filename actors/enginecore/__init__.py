@@ -1,0 +1,1 @@
+"""The engine core: the actors that hold the device."""

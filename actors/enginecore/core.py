@@ -1,0 +1,236 @@
+"""The engine core: the four actors that are one engine, and the process that they live in when serving.
+
+    python -m personae.actors.enginecore.core FD
+
+is started by the frontend (`actors/frontend/engine_process.py`) with one end of the line as an open file. It
+loads what `Start` names, tells how far it is, and runs plans until the line ends. It holds nothing that the
+frontend does not have, so it has nothing to save: whatever goes wrong, it says so on stderr and ends at once.
+"""
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Never
+
+import anyio
+from anyio.abc import ByteStream, SocketStream
+
+from personae.actors.assembly import Assembly, assemble
+from personae.actors.enginecore.adapter_store import AdapterStore
+from personae.actors.enginecore.compiler import Compiler
+from personae.actors.enginecore.executor import Executor
+from personae.actors.enginecore.scheduler import SchedulerActor
+from personae.actors.enginecore.step_recorder import StepRecorder
+from personae.actors.kit import gauges
+from personae.actors.kit.child import Incident
+from personae.actors.kit.gc_tuning import spare_what_is_here
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.kit.switch_interval import shorten_switch_interval
+from personae.actors.messages import Cancel, Message, Pin, Preempt, Submit, Unpin
+from personae.actors.spec import EngineSpec
+from personae.actors.wire import (
+    Describe,
+    Facts,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Port,
+    Pulse,
+    Start,
+    ToCore,
+    frame,
+    messages,
+    receive_first,
+)
+from personae.errors import LoadError
+
+PULSE_SECONDS = 0.5
+PROGRESS_SECONDS = 0.05
+LOAD_FAILED = 2  # exit codes
+CRASHED = 1
+
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("personae.back")
+
+
+def spawn_core(
+    core: Supervisor,
+    engine_spec: EngineSpec,
+    begin_epoch: Callable[[], int],
+    streamer: Ref[Message],
+    ingress: Ref[Message],
+    queue_of: Callable[[str | None], Ref[Message]],
+    recorder: StepRecorder,
+) -> tuple[Ref[Message], Ref[Message]]:
+    """Add the engine core's actors to a supervisor; returns its store and its scheduler.
+
+    `begin_epoch` is called on the executor's thread, once at the beginning of each epoch, and numbers it. The
+    executor notes its steps in `recorder`.
+    """
+    epoch = 0
+    bound = 4 * engine_spec.max_live  # submit, cancel, progress and refusal of every live sequence find room
+
+    def open_executor() -> Executor:  # the first to start: those after it are of the same life
+        nonlocal epoch
+        epoch = begin_epoch()
+        return Executor(engine_spec.build_step_engine, scheduler, store, recorder)
+
+    executor: Ref[Message] = core.spawn_thread("executor", open_executor, capacity=bound, stop_timeout=30.0)
+    store: Ref[Message] = core.spawn(
+        "store",
+        lambda: AdapterStore(engine_spec.library, epoch, executor, queue_of, streamer),
+        capacity=bound,
+    )
+    compiler: Ref[Message] = core.spawn(
+        "compiler", lambda: Compiler(engine_spec.build_compiler(), scheduler), capacity=bound
+    )
+    scheduler: Ref[Message] = core.spawn(
+        "scheduler",
+        lambda: SchedulerActor(
+            engine_spec.build_scheduler(), epoch, compiler, executor, streamer, ingress, late=engine_spec.late
+        ),
+        capacity=bound,
+    )
+    return store, scheduler
+
+
+def facts_of(assembly: Assembly) -> Facts:
+    """What the frontend is told of what was loaded."""
+    engine_spec = assembly.engine_spec
+    return Facts(
+        models=dict(engine_spec.models),
+        max_model_len=engine_spec.layout.max_model_len,
+        vocab_size=engine_spec.vocab_size,
+        defaults=assembly.defaults,
+        max_adapters=assembly.max_adapters,
+        bounds=assembly.bounds,
+        about=assembly.about,
+    )
+
+
+def main() -> Never:
+    """The process. Its exit code is LOAD_FAILED, CRASHED, or 0 when the frontend has gone."""
+    line = socket.socket(fileno=int(sys.argv[-1]))
+    line.set_inheritable(False)  # or a helper process of ours would keep the line open
+    _die_with_frontend()
+    faulthandler.register(signal.SIGUSR1)  # where every thread is, even if the loop does not turn
+    # meant for the frontend, which ends us when it has drained
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    code = 0
+    try:
+        start = receive_first(line, Start)
+        assembly = assemble(start.options, _Progress(line), warm=True)
+        line.sendall(frame(Loaded(facts_of(assembly))))
+        recorder = StepRecorder.attach(start.black_box)
+        spare_what_is_here()
+        shorten_switch_interval()
+        anyio.run(
+            _serve, line, assembly.engine_spec, start.epoch, recorder, backend_options={"use_uvloop": True}
+        )
+    except LoadError as error:
+        line.sendall(frame(LoadFailed(type(error).__name__, error.message)))
+        code = LOAD_FAILED
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # The frontend has gone
+    except BaseException:
+        log.exception("The engine core ends")
+        code = CRASHED
+    _end(code)
+
+
+async def _serve(line: socket.socket, engine_spec: EngineSpec, epoch: int, recorder: StepRecorder) -> None:
+    await serve(await SocketStream.from_socket(line), engine_spec, epoch, recorder, _end)
+
+
+async def serve(
+    stream: ByteStream,
+    engine_spec: EngineSpec,
+    epoch: int,
+    recorder: StepRecorder,
+    end: Callable[[int, BaseException | None], object],
+    meet: Callable[[Supervisor], object] = lambda core: None,
+) -> None:
+    """Play until the line ends or an actor does; then `end` is called with the exit code, and the error if
+    that
+    is the reason. `meet` is shown the actors when they are there."""
+
+    def report(incident: Incident) -> None:
+        """An engine that has lost an actor is of no use, and its device may be poisoned."""
+        if incident.error is not None:
+            log.error("%s %s", incident.path, incident.what, exc_info=incident.error)
+            end(CRASHED, incident.error)
+
+    frontend = Port("front")
+    frontend.is_open = True
+    core = Supervisor("back", strategy="one_for_all", max_restarts=0, report=report)
+    store, scheduler = spawn_core(
+        core, engine_spec, lambda: epoch, frontend, frontend, lambda adapter: frontend, recorder
+    )
+    async with core, anyio.create_task_group() as tasks, aclosing(messages(stream, ToCore)) as arriving:
+        tasks.start_soon(frontend.write, stream)
+        tasks.start_soon(_pulse, core, frontend)
+        meet(core)
+        async for message in arriving:
+            match message:
+                case Submit() | Cancel() | Preempt():
+                    scheduler.tell(message)
+                case Pin() | Unpin():
+                    store.tell(message)
+                case Describe():
+                    log.warning("the engine core's actors:\n%s", gauges.dump(gauges.read(core)))
+                    faulthandler.dump_traceback()
+        end(0, None)  # The frontend has gone
+
+
+async def _pulse(core: Supervisor, frontend: Port) -> None:
+    while True:
+        actors = tuple(gauges.read(core))
+        executor = next(gauge for gauge in actors if gauge.path == "back/executor")
+        frontend.tell(Pulse(executor.state == "busy", executor.handled, actors))
+        await anyio.sleep(PULSE_SECONDS)
+
+
+class _Progress:
+    """Tells the frontend how far loading is, not more often than a person can see."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._reported = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._reported > PROGRESS_SECONDS or done == total:
+            self._reported = now
+            self._line.sendall(frame(Loading(done, total)))
+
+
+def _die_with_frontend() -> None:
+    """Have Linux kill this process when its parent ends, even while it cannot read the line."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            _end(0)
+
+
+def _end(code: int, why: BaseException | None = None) -> Never:
+    """Now: a thread in the middle of a step, or of a compile, is not waited for."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from anyio import current_time, sleep_until
+from msgspec.structs import replace
+
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    STEP_TOKENS,
+    Borrow,
+    Cancel,
+    Compile,
+    Compiled,
+    EngineCoreStarted,
+    Execute,
+    Lend,
+    Message,
+    Preempt,
+    Refused,
+    Repaid,
+    Repay,
+    Resumed,
+    SchedulerStats,
+    StepDone,
+    StepFinished,
+    StepTimings,
+    Submit,
+)
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.sequence import Delta, SequenceLog
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey
+
+GAP_STEPS = 16  # between two looks at the fairness gap
+LOOKAHEAD = 2  # steps in the executor's hands: the one that runs and the one that waits
+AHEAD_SECONDS = 0.003  # before the end of a step the next is planned, if that is done late
+AHEAD_SHARE = 0.1  # of the step, in addition: what it will take is only known about
+
+
+class SchedulerActor(Actor[Message]):
+    """Owns an `engine.Scheduler`; everything that decides is in there.
+
+    Sequences whose grammar is not compiled yet wait here, outside of the scheduler, and hold up nobody.
+
+    A step that is planned cannot be changed, so whoever comes is in the one after it. With `late` the next is
+    planned when the one that runs is about to end, by what steps were seen to take: who comes while a step
+    runs is in the next, not in the one after that. A device that runs ahead has to be told sooner.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        epoch: int,
+        compiler: Ref[Message],
+        executor: Ref[Message],
+        streamer: Ref[Message],
+        ingress: Ref[Message],
+        *,
+        late: bool = False,
+    ) -> None:
+        self._late = late
+        self._due = self._timer = 0.0  # when the next step may be planned, and when that is looked at
+        self._scheduler = scheduler
+        self._epoch = epoch
+        self._compiler = compiler
+        self._executor = executor
+        self._streamer = streamer
+        self._ingress = ingress
+        self._known: set[str] = set()
+        self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
+        self._grammars: dict[str, AnyGrammar] = {}
+        self._in_flight = 0
+        self._seconds = 0.0
+        self._gap = 0.0
+        self._steps = 0
+        self._tokens = 0
+        self._step_tokens = [0] * (len(STEP_TOKENS) + 1)
+        self._gap_served = 0.0
+        self._timings = StepTimings()
+        self._planning = 0.0
+
+    async def started(self) -> None:
+        """Forget what was meant for an earlier epoch, and say that this one knows nothing."""
+        self.drain()
+        self._ingress.tell(EngineCoreStarted(self._epoch, self._stats()))
+
+    async def receive(self, message: Message) -> None:
+        """Take in all that waits, then act once."""
+        begun = time.perf_counter()
+        deltas: list[Delta] = []
+        stepped = False
+        for each in (message, *self.drain()):
+            match each:
+                case StepFinished():
+                    deltas += self._commit(each)
+                    stepped = True
+                case Submit(logs=logs, epoch=self._epoch):
+                    for log in logs:
+                        self._submit(log)
+                case Cancel(ids=ids, epoch=self._epoch):
+                    deltas += self._let_go(ids, "cancelled")
+                case Preempt(ids=ids, epoch=self._epoch):
+                    deltas += self._let_go(ids, "recalled")
+                case Compiled():
+                    self._compiled(each)
+                case Resumed(ids=resumed):
+                    for id in resumed:
+                        self._scheduler.resume(id)
+                case Borrow(count=count):
+                    self._executor.tell(Lend(self._scheduler.lend(count)))
+                case Repaid(pages=pages):
+                    self._scheduler.take_back(pages)
+        for delta in deltas:
+            if delta.finish is not None:
+                self._known.discard(delta.id)
+                self._grammars.pop(delta.id, None)
+        self._act(deltas, stepped)
+        self._planning += time.perf_counter() - begun
+        if not self._in_flight and not self._known:
+            self._scheduler.check_integrity()
+
+    def _act(self, deltas: Sequence[Delta], stepped: bool) -> None:
+        """Plan, and tell what there is to tell."""
+        admitted = self._plan(stepped)
+        if wanted := self._scheduler.call_in():
+            self._executor.tell(Repay(wanted))
+        if deltas or stepped or admitted:
+            self._streamer.tell(StepDone(tuple(deltas), self._stats(), tuple(admitted)))
+
+    def _submit(self, log: SequenceLog) -> None:
+        self._known.add(log.id)
+        if log.grammar is None:
+            self._scheduler.add(log)
+            return
+        key = log.tenant, log.grammar
+        if key not in self._compiling:  # still there while it compiles, although all have left
+            self._compiling[key] = {}
+            self._compiler.tell(Compile(log.grammar, log.tenant))
+        self._compiling[key][log.id] = log
+
+    def _compiled(self, compiled: Compiled) -> None:
+        logs = self._compiling.pop((compiled.tenant, compiled.spec), {})
+        if compiled.grammar is not None:
+            for log in logs.values():
+                self._bind(log, compiled.grammar)
+        elif logs:
+            assert compiled.error is not None
+            self._known.difference_update(logs)
+            error = compiled.error
+            kind = type(error).__name__
+            self._streamer.tell(Refused(tuple(logs), kind, error.message, error.param, error.code))
+
+    def _bind(self, log: SequenceLog, grammar: AnyGrammar) -> None:
+        """Let it in, if its answer can be complete within its budget."""
+        budget = log.budget(self._scheduler.layout.max_model_len)
+        if budget >= grammar.shortest:
+            self._grammars[log.id] = grammar
+            self._scheduler.add(log)
+            return
+        self._known.discard(log.id)
+        why = (
+            f"The answer may have {budget} tokens, and the shortest that is sure to be complete "
+            f"has {grammar.shortest}."
+        )
+        self._streamer.tell(Refused((log.id,), "BudgetTooSmall", why))
+
+    def _let_go(self, ids: tuple[str, ...], finish: str) -> list[Delta]:
+        """End those that are still here. What is computed of them stays in the prefix cache for a while."""
+        here = [id for id in dict.fromkeys(ids) if id in self._known]
+        for id in here:
+            for logs in self._compiling.values():
+                logs.pop(id, None)
+            self._scheduler.cancel(id)
+        return [Delta(id, finish=finish) for id in here]
+
+    def _commit(self, sampled: StepFinished) -> tuple[Delta, ...]:
+        self._in_flight -= 1
+        self._begins()
+        self._steps += 1
+        self._seconds += sampled.seconds
+        self._gap += sampled.gap_seconds
+        self._timings = sampled.timings
+        return self._scheduler.commit(sampled.result, sampled.seconds)
+
+    def _begins(self) -> None:
+        """The last plan is what the executor does from now on."""
+        seconds = self._scheduler.expected() if self._late else 0.0
+        self._due = current_time() + seconds * (1 - AHEAD_SHARE) - AHEAD_SECONDS
+
+    def _early(self) -> bool:
+        """Whether the next step is better planned later; then it will be."""
+        if not self._late or not self._in_flight or current_time() >= self._due:
+            return False
+        if self._timer != self._due:
+            self._timer = self._due
+            self.start_soon(self._remind, self._due)
+        return True
+
+    async def _remind(self, due: float) -> None:
+        await sleep_until(due)
+        if self._due == due:
+            self._due = 0.0  # now, though a clock of whole milliseconds may say that it is too soon
+        begun = time.perf_counter()
+        self._act((), False)
+        self._planning += time.perf_counter() - begun
+
+    def _plan(self, stepped: bool) -> list[str]:
+        """Give the executor work; the sequences that are aboard from now on."""
+        admitted: list[str] = []
+        while self._in_flight < LOOKAHEAD and not self._early():
+            plan = self._scheduler.plan()
+            if plan is None:
+                break
+            grammars = {
+                (admission.log.tenant, admission.log.grammar): self._grammars[admission.log.id]
+                for admission in plan.admissions
+                if admission.log.grammar is not None
+            }
+            self._executor.tell(Execute(plan, grammars, stepped or self._in_flight > 0))
+            self._in_flight += 1
+            if self._in_flight == 1:
+                self._begins()
+            tokens = sum(row.count for row in plan.rows)
+            self._tokens += tokens
+            self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
+            admitted += (admission.log.id for admission in plan.admissions)
+        return admitted
+
+    def _fairness_gap(self) -> float:
+        """Looked at now and then: it costs a walk over all that wait."""
+        if self._steps % GAP_STEPS == 0:
+            self._gap_served = self._scheduler.fairness_gap
+        return self._gap_served
+
+    def _stats(self) -> SchedulerStats:
+        scheduler = self._scheduler
+        return SchedulerStats(
+            running=scheduler.running,
+            waiting=scheduler.waiting + sum(map(len, self._compiling.values())),
+            pages_total=scheduler.layout.num_pages,
+            pages_used=scheduler.pages_used,
+            pages_lent=scheduler.pages_lent,
+            page_size=scheduler.layout.page_size,
+            fairness_gap=self._fairness_gap(),
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            steps=self._steps,
+            in_flight=self._in_flight,
+            tokens=self._tokens,
+            step_tokens=tuple(self._step_tokens),
+            jumped=scheduler.jumped,
+            step_seconds=self._seconds,
+            gap_seconds=self._gap,
+            timings=replace(self._timings, plan=self._planning),
+        )

@@ -1,0 +1,1 @@
+"""The frontend: the actors that hold the requests."""

@@ -1,0 +1,172 @@
+"""One adapter's requests, in order: pins the adapter, then offers a few at a time to the scheduler.
+
+A burst for one adapter waits here, not in the engine core. The scheduler sees the head of every queue at
+once, so its fairness policy always has a choice between adapters, and a cold adapter holds up its own
+requests only. Within a queue every tenant has a lane of its own, and another for what it lets wait, so that
+the policy has the same choice between tenants, and between what is urgent and what is not; in a lane priority
+comes first, as in the scheduler.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    Cancel,
+    Enqueue,
+    Message,
+    Pin,
+    Pinned,
+    Preempt,
+    Progress,
+    Refused,
+    ReleaseRequest,
+    Submit,
+    Unpin,
+)
+from personae.engine.scheduling.live import turn
+from personae.engine.sequence import SequenceLog
+
+
+class Lane:
+    """Sequences of one tenant and kind: those that wait here, and those that the scheduler has and has not
+    started."""
+
+    __slots__ = ("_arrivals", "_turns", "offered", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, SequenceLog] = {}
+        self.offered: set[str] = set()
+        self._turns: list[tuple[int, int, str]] = []  # a heap; those that have gone leave theirs behind
+        self._arrivals = 0
+
+    def add(self, log: SequenceLog) -> None:
+        """It waits here, before those that have not begun if it has."""
+        self.waiting[log.id] = log
+        order = 0 if len(log.tokens) > log.prompt_length else self._arrivals
+        heappush(self._turns, (turn(log, order), self._arrivals, log.id))
+        self._arrivals += 1
+
+    def take(self, count: int) -> list[SequenceLog]:
+        """The next so many of those that wait, by priority and order of arrival."""
+        taken: list[SequenceLog] = []
+        while len(taken) < count and self.waiting:
+            log = self.waiting.pop(heappop(self._turns)[2], None)
+            if log is not None:
+                taken.append(log)
+        return taken
+
+
+class AdapterQueue(Actor[Message]):
+    """The queue of one adapter, or of the base model (`adapter` None), which needs no pin.
+
+    `window` is how many sequences of a tenant may wait in the scheduler before this queue holds the rest
+    back, an eighth of it of those that give way. `at_rest` is called when there is nothing left to do:
+    nothing is lost when this queue then ends.
+    """
+
+    def __init__(
+        self,
+        adapter: str | None,
+        store: Ref[Message],
+        scheduler: Ref[Message],
+        streamer: Ref[Message],
+        window: int,
+        at_rest: Callable[[], None] | None = None,
+    ) -> None:
+        self._adapter = adapter
+        self._store = store
+        self._scheduler = scheduler
+        self._streamer = streamer
+        self._window = window
+        # Small: what is aboard keeps the adapter's place from others, and these may be aboard for long.
+        self._background_window = max(window // 8, 1)
+        self._at_rest = at_rest
+        # By tenant and whether they give way; those with something in them.
+        self._lanes: dict[tuple[str, bool], Lane] = {}
+        self._on_device: set[str] = set()  # submitted, not ended yet
+        self._refused: set[str] = set()  # ended by this queue, which not everybody knows yet
+        self._epoch = 0
+        self._pinned = adapter is None
+        self._pinning = self._yielding = False
+
+    async def receive(self, message: Message) -> None:
+        """Handle one message, then see what can move."""
+        match message:
+            case Enqueue(logs=logs, epoch=epoch):
+                if epoch != self._epoch:
+                    self._begin(epoch)
+                for log in logs:
+                    if log.id not in self._refused:
+                        self._lanes.setdefault((log.tenant, log.background), Lane()).add(log)
+            case Pinned(error=error, epoch=self._epoch):
+                self._pinning = False
+                if error is None:
+                    self._pinned = True
+                else:
+                    refused = tuple(id for lane in self._lanes.values() for id in lane.waiting)
+                    self._lanes.clear()  # nothing is offered without a pin
+                    self._refuse(refused, "RequestFailed", error)
+            case ReleaseRequest(now=now, epoch=self._epoch):
+                self._yielding = self._pinned
+                if now and self._pinned and self._on_device:
+                    self._scheduler.tell(Preempt(tuple(self._on_device), self._epoch))
+            case Progress(started=started, ended=ended):
+                self._on_device.difference_update(ended)
+                self._refused.difference_update(ended)
+                for lane in self._lanes.values():
+                    lane.offered.difference_update(started, ended)
+                    for id in ended:
+                        lane.waiting.pop(id, None)
+            case Cancel(ids=ids):
+                self._cancel(ids)
+        self._move()
+        busy = self._lanes or self._on_device or self._refused or self._pinning
+        if self._at_rest is not None and not busy and not self.pending:
+            self._at_rest()
+
+    def _move(self) -> None:
+        """Offer what the windows allow; take or give back the pin."""
+        self._lanes = {name: lane for name, lane in self._lanes.items() if lane.waiting or lane.offered}
+        waiting = any(lane.waiting for lane in self._lanes.values())
+        if self._adapter is not None:
+            if self._pinned and not self._on_device and (self._yielding or not waiting):
+                self._pinned = self._yielding = False
+                self._store.tell(Unpin(self._adapter, self._epoch))
+            if waiting and not self._pinned and not self._pinning:
+                self._pinning = True
+                self._store.tell(Pin(self._adapter, self._epoch))
+        if self._pinned and not self._yielding:
+            for (_, background), lane in self._lanes.items():
+                self._offer(lane, self._background_window if background else self._window)
+
+    def _offer(self, lane: Lane, window: int) -> None:
+        count = min(window - len(lane.offered), len(lane.waiting))
+        if count > 0:
+            logs = tuple(lane.take(count))
+            lane.offered.update(log.id for log in logs)
+            self._on_device.update(log.id for log in logs)
+            self._scheduler.tell(Submit(logs, self._epoch))
+
+    def _cancel(self, ids: tuple[str, ...]) -> None:
+        lanes = list(self._lanes.values())
+        waiting = tuple(id for id in ids if any(lane.waiting.pop(id, None) is not None for lane in lanes))
+        self._refuse(waiting, "Cancelled", "withdrawn before it started")
+        on_device = tuple(id for id in ids if id in self._on_device)
+        if on_device:
+            self._scheduler.tell(Cancel(on_device, self._epoch))
+
+    def _refuse(self, ids: tuple[str, ...], kind: str, why: str) -> None:
+        if ids:
+            self._refused.update(ids)
+            self._streamer.tell(Refused(ids, kind, why))
+
+    def _begin(self, epoch: int) -> None:
+        """The engine core has started anew and knows nothing; what was here and is still wanted comes in
+        again."""
+        self._epoch = epoch
+        self._lanes.clear()
+        self._on_device.clear()
+        self._pinned = self._adapter is None
+        self._pinning = self._yielding = False

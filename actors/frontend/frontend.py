@@ -1,0 +1,271 @@
+"""The frontend: the actors that hold the requests, and the client that stands before them.
+
+The same whether the engine core lives in this process (`stage.py`) or in one of its own (`company.py`).
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+
+import anyio
+from msgspec.structs import asdict
+
+from personae.actors.client import AdapterUsage, EngineStats, ModelCard
+from personae.actors.enginecore.step_recorder import LastStep
+from personae.actors.frontend.adapter_queue import AdapterQueue
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.ingress import Ingress
+from personae.actors.frontend.streamer import LatestStats, Streamer
+from personae.actors.kit import gauges
+from personae.actors.kit.child import Incident, Report
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import EngineDied, Message, Shutdown, Submission, Withdraw
+from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.tokens import Tokenizer
+from personae.errors import ActorStopped, EngineLost, PersonaeError, RestartsExhausted
+
+IDLE_QUEUES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the client tells of the model. `models` maps the names that requests may use to their cards;
+    `salt` gives a tenant's prefix-cache salt."""
+
+    tokenizer: Tokenizer
+    models: Mapping[str, ModelCard]
+    max_model_len: int
+    vocab_size: int
+    salt: Callable[[str], bytes]
+
+
+class Frontend:
+    """The frontend's actors, added to a supervisor before it starts.
+
+    `store` and `scheduler` are the engine core's, wherever they are. `ready` says whether the engine core is
+    there. `max_live` bounds the sequences in the house, `window` those that an adapter may have waiting in
+    the engine core.
+    """
+
+    def __init__(
+        self,
+        root: Supervisor,
+        *,
+        ready: Callable[[], bool],
+        max_live: int,
+        window: int,
+    ) -> None:
+        self._root = root
+        self._supervisor = root.supervisor("front", max_restarts=0)
+        self._window = window
+        self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
+        self._queues: dict[str | None, Ref[Message]] = {}
+        self._idle: OrderedDict[str | None, None] = OrderedDict()
+        self._numbers = count()
+        self.ready = ready
+        self.latest = LatestStats()
+        self.core_actors: tuple[gauges.Gauge, ...] = ()  # those of another process, as it last told
+        self.describe_core: Callable[[], None] = lambda: None
+        self.lost = anyio.Event()
+        self.streamer: Ref[Message] = self._supervisor.spawn(
+            "streamer", lambda: Streamer(self.ingress, self.latest), capacity=self._bound
+        )
+        self.ingress: Ref[Message] = self._supervisor.spawn(
+            "ingress",
+            lambda: Ingress(self.streamer, self.queue_of, max_live, lambda: self.latest.backlog.seconds),
+            capacity=self._bound,
+        )
+
+    def connect(self, store: Ref[Message], scheduler: Ref[Message]) -> None:
+        """Say who the engine core's actors are; before the start."""
+        self._store, self._scheduler = store, scheduler
+
+    def queue_of(self, adapter: str | None) -> Ref[Message]:
+        """The queue of an adapter (None: the base), made on first use; for telling it something now.
+
+        Of those that have nothing to do the last `IDLE_QUEUES` are kept, so an adapter that comes up again
+        and again keeps its queue, and one that never does costs nothing.
+        """
+        self._idle.pop(adapter, None)
+        if adapter not in self._queues:
+            self._queues[adapter] = self._supervisor.spawn(
+                f"queue/{next(self._numbers)}-{(adapter or 'base')[:12]}",
+                lambda: AdapterQueue(
+                    adapter,
+                    self._store,
+                    self._scheduler,
+                    self.streamer,
+                    self._window,
+                    lambda: self._retire(adapter),
+                ),
+                capacity=self._bound,
+            )
+        return self._queues[adapter]
+
+    def _retire(self, adapter: str | None) -> None:
+        """A queue has nothing to do, and no message waits for it."""
+        self._idle[adapter] = None
+        if len(self._idle) > IDLE_QUEUES:
+            oldest, _ = self._idle.popitem(last=False)
+            self._supervisor.dismiss(self._queues.pop(oldest))
+
+    def note_engine_death(self, last: LastStep | None, *, outside: bool) -> None:
+        """The engine core has died in this step; `outside` if killed by nobody of ours. None: it had not
+        begun a step, so that those who were aboard when the one before it died are still to be judged."""
+        if last is not None:
+            with suppress(ActorStopped):
+                self.streamer.tell(EngineDied(last.on_device, outside))
+
+    def actors(self) -> list[gauges.Gauge]:
+        """What every actor is doing, the engine core's included."""
+        return [*gauges.read(self._root), *self.core_actors]
+
+    def lose_engine(self) -> None:
+        """The engine core cannot be kept: end what lives, refuse what comes."""
+        error = EngineLost("The engine has failed and does not come back; ask another replica.")
+        with suppress(ActorStopped):
+            self.ingress.tell(Shutdown(error))
+        self.lost.set()
+
+
+def watch_restarts(report: Report, core: str, lose_engine: Callable[[], None]) -> Report:
+    """`report`, and `lose_engine()` when the supervisor of that path gives up."""
+
+    def watch(incident: Incident) -> None:
+        report(incident)
+        if incident.path == core and isinstance(incident.error, RestartsExhausted):
+            lose_engine()
+
+    return watch
+
+
+class LocalClient:
+    """`EngineClient` over the frontend's actors in this process."""
+
+    def __init__(self, model_info: ModelInfo, frontend: Frontend) -> None:
+        self._model_info = model_info
+        self._frontend = frontend
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The base model's tokenizer."""
+        return self._model_info.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens a sequence may have, prompt and answer together."""
+        return self._model_info.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's logits."""
+        return self._model_info.vocab_size
+
+    def models(self, tenant: str) -> Mapping[str, ModelCard]:
+        """The names that this tenant may use, the base first."""
+        return self._model_info.models
+
+    def salt(self, tenant: str) -> bytes:
+        """The prefix-cache salt of this tenant."""
+        return self._model_info.salt(tenant)
+
+    @asynccontextmanager
+    async def stream(self, logs: Sequence[SequenceLog]) -> AsyncIterator["LocalStream"]:
+        """Submit the sequences; leaving the context withdraws those that have not ended."""
+        inbox = Inbox()
+        ingress = self._frontend.ingress
+        stream = LocalStream(inbox, {log.id for log in logs}, ingress)
+        try:  # the asking too: one that is cancelled may have been admitted
+            await ingress.ask(lambda reply: Submission(tuple(logs), inbox, reply))
+            yield stream
+        finally:
+            stream.withdraw()
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        latest = self._frontend.latest
+        stats = latest.stats
+        running, waiting = latest.adapters()
+        return EngineStats(
+            ready=self._frontend.ready(),
+            running=stats.running,
+            waiting=stats.waiting,
+            pages_total=stats.pages_total,
+            pages_used=stats.pages_used,
+            pages_lent=stats.pages_lent,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            preemptions=stats.preemptions,
+            steps=stats.steps,
+            step_seconds=stats.step_seconds,
+            host_gap_seconds=stats.gap_seconds,
+            restarts=latest.restarts,
+            page_size=stats.page_size,
+            fairness_gap=stats.fairness_gap,
+            adapters=AdapterUsage(**asdict(latest.adapter_stats), running=running, waiting=waiting),
+            tokens=stats.tokens,
+            step_tokens=stats.step_tokens,
+            jumped=stats.jumped,
+            backlog_seconds=latest.backlog.seconds,
+            timings=asdict(stats.timings),
+            actors=tuple(self._frontend.actors()),
+        )
+
+    def describe(self) -> str:
+        """What every actor is doing, as a table; the engine core says more of itself in the log."""
+        self._frontend.describe_core()
+        return gauges.dump(self._frontend.actors())
+
+    def end_all(self, error: PersonaeError) -> None:
+        """End every stream with this error, and refuse new ones with it."""
+        with suppress(ActorStopped):
+            self._frontend.ingress.tell(Shutdown(error))
+
+    async def lost(self) -> None:
+        """Wait until the engine has failed for good. `/ready` says no by then, and requests are refused."""
+        await self._frontend.lost.wait()
+
+
+class LocalStream:
+    """The deltas of one submission. An iterator and no generator: breaking out of the loop leaves nothing
+    open."""
+
+    def __init__(self, inbox: Inbox, live: set[str], ingress: Ref[Message]) -> None:
+        self._inbox = inbox
+        self._live = live
+        self._ingress = ingress
+        self._arrived: deque[Delta] = deque()
+
+    def __aiter__(self) -> "LocalStream":
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta of a sequence that is still wanted; ends when every sequence has ended."""
+        while self._live:
+            if not self._arrived:
+                self._arrived.extend(await self._inbox.get())
+            delta = self._arrived.popleft()
+            if delta.id in self._live:
+                if delta.finish is not None:
+                    self._live.discard(delta.id)
+                return delta
+        raise StopAsyncIteration
+
+    def stop(self, id: str) -> None:
+        """End one sequence now; nothing more of it is delivered."""
+        if id in self._live:
+            self._live.discard(id)
+            self._tell(Withdraw((id,)))
+
+    def withdraw(self) -> None:
+        """End all that still run."""
+        if self._live:
+            self._tell(Withdraw(tuple(self._live)))
+            self._live.clear()
+
+    def _tell(self, withdraw: Withdraw) -> None:
+        with suppress(ActorStopped):  # the house is closed: everything in it has ended
+            self._ingress.tell(withdraw)

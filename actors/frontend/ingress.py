@@ -1,0 +1,137 @@
+"""The front door: takes submissions or refuses them, and routes what concerns a sequence to its queue."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    Cancel,
+    CloseStream,
+    EngineCoreStarted,
+    Enqueue,
+    Message,
+    OpenStream,
+    Preempted,
+    Progress,
+    Refused,
+    Replay,
+    Resubmit,
+    Shutdown,
+    Submission,
+    Withdraw,
+)
+from personae.engine.sequence import SequenceLog
+from personae.errors import Overloaded, PersonaeError
+
+LONGEST_RETRY = 120.0  # seconds; whoever is told more does not come back
+
+OpenQueue = Callable[[str | None], Ref[Message]]
+
+
+class Ingress(Actor[Message]):
+    """Knows every live sequence and which adapter's queue it is in.
+
+    `open_queue` gives the queue of an adapter (None: the base), made on first use. `max_live` bounds the
+    sequences in the house, waiting or running; with that every mailbox behind this one is bounded too.
+    `backlog` says how many seconds the queue is long, for those that are refused.
+    """
+
+    def __init__(
+        self,
+        streamer: Ref[Message],
+        open_queue: OpenQueue,
+        max_live: int,
+        backlog: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._streamer = streamer
+        self._open_queue = open_queue
+        self._max_live = max_live
+        self._backlog = backlog
+        self._adapter_of: dict[str, str | None] = {}
+        self._withdrawn: set[str] = set()  # their end is awaited
+        self._epoch = 0
+        self._held: dict[str, SequenceLog] | None = None  # those that come while others are tried
+        self._shut: PersonaeError | None = None
+
+    async def receive(self, message: Message) -> None:
+        """Route one message."""
+        match message:
+            case Submission():
+                self._admit(message)
+            case Withdraw(ids=ids):
+                live = tuple(id for id in ids if id in self._adapter_of)
+                if live:
+                    self._withdrawn.update(live)
+                    self._streamer.tell(CloseStream(live))
+                    self._route(live, lambda ids: Cancel(ids, self._epoch))
+                    if held := tuple(id for id in live if self._held and self._held.pop(id, None)):
+                        self._streamer.tell(Refused(held, "Cancelled", "withdrawn before it started"))
+            case Progress(started=started, ended=ended):
+                self._route(started, lambda ids: Progress(ids, ()))
+                self._route(ended, lambda ids: Progress((), ids))
+                for id in ended:
+                    self._adapter_of.pop(id, None)
+                self._withdrawn.difference_update(ended)
+            case Preempted(logs=logs, epoch=self._epoch):  # those of an earlier life come with `Resubmit`
+                self._return(logs)
+            case Shutdown(error=error):
+                self._shut = error
+                self._streamer.tell(message)
+            case EngineCoreStarted(epoch=epoch, stats=stats):
+                # Sequences told to the streamer so far come back by `Resubmit`; later ones are of this epoch,
+                # and wait until all those are back.
+                self._epoch = epoch
+                self._held = {}
+                self._streamer.tell(Replay(epoch, stats))
+            case Resubmit(logs=logs, epoch=self._epoch, last=last):
+                self._enqueue([log for log in logs if log.id not in self._withdrawn])
+                if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
+                    self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while the engine restarted"))
+                if last and self._held is not None:
+                    came, self._held = self._held, None
+                    self._enqueue(came.values())
+
+    def _return(self, logs: tuple[SequenceLog, ...]) -> None:
+        """Back to the end of their queue, those that are still wanted."""
+        self._route([log.id for log in logs], lambda ids: Progress((), ids))
+        self._enqueue([log for log in logs if log.id not in self._withdrawn])
+        if gone := tuple(log.id for log in logs if log.id in self._withdrawn):
+            self._streamer.tell(Refused(gone, "Cancelled", "withdrawn while it waited for its adapter"))
+
+    def _admit(self, submission: Submission) -> None:
+        logs = submission.logs
+        if self._shut is not None:
+            submission.reply.fail(self._shut)
+            return
+        if len(self._adapter_of) + len(logs) > self._max_live:
+            submission.reply.fail(
+                Overloaded(
+                    f"The server holds {len(self._adapter_of)} of at most {self._max_live} sequences; "
+                    "try again later.",
+                    retry_after=min(max(self._backlog(), 1.0), LONGEST_RETRY),
+                )
+            )
+            return
+        self._streamer.tell(OpenStream(logs, submission.inbox))
+        self._adapter_of.update((log.id, log.adapter) for log in logs)
+        if self._held is None:
+            self._enqueue(logs)
+        else:
+            self._held.update((log.id, log) for log in logs)
+        submission.reply.tell(None)
+
+    def _enqueue(self, logs: Iterable[SequenceLog]) -> None:
+        by_adapter = defaultdict(list)
+        for log in logs:
+            by_adapter[log.adapter].append(log)
+        for adapter, mine in by_adapter.items():
+            self._open_queue(adapter).tell(Enqueue(tuple(mine), self._epoch))
+
+    def _route(self, ids: Iterable[str], make: Callable[[tuple[str, ...]], Message]) -> None:
+        by_adapter = defaultdict(list)
+        for id in ids:
+            if id in self._adapter_of:
+                by_adapter[self._adapter_of[id]].append(id)
+        for adapter, mine in by_adapter.items():
+            self._open_queue(adapter).tell(make(tuple(mine)))

@@ -1,0 +1,305 @@
+"""Fans one step's message out to the requests, and keeps the token logs as far as they got.
+
+The logs are what makes a crash of the engine core a pause: when the engine core starts anew, every live log
+that somebody still listens to is submitted again, its emitted tokens included, and goes on where it was.
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from operator import add
+
+from anyio import current_time
+from msgspec.structs import astuple, replace
+
+from personae import errors
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.probation import CrashRecord, Probation
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.messages import (
+    AdapterStats,
+    CloseStream,
+    EngineDied,
+    Message,
+    OpenStream,
+    Preempted,
+    Progress,
+    Refused,
+    Replay,
+    Resubmit,
+    SchedulerStats,
+    Shutdown,
+    StepDone,
+    StepTimings,
+)
+from personae.engine.backlog import Backlog
+from personae.engine.sequence import Delta, SequenceLog
+
+log = logging.getLogger(__name__)
+
+
+class LiveStream:
+    """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
+
+    __slots__ = (
+        "delivered",
+        "delivered_any",
+        "emitted",
+        "inbox",
+        "log",
+        "on_device",
+        "opened",
+        "queued",
+        "record",
+        "seen",
+        "started",
+    )
+
+    def __init__(self, log: SequenceLog, inbox: Inbox, now: float) -> None:
+        self.log = log
+        self.inbox: Inbox | None = inbox
+        self.opened = now
+        self.queued: float | None = None  # seconds until it was computed, in whatever life
+        self.emitted: list[int] = []
+        self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
+        self.started = self.on_device = False  # in this epoch of the engine core
+        self.delivered_any = False  # something was delivered, in whatever life
+        self.record = CrashRecord()
+
+    def begin_running(self, now: float) -> None:
+        """It is computed from now on."""
+        self.on_device = True
+        if self.queued is None:
+            self.queued = now - self.opened
+
+    def begin_again(self) -> SequenceLog:
+        """For a new run: the log with what has been emitted since, `after` dropped: the leader may be
+        gone."""
+        self.started = self.on_device = False
+        return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
+
+    def unseen(self, delta: Delta) -> Delta:
+        """The delta without what an earlier epoch of the engine core already brought: prompt logprobs are
+        computed again, and what the cache had is counted once."""
+        if self.delivered_any and delta.cached is not None:
+            delta = replace(delta, cached=None)
+        elif not self.delivered_any and self.queued is not None:
+            delta = replace(delta, queued=self.queued)
+        self.delivered_any = True
+        entries = delta.prompt_logprobs
+        if not entries:
+            return delta
+        # A first chunk begins with the first token's None; whatever came before it is repeated.
+        self.seen = 0 if entries[0] is None else self.seen
+        skip = max(0, min(self.delivered - self.seen, len(entries)))
+        self.seen += len(entries)
+        self.delivered = max(self.delivered, self.seen)
+        return replace(delta, prompt_logprobs=entries[skip:]) if skip else delta
+
+
+class Streamer(Actor[Message]):
+    """Delivers deltas to inboxes and tells the ingress who started and who ended.
+
+    `stats` is a cell that always holds the latest step's figures.
+    """
+
+    def __init__(self, ingress: Ref[Message], stats: "LatestStats") -> None:
+        self._ingress = ingress
+        self._latest = stats
+        self._live: dict[str, LiveStream] = {}
+        stats.live = self._live
+        self._probation = Probation()
+        self._died_step = EngineDied((), outside=False)
+        self._epoch = 0
+
+    async def receive(self, message: Message) -> None:
+        """Handle one message."""
+        match message:
+            case StepDone(deltas=deltas, stats=stats, admitted=admitted):
+                self._latest.update(stats)
+                for id in admitted:
+                    self._latest.backlog.leave(id)
+                    if id in self._live:
+                        self._live[id].begin_running(current_time())
+                self._deliver(deltas)
+            case EngineDied():
+                self._died_step = message
+            case OpenStream(logs=logs, inbox=inbox):
+                now = current_time()
+                for log in logs:
+                    self._live[log.id] = LiveStream(log, inbox, now)
+                    self._latest.backlog.wait(log)
+            case AdapterStats():
+                self._latest.hold(message)
+            case CloseStream(ids=ids):
+                for id in ids:
+                    if id in self._live:
+                        self._live[id].inbox = None
+            case Refused():
+                self._refuse(message)
+            case Replay(epoch=epoch, stats=stats):
+                self._epoch = epoch
+                self._latest.begin_epoch(stats)
+                self._replay()
+            case Shutdown(error=error):
+                for live in self._live.values():
+                    if live.inbox is not None:
+                        live.inbox.fail(error)
+                        live.inbox = None
+
+    def _deliver(self, deltas: tuple[Delta, ...]) -> None:
+        started: list[str] = []
+        ended: list[str] = []
+        returned: list[SequenceLog] = []
+        for delta in deltas:
+            live = self._live.get(delta.id)
+            if live is None:
+                continue
+            if delta.finish == "recalled":
+                returned.append(log := live.begin_again())
+                self._latest.backlog.wait(log)
+                continue
+            if not live.started:
+                live.started = True
+                started.append(delta.id)
+            if delta.tokens:
+                live.emitted += delta.tokens
+                live.record.brought += 1
+            if live.inbox is not None:
+                live.inbox.put(live.unseen(delta))
+            if delta.finish is not None:
+                del self._live[delta.id]
+                self._latest.backlog.leave(delta.id)
+                if delta.finish != "cancelled":
+                    self._latest.backlog.answered(len(live.emitted))
+                ended.append(delta.id)
+        if started or ended:
+            self._ingress.tell(Progress(tuple(started), tuple(ended)))
+        if returned:
+            self._ingress.tell(Preempted(tuple(returned), self._epoch))
+        self._try_next()
+
+    def _replay(self) -> None:
+        closed = tuple(id for id, live in self._live.items() if live.inbox is None)
+        for id in closed:
+            del self._live[id]
+            self._latest.backlog.leave(id)
+        for live in self._live.values():
+            self._latest.backlog.wait(live.begin_again())
+        if closed:
+            self._ingress.tell(Progress((), closed))
+        died, self._died_step = self._died_step, EngineDied((), outside=False)
+        for id in self._probation.judge(self._records(), set(died.on_device), died.outside):
+            self._quarantine(id, self._live[id])
+        self._try_next()
+
+    def _try_next(self) -> None:
+        """Send back whose turn it is: the next suspect if one is still to be tried, else all others."""
+        probation = self._probation
+        if not probation.over and (ids := probation.next(self._records())) is not None:
+            logs = tuple(self._live[id].begin_again() for id in ids)
+            self._ingress.tell(Resubmit(logs, self._epoch, last=probation.over))
+
+    def _records(self) -> dict[str, CrashRecord]:
+        return {id: live.record for id, live in self._live.items()}
+
+    def _quarantine(self, id: str, live: LiveStream) -> None:
+        prompt = hashlib.sha256(repr(live.log.tokens).encode()).hexdigest()
+        log.error(
+            "quarantined: sequence %s was aboard in %d deaths of the engine core: prompt %s, adapter %s",
+            id,
+            live.record.deaths,
+            prompt,
+            live.log.adapter,
+        )
+        why = "This request made the engine fail each time it ran."
+        self._refuse(Refused((id,), "Quarantined", why))
+
+    def _refuse(self, refused: Refused) -> None:
+        error: type[errors.PersonaeError] = getattr(errors, refused.kind)
+        for id in refused.ids:
+            live = self._live.pop(id, None)
+            self._latest.backlog.leave(id)
+            if live is not None and live.inbox is not None:
+                live.inbox.fail(error(refused.message, param=refused.param, code=refused.code))
+        self._ingress.tell(Progress((), refused.ids))
+        self._try_next()
+
+
+class LatestStats:
+    """The load figures of the latest step, for whoever wants to look (`/metrics`).
+
+    Counters go on over the epochs of the engine core. `restarts` is how many lives there were after the
+    first. `backlog` says how long the queue is, `live` has the sequences that have not ended, `adapter_stats`
+    where adapters are.
+    """
+
+    def __init__(self) -> None:
+        self.stats = SchedulerStats()
+        self.backlog = Backlog()
+        self.live: Mapping[str, LiveStream] = {}
+        self.restarts = -1
+        self.adapter_stats = AdapterStats()
+        self._before = SchedulerStats()
+        self._held_before = AdapterStats()
+
+    def begin_epoch(self, stats: SchedulerStats) -> None:
+        """A new epoch of the engine core counts from nought."""
+        self.restarts += 1
+        self._before = self.stats
+        self.update(stats)
+        self._held_before = self.adapter_stats = replace(
+            self.adapter_stats, device=0, host=0, host_bytes=0, line=0
+        )
+
+    def hold(self, adapter_stats: AdapterStats) -> None:
+        """The adapter store's figures of this epoch."""
+        before = self._held_before
+        self.adapter_stats = replace(
+            adapter_stats,
+            evictions=adapter_stats.evictions + before.evictions,
+            yields=adapter_stats.yields + before.yields,
+            loads=_sums(adapter_stats.loads, before.loads),
+            load_seconds=_sums(adapter_stats.load_seconds, before.load_seconds),
+        )
+
+    def update(self, stats: SchedulerStats) -> None:
+        """The figures of a step of this epoch."""
+        past, before = self.stats, self._before
+        self.stats = replace(
+            stats,
+            timings=_sum(stats.timings, before.timings),
+            step_tokens=tuple(map(add, stats.step_tokens, before.step_tokens)),
+            **{name: getattr(stats, name) + getattr(before, name) for name in _COUNTERS},
+        )
+        self.backlog.measured(self.stats.tokens - past.tokens, self.stats.step_seconds - past.step_seconds)
+
+    def adapters(self) -> tuple[Counter[str], Counter[str]]:
+        """Sequences by their adapter's digest: those that run, and those that wait."""
+        running, waiting = Counter[str](), Counter[str]()
+        for live in self.live.values():
+            if live.log.adapter is not None:
+                (running if live.on_device else waiting)[live.log.adapter] += 1
+        return running, waiting
+
+
+def _sums(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
+    return {name: these.get(name, 0) + those.get(name, 0) for name in {**those, **these}}
+
+
+def _sum(one: StepTimings, other: StepTimings) -> StepTimings:
+    return StepTimings(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+
+
+_COUNTERS = (
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "steps",
+    "tokens",
+    "jumped",
+    "step_seconds",
+    "gap_seconds",
+)

@@ -1,0 +1,82 @@
+"""The whole company in one process: for tests, for use as a library, for debugging.
+
+personae               one_for_one, gives up at once: what the frontend lost could not be resumed
+├── front              one_for_one, gives up at once: it holds the logs
+│   ├── streamer
+│   ├── ingress
+│   └── queue/...      one per adapter, made on first use
+└── back               one_for_all: its four are one engine and start anew together, caches empty
+    ├── executor       owns the device, on its own thread
+    ├── store          which adapters are on the device
+    ├── compiler
+    └── scheduler      last: when it says `BackStarted`, the others are there
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+from personae.actors.enginecore.core import spawn_core
+from personae.actors.enginecore.step_recorder import StepRecorder
+from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, watch_restarts
+from personae.actors.kit.child import Incident, Report, log_incident
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.spec import EngineSpec
+
+MAX_RESTARTS = 5
+WITHIN = 60.0  # seconds
+
+
+@asynccontextmanager
+async def open_in_process(
+    engine_spec: EngineSpec, report: Report = log_incident, *, max_restarts: int = MAX_RESTARTS
+) -> AsyncIterator[LocalClient]:
+    """Raise the curtain: start every actor, yield the client, stop everything in order.
+
+    Raises what the first start of an actor raised (StartFailed). When the engine core dies more than
+    `max_restarts` times within a minute it is not started again: streams end with EngineLost, and so does
+    what comes later.
+    """
+    recorder = StepRecorder.private()
+
+    def note(incident: Incident) -> None:
+        if incident.error is not None and incident.path.startswith("personae/back/"):
+            frontend.note_engine_death(recorder.read(), outside=False)
+        report(incident)
+
+    root = Supervisor(
+        "personae",
+        max_restarts=0,
+        report=watch_restarts(note, "personae/back", lambda: frontend.lose_engine()),
+    )
+    frontend = Frontend(
+        root, ready=lambda: core.state == "running", max_live=engine_spec.max_live, window=engine_spec.window
+    )
+    # Temporary: when it gives up, the frontend stays, to tell everybody. Stopped first: it tells the frontend
+    # things.
+    core = root.supervisor(
+        "back", strategy="one_for_all", max_restarts=max_restarts, within=WITHIN, restart="temporary"
+    )
+    epochs = count(1)
+    frontend.connect(
+        *spawn_core(
+            core,
+            engine_spec,
+            lambda: next(epochs),
+            frontend.streamer,
+            frontend.ingress,
+            frontend.queue_of,
+            recorder,
+        )
+    )
+    async with root:
+        yield LocalClient(
+            ModelInfo(
+                engine_spec.tokenizer,
+                engine_spec.models,
+                engine_spec.layout.max_model_len,
+                engine_spec.vocab_size,
+                engine_spec.salt,
+            ),
+            frontend,
+        )

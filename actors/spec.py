@@ -1,0 +1,130 @@
+"""What a company plays from."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from personae.actors.client import ModelCard
+from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.tokens import Tokenizer
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarKey, GrammarSpec
+from personae.lora.adapter import Adapter
+from personae.lora.stored import Pieces
+
+
+class StepRunner(Protocol):
+    """What runs steps and holds adapters: `engine.step.StepEngine`, or a simulation of it.
+
+    A step is `prepare`, `forward`, `fill`, `sample`, `finish`; what travels between them is the device's own.
+    """
+
+    runs_ahead: bool
+
+    @property
+    def deferred(self) -> bool:
+        """Whether rows sit out since their masks are still being made."""
+
+    def resumable(self) -> tuple[str, ...]:
+        """The sequences that sat a step out that is finished, and whose masks have come since; each once."""
+
+    @property
+    def adapter_stats(self) -> tuple[int, int, int]:
+        """Adapters on the device, how many were copied there, how many left for others."""
+
+    def prepare(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar], /) -> Any:
+        """Apply the plan's changes; all that the host does for a step before the device begins."""
+
+    def forward(self, prepared: Any, overlap: Callable[[], None], /) -> Any:
+        """Start the forward pass, and call `overlap` while it runs."""
+
+    def fill(self, prepared: Any, /) -> None:
+        """Make its masks, when the step before is finished."""
+
+    def sample(self, plan: StepPlan, forward: Any, /) -> Any:
+        """Start sampling."""
+
+    def ready(self, launched: Any, /) -> bool:
+        """Whether `finish` would not wait for the device."""
+
+    def finish(self, launched: Any, /) -> StepResult:
+        """Wait for the step and read it."""
+
+    def placing(self, adapter: Adapter, /) -> Pieces:
+        """Copy an adapter to the device, a piece at a time, and hold it there; what the pieces end with is
+        still done beside, and steps have to wait for that before they name it."""
+
+    def discard(self, digest: str, /) -> None:
+        """Undo `placing`: what is done beside has failed."""
+
+    def release(self, digest: str, /) -> None:
+        """The adapter may be evicted."""
+
+    def short_of(self, adapter: Adapter, /) -> int:
+        """How many KV pages' memory would let it in without another leaving."""
+
+    def lending(self, pages: tuple[int, ...], /) -> Iterator[None]:
+        """Adapters may have the memory of these KV pages, after the last piece."""
+
+    def repay(self, count: int, /) -> tuple[int, ...]:
+        """Up to so many of the pages that were lent, or whole runs of them, as far as adapters that nobody
+        holds can leave."""
+
+    def giving_back(self, pages: tuple[int, ...], /) -> Iterator[None]:
+        """What is left to be done, a piece at a time, before pages that are repaid may be used."""
+
+
+class GrammarService(Protocol):
+    """What compiles grammars and keeps them: `grammar.compiler.GrammarCompiler`, or a simulation of it."""
+
+    def get(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar | None:
+        """From the tenant's part of the cache."""
+
+    def compile(self, spec: GrammarSpec, tenant: str, /) -> AnyGrammar:
+        """Compile; on a worker thread."""
+
+    def put(self, spec: GrammarSpec, grammar: AnyGrammar, tenant: str, /) -> None:
+        """Into the tenant's part of the cache."""
+
+
+class AdapterProvider(Protocol):
+    """Where adapters come from: `lora.library.AdapterLibrary`, or a simulation of it."""
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Adapters on the host, and their bytes."""
+
+    def get(self, digest: str, /) -> Adapter | None:
+        """The adapter if it is on the host."""
+
+    def read(self, digest: str, /) -> Adapter:
+        """The adapter from disk; on a worker thread. Raises AdapterError."""
+
+    def put(self, adapter: Adapter, /) -> None:
+        """Keep an adapter that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What a company needs to play: the engine's parts, made anew for every epoch of the engine core, and the
+    fixed facts.
+
+    `models` maps the names of the base and the adapters that are there from the start to their cards;
+    `library` has every adapter by its digest.
+    `salt` gives a tenant's prefix-cache salt. `max_live` bounds the sequences in the house. `late`: the next
+    step is planned when the one that runs is about to end, not as soon as it has begun.
+    """
+
+    build_step_engine: Callable[[], StepRunner]
+    build_scheduler: Callable[[], Scheduler]
+    build_compiler: Callable[[], GrammarService]
+    layout: MemoryLayout
+    vocab_size: int
+    tokenizer: Tokenizer
+    models: Mapping[str, ModelCard]
+    library: AdapterProvider
+    salt: Callable[[str], bytes]
+    max_live: int = 4096
+    window: int = 64
+    late: bool = False

@@ -1,0 +1,27 @@
+"""How many sequences of batches may be in the engine at once."""
+
+import anyio
+
+
+class SequenceSemaphore:
+    """`size` places, given out in the order in which they were asked for."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = size
+        self._turn = anyio.Lock()
+        self._freed = anyio.Event()
+
+    async def take(self, places: int) -> int:
+        """Wait for so many places, or for all if there are fewer; how many it became."""
+        places = min(places, self._size)
+        async with self._turn:
+            while self._left < places:
+                self._freed = anyio.Event()
+                await self._freed.wait()
+            self._left -= places
+        return places
+
+    def give(self, places: int) -> None:
+        """Give them back."""
+        self._left += places
+        self._freed.set()

@@ -1,0 +1,237 @@
+"""What a route finds when a request has come in: the app's parts, who asks, and what prompts need."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from starlette.requests import Request
+
+from personae.actors.client import EngineClient, ModelCard
+from personae.api.adapters.combined import combined
+from personae.api.deadline import arrival, header_deadline, seconds
+from personae.api.family import Family
+from personae.api.settings import ApiSettings
+from personae.api.telemetry.metrics import Metrics
+from personae.api.telemetry.tracing import UNTRACED, Tracing
+from personae.api.tenants.access import NOBODY_ASKED, Caller, caller_of
+from personae.api.tenants.bodies import BodyBudget
+from personae.api.tenants.limits import Meter
+from personae.api.tenants.workers import Workers
+from personae.api.wire.conversation import Message, check_results
+from personae.api.wire.decode import LONG
+from personae.api.wire.schema import Sampling
+from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
+
+if TYPE_CHECKING:
+    from personae.api.adapters.registry import AdapterRecord, Registry
+    from personae.api.batches.manager import BatchManager
+
+T = TypeVar("T")
+
+_BRIEF_SECONDS = 0.02
+"""What a template may take of the event loop's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What every route needs: the app's parts, and who asks.
+
+    `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
+    there is no place for them. `background` requests give way to all others. `arrived` is when the request
+    came, None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock. `fingerprint` changes when the server could answer otherwise than before.
+    `ignored` names what of the request binds nothing; a header says so.
+    """
+
+    client: EngineClient
+    settings: ApiSettings
+    metrics: Metrics
+    family: Family
+    meter: Meter
+    tracing: Tracing = UNTRACED
+    workers: Workers = field(default_factory=Workers)
+    bodies: BodyBudget = field(default_factory=BodyBudget)
+    registry: "Registry | None" = None
+    batches: "BatchManager | None" = None
+    caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
+    arrived: float | None = None
+    patience: float = math.inf
+    ignored: list[str] = field(default_factory=list)
+    background: bool = False
+    fingerprint: str = ""
+
+    @property
+    def base(self) -> str:
+        """The base model's name."""
+        return next(iter(self.client.models(self.caller.tenant)))
+
+    @property
+    def bases(self) -> set[str]:
+        """All names of the base model."""
+        cards = self.client.models(self.caller.tenant)
+        return {name for name, card in cards.items() if card.adapter is None}
+
+    def models(self) -> list[ModelCard]:
+        """All that the caller may name in `model`: the base, what came with the server, what came since."""
+        cards = dict(self.client.models(self.caller.tenant))
+        for record in self.registry.list(self.caller.tenant) if self.registry else ():
+            cards.setdefault(record.name, record.card())
+        return list(cards.values())
+
+    def chosen(self, body: Sampling) -> ModelCard:
+        """What is to answer: `model`, or the base with all of `adapters`. Raises NotFound or RequestError."""
+        card = self.model(self.named(body.model))
+        if not body.adapters:
+            return card
+        entries = enumerate(body.adapters)
+        parts = [(self.model(entry.name, f"adapters[{i}].name"), entry.weight) for i, entry in entries]
+        return combined(card, parts, self.settings.max_rank)
+
+    def named(self, name: str | None) -> str:
+        """The name of the model that a request asks for, which may not say so."""
+        return name if name is not None else self.settings.default_model or self.base
+
+    def model(self, name: str, param: str = "model") -> ModelCard:
+        """The base or the adapter of that name, held until the request is over. Raises NotFound."""
+        card = self.client.models(self.caller.tenant).get(name)
+        if card is None and (record := self._uploaded(name)) is not None and self.registry is not None:
+            self.caller.until_done.enter_context(self.registry.hold(record.sha256))
+            card = record.card()
+        if card is None:
+            meant = self._meant(name)
+            hint = "/v1/models lists those that do" if meant is None else f"there is `{meant}`"
+            raise NotFound(
+                f"The model `{name[:100]}` does not exist; {hint}.", param=param, code="model_not_found"
+            )
+        return card
+
+    def _uploaded(self, name: str) -> "AdapterRecord | None":
+        return None if self.registry is None else self.registry.find(self.caller.tenant, name)
+
+    def _meant(self, name: str) -> str | None:
+        """The model that was probably meant: without what stands before it in other servers (`base:poet`,
+        `owner/poet`), or in small letters. A few are looked up; there may be very many."""
+        last = name.rpartition("/")[2].rpartition(":")[2].strip()
+        known = self.client.models(self.caller.tenant)
+        guesses = (last, last.lower())
+        return next((one for one in guesses if one in known or self._uploaded(one) is not None), None)
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a request ends at the latest, by its own `timeout`, its header and the server's limit.
+
+        Raises RequestError for a timeout that is none.
+        """
+        arrived = anyio.current_time() if self.arrived is None else self.arrived
+        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
+        return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
+
+    def keep(self, size: int) -> None:
+        """Count memory that the request needs until it is done, beside its body. Raises RateLimited."""
+        hold = self.bodies.hold(self.caller.identity)
+        self.caller.until_done.callback(hold.shrink)
+        hold.grow(size)
+
+    async def take_turn(self) -> None:
+        """Wait for the tenant's turn at the workers; the request has it until it is ready for the engine."""
+        caller = self.caller
+        caller.turn = turn = await self.workers.turn(caller.tenant, caller.body_size)
+        caller.until_ready.callback(turn.end)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """`work`, in a thread, in the request's turn or in a turn of its own."""
+        if self.caller.turn is not None:
+            return await self.caller.turn.run(work)
+        return await self.workers.run(self.caller.tenant, work)
+
+    async def prepared(self, prepare: Callable[[bool], T]) -> T:
+        """What `prepare(brief)` makes of a request: at once if that is brief, else in a thread.
+
+        What turns out not to be brief raises TemplateTooSlow or NotBrief, and is begun again in a thread.
+        """
+        if self.caller.turn is None and self.caller.body_size <= LONG:
+            with suppress(TemplateTooSlow, NotBrief):
+                return prepare(True)
+        return await self.off_loop(partial(prepare, False))
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        brief: bool,
+        most: int | None = None,
+        first: bool = False,
+        limit: int | None = None,
+    ) -> list[list[int]]:
+        """Token ids of each text; of one that has more than `most` the last ones, or the `first`.
+
+        Raises TooManyTokens for one that has far more than `limit`, and NotBrief.
+        """
+        if brief and sum(map(len, texts)) > LONG:
+            raise NotBrief
+        return self.client.tokenizer.encode_batch(texts, add_special_tokens, most, first, limit)
+
+    def decode(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool, brief: bool) -> list[str]:
+        """The text of each list of ids. Raises NotBrief."""
+        if brief and sum(map(len, lists)) > LONG:
+            raise NotBrief
+        return self.client.tokenizer.decode_batch(lists, skip_special_tokens)
+
+    def check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Raises RequestError naming the first that is no token of this model."""
+        vocab = self.client.vocab_size
+        if ids and (min(ids) < 0 or max(ids) >= vocab):
+            place = next(place for place, token in enumerate(ids) if not 0 <= token < vocab)
+            field = f"{name}[{place}]"
+            raise RequestError(
+                f"`{field}` is no token of this model; ids are from 0 to {vocab - 1}.", param=field
+            )
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        brief: bool,
+        tools: Sequence[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> str:
+        """The prompt's text; `options` are those of `Family.render`. Raises RequestError, and TemplateTooSlow
+        or NotBrief where a template that has to be `brief` is not; one of the request's own never is."""
+        family = self.family
+        if chat_template is not None:
+            if not self.settings.trust_chat_template:
+                raise UnsupportedParameter(
+                    "`chat_template` is not served here: the server needs --trust-request-chat-template.",
+                    param="chat_template",
+                )
+            if brief:
+                raise NotBrief
+            family = family.with_template(chat_template)
+        if not messages:
+            raise RequestError("`messages` is empty.", param="messages")
+        if len(messages) > self.settings.max_messages:
+            raise RequestError(f"`messages` may have at most {self.settings.max_messages}.", param="messages")
+        check_results(messages)
+        return family.render(
+            messages, tools=tools, kwargs=kwargs, seconds=_BRIEF_SECONDS if brief else None, **options
+        )
+
+
+class NotBrief(Exception):
+    """What was begun on the event loop would take too long there."""
+
+
+def context_of(request: Request) -> RequestContext:
+    """The app's door, as this request's caller finds it."""
+    context: RequestContext = request.app.state.context
+    arrived, patience = arrival(request), header_deadline(request)
+    if not hasattr(request.state, "ignored"):
+        request.state.ignored = []
+    ignored = request.state.ignored
+    return replace(context, caller=caller_of(request), arrived=arrived, patience=patience, ignored=ignored)

@@ -1,0 +1,195 @@
+"""The shape of a response: its items, at once or as events."""
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from personae.api.check import extension
+from personae.api.choices import Part
+from personae.api.generation import Job
+from personae.api.logprobs import chat_logprobs
+from personae.api.output_pieces import CallPart, Span
+from personae.api.packing import Pack, as_list
+from personae.api.responses.answers import (
+    Completed,
+    Created,
+    EndedEarly,
+    Event,
+    Failed,
+    Incomplete,
+    InProgress,
+    InputCounts,
+    ItemAdded,
+    ItemDone,
+    OutputItem,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from personae.api.responses.items import Status
+from personae.api.responses.request import ENCRYPTED, ReasoningOptions, ResponsesRequest, TextOptions
+from personae.api.responses.writing import (
+    CallWriter,
+    CustomCallWriter,
+    ItemWriter,
+    MessageWriter,
+    ReasoningWriter,
+)
+from personae.api.stream import AnswerBuilder
+from personae.api.wire.schema import TextFormat
+from personae.errors import PersonaeError
+
+
+class ResponseBuilder(AnswerBuilder):
+    """Follows the one choice of a job: reasoning, text and calls become items, in the order of their coming.
+
+    An answer that is not streamed is made from the same events; nobody reads them then.
+    """
+
+    done = b""
+
+    def __init__(
+        self, job: Job, body: ResponsesRequest, namespaces: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        """`namespaces` has the namespace and the name of the tools that are in one."""
+        self._job = job
+        self._body = body
+        self._namespaces = namespaces or {}
+        self._encrypted = ENCRYPTED in (body.include or ())
+        self._logprobs = job.logs[0].params.logprobs is not None
+        self._numbers = count()
+        self._output: list[OutputItem] = []
+        self._open: ItemWriter | None = None
+        self._response = self._fresh()
+        self._begun = False
+
+    def whole(self, parts: list[Part], pack: Pack = as_list) -> Response:
+        """The response that is not streamed."""
+        for _ in self.of(parts[0]):
+            pass
+        return self._response
+
+    def of(self, part: Part) -> Iterator[Event]:
+        """The events for a part."""
+        if not self._begun:
+            self._begun = True
+            yield self._event(Created, response=self._response)
+            yield self._event(InProgress, response=self._response)
+        for piece in part.words.pieces:
+            if isinstance(piece, CallPart):
+                yield from self._called(piece)
+            elif piece.reasoning:
+                yield from self._thought(piece)
+            else:
+                yield from self._said(piece)
+        if part.finish is not None:
+            yield from self._ended(part)
+
+    def last(self) -> Iterator[Event]:
+        """None: the response's own end was the last."""
+        yield from ()
+
+    def failed(self, error: PersonaeError) -> Iterator[Event]:
+        """The event that ends a response that broke off."""
+        response = self._fresh()
+        response.status, response.output = "failed", list(self._output)
+        response.error = ResponseError("server_error", error.message)
+        yield self._event(Failed, response=response)
+
+    @property
+    def _place(self) -> int:
+        """Of the item that would be opened now."""
+        return len(self._output) + (self._open is not None)
+
+    def _event(self, kind: type[Any], **fields: Any) -> Event:
+        event: Event = kind(sequence_number=next(self._numbers), **fields)
+        return event
+
+    def _thought(self, span: Span) -> Iterator[Event]:
+        if not isinstance(self._open, ReasoningWriter):
+            yield from self._opened(ReasoningWriter(self._event, self._place, encrypted=self._encrypted))
+        yield from self._written(span.text)
+
+    def _said(self, span: Span) -> Iterator[Event]:
+        if not isinstance(self._open, MessageWriter):
+            yield from self._opened(MessageWriter(self._event, self._place, logprobs=self._logprobs))
+        assert isinstance(self._open, MessageWriter)
+        self._open.add(chat_logprobs(span.entries, self._job.context.client.tokenizer).content)
+        yield from self._written(span.text)
+
+    def _called(self, call: CallPart) -> Iterator[Event]:
+        if call.id is not None:
+            kind = CustomCallWriter if call.custom else CallWriter
+            namespace, name = self._namespaces.get(call.name or "", (None, call.name or ""))
+            yield from self._opened(kind(self._event, self._place, call.id, name, namespace))
+        if call.arguments:
+            yield from self._written(call.arguments)
+
+    def _opened(self, item: ItemWriter) -> Iterator[Event]:
+        yield from self._closed("completed")
+        self._open = item
+        yield self._event(ItemAdded, output_index=len(self._output), item=item.item("in_progress"))
+        yield from item.begin()
+
+    def _written(self, text: str) -> Iterator[Event]:
+        assert self._open is not None
+        yield from self._open.write(text)
+
+    def _closed(self, status: Status) -> Iterator[Event]:
+        if self._open is None:
+            return
+        yield from self._open.end()
+        item, place = self._open.item(status), len(self._output)
+        self._output.append(item)
+        self._open = None
+        yield self._event(ItemDone, output_index=place, item=item)
+
+    def _ended(self, part: Part) -> Iterator[Event]:
+        if self._open is None and not self._output:
+            yield from self._said(Span(""))
+        spent = part.finish == "length"
+        yield from self._closed("incomplete" if spent else "completed")
+        response = self._response = self._fresh()
+        response.output, response.personae = self._output, extension(part)
+        response.usage = self._usage()
+        if spent:
+            response.status, response.incomplete_details = "incomplete", Incomplete()
+            yield self._event(EndedEarly, response=response)
+        else:
+            response.status, response.completed_at = "completed", int(time.time())
+            yield self._event(Completed, response=response)
+
+    def _usage(self) -> ResponseUsage:
+        usage = self._job.usage()
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputCounts(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            usage.completion_tokens_details,
+            usage.total_tokens,
+        )
+
+    def _fresh(self) -> Response:
+        """The response before anything was said."""
+        job, body = self._job, self._body
+        params = job.logs[0].params
+        return Response(
+            id=job.id,
+            created_at=job.created,
+            model=job.model.name,
+            status="in_progress",
+            output=[],
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            temperature=params.temperature,
+            top_p=params.top_p,
+            text=body.text or TextOptions(TextFormat()),
+            reasoning=body.reasoning or ReasoningOptions(),
+            metadata=body.metadata or {},
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            top_logprobs=body.top_logprobs or 0,
+            user=body.user,
+        )

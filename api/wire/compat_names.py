@@ -1,0 +1,175 @@
+"""What other servers call the fields, routes and options that are here, for refusals that say so.
+
+vLLM, SGLang, LoRAX, llama.cpp, and OpenAI's other routes; docs/guide/migrating.md has the longer story.
+"""
+
+import re
+from collections.abc import Collection
+
+_PLACE = re.compile(r"\[\d+\]")
+_LENGTH = ("max_tokens", "max_output_tokens")
+_SCHEMA = ("response_format.json_schema", "text.format")
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "adapter_id": ("model",),
+    "adapters[].id": ("adapters[].name",),
+    "adapters[].scale": ("adapters[].weight",),
+    "content": ("prompt", "messages", "input"),
+    "ebnf": ("structured_outputs.grammar",),
+    "format": _SCHEMA,
+    "grammar": ("structured_outputs.grammar",),
+    "ids": ("tokens",),
+    "input": ("messages", "prompt"),
+    "input_ids": ("prompt", "tokens"),
+    "inputs": ("messages", "prompt", "input"),
+    "json_schema": _SCHEMA,
+    "lora": ("adapters",),
+    "lora_name": ("model",),
+    "lora_path": ("model",),
+    "lora_request": ("model",),
+    "max_completion_tokens": _LENGTH,
+    "max_new_tokens": _LENGTH,
+    "max_output_tokens": _LENGTH,
+    "max_thinking_tokens": ("thinking_token_budget",),
+    "max_tokens": _LENGTH,
+    "merged_adapters": ("adapters",),
+    "messages": ("input",),
+    "n_predict": _LENGTH,
+    "n_probs": ("logprobs", "top_logprobs"),
+    "num_predict": _LENGTH,
+    "prompt": ("messages", "input"),
+    "reasoning": ("reasoning_effort",),
+    "reasoning_effort": ("reasoning.effort",),
+    "regex": ("structured_outputs.regex",),
+    "repeat_penalty": ("repetition_penalty",),
+    "response_format": _SCHEMA,
+    "stop_sequences": ("stop",),
+    "text": ("prompt", "messages"),
+    "text.format.json_schema": ("text.format",),
+    "thinking": ("reasoning_effort", "reasoning.effort"),
+    "token_ids": ("tokens",),
+    "tool_choice.function": ("tool_choice",),
+    "tool_choice.name": ("tool_choice.function.name",),
+    "tools[].description": ("tools[].function.description",),
+    "tools[].function": ("tools[]",),
+    "tools[].function.inputSchema": ("tools[].function.parameters",),
+    "tools[].function.input_schema": ("tools[].function.parameters",),
+    "tools[].inputSchema": ("tools[].function.parameters",),
+    "tools[].input_schema": ("tools[].function.parameters",),
+    "tools[].name": ("tools[].function.name",),
+    "tools[].parameters": ("tools[].function.parameters",),
+    "tools[].strict": ("tools[].function.strict",),
+    **{
+        f"{place}.{keyword}": (f"{place}.schema.{keyword}",)
+        for place in _SCHEMA
+        for keyword in ("$defs", "$schema", "additionalProperties", "properties", "required", "title", "type")
+    },
+}
+"""A field elsewhere, or of another route, and those that it may be: the first that the request can have."""
+
+_ROUTES = {
+    "chat": "/v1/chat/completions",
+    "completion": "/v1/completions",
+    "docs": "/openapi.json",
+    "generate": "/v1/completions",
+    "generate_stream": "/v1/completions",
+    "healthz": "/health",
+    "get_model_info": "/v1/models",
+    "invocations": "/v1/chat/completions",
+    "livez": "/health",
+    "lora-adapters": "/v1/adapters",
+    "messages": "/v1/chat/completions",
+    "readyz": "/ready",
+    "redoc": "/openapi.json",
+    "props": "/v1/models",
+    "slots": "/metrics",
+}
+
+_NOT_SERVED = {
+    "classify": "Classification is not served",
+    "embeddings": "Embeddings are not served",
+    "generations": "Making images is not served",
+    "moderations": "Moderation is not served",
+    "pooling": "Pooling is not served",
+    "rerank": "Reranking is not served",
+    "score": "Scoring pairs of texts is not served",
+    "speech": "Speech is not served",
+    "transcriptions": "Transcription is not served",
+    "translations": "Translation of speech is not served",
+}
+"""The last part of a route elsewhere, and what is said of it."""
+
+_FOUND = "It is found from the chat template; {} if not."
+_NEEDLESS = "None is needed; --adapter-memory is for all adapters together."
+_ADAPTERS = "--adapters DIR serves each of its sub-folders under its name."
+_ALWAYS = "It is always so."
+_PROXY = "It is the business of a proxy before the server."
+_PATH = "The model's folder is the argument before the options."
+_ONE_DEVICE = "One model runs on one device here."
+
+_OPTIONS = {
+    "--alias": "Here it is --served-model-name.",
+    "--allowed-origins": "Here it is --allowed-origin, once for each site.",
+    "--chat-template": "Put it into the model's folder as chat_template.jinja.",
+    "--context-length": "Here it is --max-model-len.",
+    "--ctx-size": "Here it is --max-model-len.",
+    "--disable-cuda-graph": "Here it is --no-cuda-graphs.",
+    "--enable-auto-tool-choice": _FOUND.format("--tool-format"),
+    "--enable-chunked-prefill": _ALWAYS,
+    "--enable-lora": f"It is always so; {_ADAPTERS}",
+    "--enable-prefix-caching": _ALWAYS,
+    "--enforce-eager": "Here it is --no-cuda-graphs.",
+    "--gpu-memory-utilization": "Here it is --kv-memory, in bytes; without it most of what is free.",
+    "--guided-decoding-backend": "It is chosen for each grammar, or by the request.",
+    "--lora": _ADAPTERS,
+    "--lora-modules": _ADAPTERS,
+    "--lora-paths": _ADAPTERS,
+    "--max-cpu-loras": _NEEDLESS,
+    "--max-lora-rank": _NEEDLESS,
+    "--max-loras": _NEEDLESS,
+    "--max-loras-per-batch": _NEEDLESS,
+    "--max-num-batched-tokens": "Here it is --max-batch-tokens.",
+    "--max-num-seqs": "Here it is --max-seqs.",
+    "--max-running-requests": "Here it is --max-seqs.",
+    "--mem-fraction-static": "Here it is --kv-memory, in bytes; without it most of what is free.",
+    "--model": _PATH,
+    "--model-path": _PATH,
+    "--parallel": "Here it is --max-seqs.",
+    "--pipeline-parallel-size": _ONE_DEVICE,
+    "--quantization": "Here it is --quantize, on a CPU.",
+    "--reasoning-parser": _FOUND.format("--reasoning-format"),
+    "--scheduling-policy": "Priorities are always obeyed.",
+    "--speculative-config": "Speculative decoding is not served.",
+    "--ssl-certfile": _PROXY,
+    "--ssl-keyfile": _PROXY,
+    "--structured-outputs-config": "It is chosen for each grammar, or by the request.",
+    "--tensor-parallel-size": _ONE_DEVICE,
+    "--tool-call-parser": _FOUND.format("--tool-format"),
+    "--trust-remote-code": "Code of models is never run.",
+}
+"""An option elsewhere, and what to do here."""
+
+
+def field_here(name: str, known: Collection[str]) -> str | None:
+    """What a field of another server is called in a request with the `known` fields; None if it is none."""
+    place = _PLACE.search(name)
+    found = _FIELDS.get(_PLACE.sub("[]", name), ())
+    here = next((here for here in found if re.split(r"[.\[]", here, maxsplit=1)[0] in known), None)
+    return here if here is None or place is None else here.replace("[]", place[0])
+
+
+def route_here(path: str) -> str | None:
+    """A sentence about a route of another server; None if it is none."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:-1] == ["v1", "responses"]:
+        return "Responses are not stored: a conversation goes on by sending its items."
+    last = parts[-1] if parts else ""
+    if last in _NOT_SERVED:
+        return f"{_NOT_SERVED[last]}: this server generates text."
+    return f"Here it is {_ROUTES[last]}." if last in _ROUTES else None
+
+
+def option_here(argument: str) -> str | None:
+    """What to do in place of an option of another server, given as it or as `--name=value`; None if it is
+    none."""
+    return _OPTIONS.get(argument.partition("=")[0].replace("_", "-"))

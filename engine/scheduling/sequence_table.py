@@ -1,0 +1,253 @@
+"""Where every sequence is, and the only ways from one place to another."""
+
+from collections import Counter
+
+from personae.engine.plan import MemoryLayout
+from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
+from personae.engine.scheduling.live import LiveSequence, SequenceState
+from personae.engine.scheduling.running import RunningTable
+from personae.engine.scheduling.slot_quota import SlotQuota
+from personae.engine.scheduling.waiting import WaitingQueue
+from personae.engine.sequence import Delta, SequenceLog
+
+
+class SequenceTable:
+    """All sequences that have not ended, each in exactly one place (see `SequenceState`).
+
+    `news` are endings that no step's result brings; whoever tells them clears them.
+    """
+
+    __slots__ = (
+        "_alive",
+        "_arrivals",
+        "_layout",
+        "_policy",
+        "_quota",
+        "_sharing",
+        "news",
+        "over_quota_tenants",
+        "preemptions",
+        "prefix_hits",
+        "prefix_queries",
+        "returning",
+        "running",
+        "sequences",
+        "waiting",
+    )
+
+    def __init__(self, layout: MemoryLayout, policy: FairnessPolicy, *, sharing: bool = False) -> None:
+        self._layout = layout
+        self._policy = policy
+        self._alive: Counter[FairnessKey] = Counter()
+        self._arrivals = 0
+        self._quota = SlotQuota(layout.max_seqs)
+        self._sharing = sharing
+        self.over_quota_tenants: set[str] = set()  # tenants; see Shares
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.sequences: dict[str, LiveSequence] = {}
+        self.running = RunningTable(layout)
+        self.waiting = WaitingQueue(policy)
+        self.returning: dict[LiveSequence, int] = {}  # to the last step that has a row of it
+        self.news: dict[str, Delta] = {}
+
+    def enter(self, log: SequenceLog) -> None:
+        """A sequence arrives: it follows its leader, or waits. Raises ValueError when its id is taken."""
+        if log.id in self.sequences or log.id in self.news:
+            raise ValueError(f"sequence {log.id!r} is already here")
+        leader = None if log.after is None else self.sequences.get(log.after)
+        sequence = LiveSequence(log, self._arrivals, self._layout)
+        self._arrivals += 1
+        self.sequences[log.id] = sequence
+        self._alive[sequence.key] += 1
+        self._quota.enter(sequence.key)
+        if leader is not None and leader.computed < leader.log.prompt_length:
+            sequence.place = SequenceState.FOLLOWING
+            leader.followers.append(sequence)
+        else:
+            self._wait(sequence)
+
+    @property
+    def foreground(self) -> bool:
+        """Whether any but background sequences run or wait."""
+        return self.waiting.foreground > 0 or len(self.running) > self.running.background
+
+    def begin_step(self) -> None:
+        """Once for each step that is planned."""
+        self.over_quota_tenants = self._quota.over_quota_tenants() if self._sharing else set()
+
+    def is_over_quota(self, sequence: LiveSequence) -> bool:
+        """Whether its tenant is among those that crowd."""
+        return sequence.key.tenant in self.over_quota_tenants
+
+    def admit(self, *, background: bool, over_quota: bool = True) -> LiveSequence | None:
+        """Seat whose turn it is; None when nobody waits or there is no seat.
+
+        Nobody is passed over: a long prompt that does not fit yet holds back those behind it, not the
+        reverse; and who was preempted for want of memory is not overtaken by its like on its way back.
+        Without `background` there is no room for such, unless one was passed over for too long. Without
+        `over_quota` there is none for tenants that crowd either, unless they are before others. Input is
+        charged once, at the first admission, without what the prefix cache had.
+        """
+        sequence = self.waiting.peek(self.over_quota_tenants)
+        if sequence is None:
+            return None
+        if self.returning and (
+            sequence.background or not all(s.background or s.was_preempted for s in self.returning)
+        ):
+            return None
+        if sequence.background and not (background or self.waiting.foreground):
+            return None
+        if not over_quota and sequence.key.tenant in self.over_quota_tenants >= self.waiting.tenants:
+            return None
+        if not self.running.take_slot(sequence):
+            return None
+        sequence.settled = sequence.background and self.waiting.foreground > 0
+        sequence.was_preempted = False
+        self._quota.take_slot(sequence.key)
+        self.waiting.remove(sequence)
+        if not sequence.charged:
+            sequence.charged = True
+            self._policy.charge(sequence.key, sequence.known - sequence.computed, 0)
+            if sequence.reads_cache:
+                self.prefix_queries += sequence.known
+                self.prefix_hits += sequence.computed
+        return sequence
+
+    def preempt_background(self, last_step: int | None) -> None:
+        """Take seats from background sequences for the others that wait, if it is their turn."""
+        head = self.waiting.peek(self.over_quota_tenants)
+        if head is None or head.background:
+            return
+        while not self.running.has_slot_for(head, self.waiting.foreground - 1):
+            victim = self.running.displaceable()
+            if victim is None:
+                return
+            self.preempt(victim, last_step)
+
+    def share_out(self, last_step: int | None) -> None:
+        """If there is no seat for whose turn it is, one may come from who has more than its share."""
+        head = self.waiting.peek(self.over_quota_tenants)
+        if not self._sharing or head is None or head.background or self.running.has_slot:
+            return
+        giver = self._quota.giver_for(head.key.tenant)
+        if giver is not None and (victim := self.running.last_of(giver)) is not None:
+            victim.was_preempted = True
+            self.preempt(victim, last_step)
+
+    def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
+        """From its slot back to the head of its queue, once `last_step`, if any, has been committed."""
+        self.preemptions += 1
+        self._quota.leave_slot(sequence.key)
+        self.running.give_up_slot(sequence, keep=True)
+        if last_step is None:
+            self._wait(sequence)
+        else:
+            sequence.place = SequenceState.RETURNING
+            self.returning[sequence] = last_step
+
+    def committed(self, step: int) -> None:
+        """Preempted sequences that have no row after `step` may be admitted again."""
+        for sequence in [s for s, last_step in self.returning.items() if last_step <= step]:
+            del self.returning[sequence]
+            self._wait(sequence)
+
+    def release_followers(self, leader: LiveSequence) -> None:
+        """Its prompt is computed, or it is gone: those that follow it need not wait for it."""
+        followers, leader.followers = leader.followers, []
+        for sequence in followers:
+            self._wait(sequence)
+
+    def end(self, sequence: LiveSequence, *, keep: bool = True) -> None:
+        """The one way out. Without `keep`, what it computed is not left in the prefix cache."""
+        match sequence.place:
+            case SequenceState.RUNNING:
+                self._quota.leave_slot(sequence.key)
+                self.running.give_up_slot(sequence, keep=keep)
+            case SequenceState.WAITING:
+                self.waiting.remove(sequence)
+            case SequenceState.RETURNING:
+                del self.returning[sequence]
+            case SequenceState.FOLLOWING:
+                assert sequence.log.after is not None
+                self.sequences[sequence.log.after].followers.remove(sequence)
+            case SequenceState.ENDED:
+                raise AssertionError(f"sequence {sequence.id} ends twice")
+        sequence.place = SequenceState.ENDED
+        del self.sequences[sequence.id]
+        self.release_followers(sequence)
+        self._alive[sequence.key] -= 1
+        self._quota.leave(sequence.key)
+        if not self._alive[sequence.key]:
+            del self._alive[sequence.key]
+            self._policy.forget(sequence.key)
+
+    def fail(self, sequence: LiveSequence, reason: str | None = None) -> None:
+        """End with an error that no result brings. The usual reason is that it has outgrown the memory."""
+        memory = self._layout.num_pages * self._layout.page_size
+        error = reason or (
+            f"a sequence of {len(sequence.tokens)} tokens cannot go on: "
+            f"the context has {self._layout.max_model_len} tokens and KV memory {memory}"
+        )
+        cached = sequence.cached_once()
+        self.end(sequence)
+        self.news[sequence.id] = Delta(sequence.id, finish="error", error=error, cached=cached)
+
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """Digests of the adapters of running sequences, and of waiting ones."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for sequence in self.sequences.values():
+            if sequence.log.adapter is not None:
+                (waiting if sequence.slot is None else running).add(sequence.log.adapter)
+        return running, waiting
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError that says where the books disagree. Costs a walk over everything."""
+        places: dict[LiveSequence, SequenceState] = dict.fromkeys(self.running, SequenceState.RUNNING)
+        listed = len(places)
+        for sequences, place in (
+            (self.waiting, SequenceState.WAITING),
+            (self.returning, SequenceState.RETURNING),
+            ([f for s in self.sequences.values() for f in s.followers], SequenceState.FOLLOWING),
+        ):
+            for sequence in sequences:
+                places[sequence] = place
+                listed += 1
+        assert listed == len(places) == len(self.sequences), (
+            f"{len(self.sequences)} sequences, {len(places)} of them in {listed} places"
+        )
+        for s, place in places.items():
+            assert self.sequences.get(s.id) is s, f"sequence {s.id} outlives its end"
+            assert s.place is place, f"sequence {s.id} is {s.place.name} and stands among the {place.name}"
+            if place is not SequenceState.RUNNING:
+                assert s.slot is None, f"sequence {s.id} has slot {s.slot} while {place.name}"
+                assert not s.pages, f"sequence {s.id} holds pages {s.pages} while {place.name}"
+                assert s.handle is None, f"sequence {s.id} holds a lease while {place.name}"
+                assert not s.planned | s.computed, f"sequence {s.id} counts pages it has dropped"
+        assert self._alive == Counter(s.key for s in places), "a key outlives its sequences, or the reverse"
+        self._quota.check_integrity(
+            Counter(s.key.tenant for s in places if not s.background),
+            Counter(s.key.tenant for s in self.running if not s.background),
+        )
+        self.running.check_integrity()
+        pages = self.running.pages_used
+        assert places or not pages, f"idle, and {pages} pages are neither free nor cached"
+
+    def _wait(self, sequence: LiveSequence) -> None:
+        """Into the waiting room, unless there is nothing to wait for."""
+        sequence.place = SequenceState.WAITING
+        self.waiting.push(sequence)
+        prompt_length, layout = sequence.log.prompt_length, self._layout
+        if not 0 < prompt_length <= len(sequence.tokens):
+            self.fail(sequence, "the prompt is empty")
+        elif prompt_length >= layout.max_model_len:
+            self.fail(sequence)
+        elif len(sequence.tokens) > prompt_length and (finish := sequence.ending()) is not None:
+            # A log that came back complete: the delta that ended it was lost with an earlier engine.
+            stop = sequence.tokens[-1] if finish == "stop" else None
+            self.end(sequence)
+            self.news[sequence.id] = Delta(sequence.id, finish=finish, stop_token=stop, cached=0)
+        elif len(sequence.tokens) > layout.num_pages * layout.page_size:
+            self.fail(sequence)

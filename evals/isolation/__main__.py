@@ -1,0 +1,137 @@
+"""Random traffic on an engine that is too small for it, each stream beside the same request alone.
+
+    python -m personae.evals.isolation --seeds 100
+
+A seed stands for some requests (base and adapters, prompts that share beginnings or go on with answers, free
+and bound, all sampling parameters), the sizes of an engine with memory for a few of them, and the order in
+which they come, are planned, computed, read, leave, or have the engine lost under them. So sequences are
+preempted, chunked, jumped, cached, and adapters come and go. Alone is a new engine for every request, with
+nothing else in it. Tokens, ends and log-probabilities have to be the same: with AVX-512 in bfloat16 to
+the last bit, in float32 log-probabilities to rounding, which may also choose another token once in 10,000.
+Prints what differs; exit code 1 if more does.
+"""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Annotated, NamedTuple
+
+import typer
+
+from personae.api.bundled import DEMO
+from personae.engine.sequence import TokenLogprobs
+from personae.evals.isolation.fixture import EngineFixture, ObservedStream
+from personae.evals.isolation.load import Load
+from personae.evals.isolation.traffic import Past, RandomTraffic, draw_scene
+
+ROUNDING = 2e-4  # of a log-probability in float32
+BETWEEN = 10_000  # tokens from one that rounding chose to the next
+WAYS: dict[str, tuple[str, str | None]] = {
+    "bfloat16": ("bfloat16", None),
+    "int8": ("bfloat16", "int8"),
+    "int4": ("bfloat16", "int4"),
+    "float32": ("float32", None),
+}
+
+
+class StreamDifference(NamedTuple):
+    """Where a stream is not what it is alone. `chosen`: another token was, which rounding may have done."""
+
+    id: str
+    what: str
+    chosen: bool = False
+
+
+def difference(
+    id: str, found: ObservedStream, alone: ObservedStream, rounding: float, *, left: bool = False
+) -> StreamDifference | None:
+    """The first one; None if there is none. A stream that was left may be shorter."""
+    for what, mine, theirs in (
+        ("token", found.tokens, alone.tokens),
+        ("logprob of token", found.logprobs, alone.logprobs),
+        ("logprob of prompt token", found.prompt_logprobs, alone.prompt_logprobs),
+    ):
+        for at, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+            if a != b and not _near(a, b, rounding):
+                return StreamDifference(id, f"{what} {at} is {a}, alone {b}", chosen=what == "token")
+        if len(mine) > len(theirs) or (len(mine) < len(theirs) and not left):
+            end = f"it ended {found.end}, alone {alone.end}"
+            return StreamDifference(id, f"{what}s: {len(mine)}, alone {len(theirs)}; {end}")
+    if found.end != alone.end and not left:
+        return StreamDifference(id, f"it ended {found.end}, alone {alone.end}")
+    return None
+
+
+def _near(a: object, b: object, rounding: float) -> bool:
+    """Whether two log-probabilities of the same token are the same but for rounding; ranks and the order of
+    the others may hang on it."""
+    if not (isinstance(a, TokenLogprobs) and isinstance(b, TokenLogprobs)):
+        return False
+    return a.token == b.token and abs(a.logprob - b.logprob) <= rounding
+
+
+def play(
+    fixture: EngineFixture, seed: int, requests: int, rounding: float
+) -> tuple[list[StreamDifference], Counter[str]]:
+    """What differs in one seed, and what happened in it."""
+    dice = Random(seed)
+    scene, traffic = draw_scene(dice, fixture), RandomTraffic(dice, fixture)
+    past: Past = []
+    for number in range(requests):
+        log = traffic.draw(f"{seed}-{number}", past)
+        past.append((log, fixture.alone(log)))
+    clients = Load(fixture, scene, (log for log, _ in past), dice)
+    clients.play()
+    differences = []
+    for log, alone in past:
+        left = log.id in clients.left
+        how = difference(log.id, clients.streams[log.id], alone, rounding, left=left)
+        if how is not None:
+            differences.append(how)
+    clients.happened["requests"] += requests
+    clients.happened["tokens"] += sum(len(stream.tokens) for stream in clients.streams.values())
+    return differences, clients.happened
+
+
+def judged(differ: list[StreamDifference], tokens: int, rounding: float) -> int:
+    """How many of the differences are wrong, in so many tokens."""
+    chosen = sum(one.chosen for one in differ)
+    forgiven = min(chosen, 1 + tokens // BETWEEN) if rounding else 0
+    return len(differ) - forgiven
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    requests: Annotated[int, typer.Option(min=1, help="Of a seed.")] = 16,
+    way: Annotated[
+        list[str] | None, typer.Option(help=f"Only this of {', '.join(WAYS)}. Repeatable.")
+    ] = None,
+    model: Annotated[Path, typer.Option(help="A model folder.")] = DEMO / "model",
+    adapters: Annotated[Path, typer.Option(help="A folder of adapter folders.")] = DEMO / "adapters",
+) -> None:
+    """Play every seed in every way, print, judge."""
+    wrong = 0
+    for name in way or WAYS:
+        dtype, quantize = WAYS[name]
+        fixture, rounding = (
+            EngineFixture(model, [adapters], dtype, quantize),
+            ROUNDING if dtype == "float32" else 0.0,
+        )
+        happened: Counter[str] = Counter()
+        differ: list[StreamDifference] = []
+        for seed in range(first, first + seeds):
+            found, what = play(fixture, seed, requests, rounding)
+            happened += what
+            differ += found
+            for one in found:
+                print(f"{name}, {one.id} differs: {one.what}", flush=True)
+        print(
+            f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(happened.items())), flush=True
+        )
+        wrong += judged(differ, happened["tokens"], rounding)
+    raise typer.Exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

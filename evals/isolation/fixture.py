@@ -1,0 +1,114 @@
+"""A model with its adapters and grammars, and a request played alone on an engine of its own: the truth."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from personae.actors.assembly import EngineBuilder, lora_shapes
+from personae.actors.sizing import Sizes
+from personae.engine.jump_forward import Retokenizer
+from personae.engine.loader import load_model
+from personae.engine.plan import MemoryLayout
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+from personae.engine.step import StepEngine, by_tenant
+from personae.engine.tokens import Tokenizer
+from personae.errors import GrammarError
+from personae.evals.tenants.making import AdapterMaker
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.vocabulary import Vocabulary
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import Adapter
+from personae.lora.peft import CONFIG_FILE, read_adapter
+from personae.lora.stacking import stacked
+
+LONGEST = 192  # tokens of a sequence
+RANDOM_RANKS = (1, 5, 24, 64)  # of adapters that are made beside those given
+
+
+@dataclass
+class ObservedStream:
+    """What a client has seen of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    end: tuple[str, str | None] | None = None  # how it finished, and its error
+
+    def take(self, delta: Delta) -> None:
+        """What a step brought."""
+        assert self.end is None, f"sequence {delta.id} goes on after its end"
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish is not None:
+            self.end = delta.finish, delta.error
+
+
+class EngineFixture:
+    """Everything that engines share. `adapters` are by digest: those of the sub-folders of `roots`, and
+    random ones."""
+
+    def __init__(self, folder: Path, roots: Iterable[Path], dtype: str, quantize: str | None) -> None:
+        cpu = torch.device("cpu")
+        self.model = load_model(folder, device=cpu, dtype=dtype, quantize=quantize, max_position=LONGEST)
+        self.vocab_size = self.model.config.vocab_size
+        self.eos = tuple(Tokenizer.load(folder).eos_ids)
+        self._shapes = lora_shapes(self.model)
+        found = [self._read(path.parent) for root in roots for path in root.glob(f"*/{CONFIG_FILE}")]
+        with tempfile.TemporaryDirectory() as made:
+            for rank in RANDOM_RANKS:
+                for name, content in AdapterMaker(folder).make(rank, seed=rank).items():
+                    (Path(made) / name).write_bytes(content)
+                found.append(self._read(Path(made)))
+        self.adapters = {adapter.digest: adapter for adapter in found}
+        self.ranks = sorted(-(-adapter.rank // RANK_PAGE) * RANK_PAGE for adapter in found)
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
+        text, tokenizer = (folder / "tokenizer.json").read_bytes(), Tokenizer.load(folder)
+        vocabulary = Vocabulary.from_tokenizer_json(text, self.vocab_size, tokenizer.eos_ids)
+        self._retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
+        self._compiler = GrammarCompiler(vocabulary, sandboxed=False)
+
+    def _read(self, folder: Path) -> Adapter:
+        return stacked(read_adapter(folder, self._shapes), self.model.config.layers, self.model.dtype)
+
+    def bound(self, spec: GrammarSpec) -> AnyGrammar | None:
+        """The grammar; None if it is refused."""
+        if spec not in self.grammars:
+            try:
+                self.grammars[spec] = self._compiler.compile(spec)
+            except GrammarError:
+                return None
+        return self.grammars[spec]
+
+    def engine(self, layout: MemoryLayout, ranks: int) -> StepEngine:
+        """A new one, with places for so many ranks of adapters; NaN is where nothing has been written."""
+        sizes = Sizes(layout, self.model.dtype, 0, ranks, 0, 0)
+        engine = EngineBuilder(self.model, self._shapes, sizes, self._retokenizer, graphs=False).build()
+        engine.runner.kv.data.fill_(torch.nan)
+        return engine
+
+    def alone(self, log: SequenceLog) -> ObservedStream:
+        """One sequence on a new engine: whole prompt at once, then a token a step, each read before the next
+        step is planned."""
+        layout = MemoryLayout(LONGEST // 16, 16, 1, LONGEST, LONGEST)
+        engine, scheduler = self.engine(layout, self.ranks[-1]), Scheduler(layout, VirtualTokenCounters())
+        if log.adapter is not None:
+            assert engine.place(self.adapters[log.adapter])
+        stream = ObservedStream()
+        scheduler.add(replace(log, after=None))
+        while (plan := scheduler.plan()) is not None:
+            launched = engine.sample(
+                plan, engine.forward(engine.prepare(plan, by_tenant(plan, self.grammars)))
+            )
+            for delta in scheduler.commit(engine.finish(launched)):
+                stream.take(delta)
+        assert stream.end is not None
+        return stream

@@ -1,0 +1,141 @@
+"""Requests in each other's way on one small engine. What happens next is drawn, not timed."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
+
+from personae.engine.plan import StepPlan
+from personae.engine.runner import PackedStep
+from personae.engine.scheduling.background import TieredPolicy
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog
+from personae.engine.step import LaunchedStep, by_tenant
+from personae.evals.isolation.fixture import EngineFixture, ObservedStream
+from personae.evals.isolation.traffic import IsolationScenario
+
+
+class Load:
+    """Plays `logs` to their ends. `streams` has what each client saw, `left` who went away; `happened` counts
+    what disturbed them."""
+
+    def __init__(
+        self, fixture: EngineFixture, scene: IsolationScenario, logs: Iterable[SequenceLog], dice: Random
+    ) -> None:
+        self._fixture, self._scene, self._dice = fixture, scene, dice
+        self._coming = deque(logs)
+        self.streams = {log.id: ObservedStream() for log in self._coming}
+        self.left: set[str] = set()
+        self.happened: Counter[str] = Counter()
+        self._open()
+
+    def play(self) -> None:
+        """One thing after the other, until nothing is left to be done."""
+        in_vain = 0
+        while self._coming or self._live or self._queue or self._unread is not None:
+            moves: list[Callable[[], bool]] = []
+            if self._coming and len(self._live) < self._scene.clients:
+                moves.append(self._come)
+            if self._queue:
+                moves.append(self._run)
+            if self._unread is not None:
+                moves.append(self._read)
+            if len(self._queue) + (self._unread is not None) < self._scene.lookahead:
+                moves.append(self._plan)
+            in_vain = 0 if self._dice.choice(moves)() else in_vain + 1
+            assert in_vain < 100, "nothing happens any more"
+            if self._live and self._dice.random() < self._scene.leaves:
+                self._leave()
+            if self._live and self._dice.random() < self._scene.losses:
+                self._lose()
+        self._scheduler.check_integrity()
+        self._count()
+
+    def _open(self) -> None:
+        """An engine with nothing in it."""
+        self._engine = self._fixture.engine(self._scene.layout, self._scene.ranks)
+        policy = TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters(), patience=400)
+        self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True)
+        self._live: dict[str, SequenceLog] = {}
+        self._held: Counter[str] = Counter()  # adapters, by the sequences that have them
+        self._queue: deque[StepPlan | str] = deque()  # what the executor has before it: steps, and releases
+        self._unread: LaunchedStep | None = None
+
+    def _come(self) -> bool:
+        """The next request, if there is room for its adapter."""
+        log = self._coming[0]
+        if log.adapter is not None:
+            if not self._engine.place(self._fixture.adapters[log.adapter]):
+                return False
+            self._held[log.adapter] += 1
+        self._live[log.id] = self._coming.popleft()
+        self._scheduler.add(log)
+        return True
+
+    def _plan(self) -> bool:
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._queue.append(plan)
+        return plan is not None
+
+    def _run(self) -> bool:
+        """What is next in the executor's queue; the step before is read beside it, if it was not."""
+        task = self._queue.popleft()
+        if isinstance(task, str):
+            if not self._held[task]:
+                self._engine.release(task)
+            return True
+        packed = self._engine.prepare(task, by_tenant(task, self._fixture.grammars))
+        forward = self._engine.forward(packed, partial(self._overlap, packed))
+        self._unread = self._engine.sample(task, forward)
+        return True
+
+    def _overlap(self, packed: PackedStep | None) -> None:
+        if self._unread is not None:
+            self._read()
+        self._engine.fill(packed)
+
+    def _read(self) -> bool:
+        assert self._unread is not None
+        result, self._unread = self._engine.finish(self._unread), None
+        for delta in self._scheduler.commit(result, self._dice.choice((0.0, self._dice.uniform(0.001, 0.1)))):
+            self.streams[delta.id].take(delta)
+            self.happened["cached tokens"] += delta.cached or 0
+            if delta.finish is not None:
+                self._end(delta.id)
+        return True
+
+    def _end(self, id: str) -> None:
+        adapter = self._live.pop(id).adapter
+        if adapter is not None:
+            self._held[adapter] -= 1
+            if not self._held[adapter]:
+                self._queue.append(adapter)
+
+    def _leave(self) -> None:
+        """A client goes away."""
+        id = self._dice.choice(list(self._live))
+        assert self._scheduler.cancel(id)
+        self._end(id)
+        self.left.add(id)
+        self.happened["left"] += 1
+
+    def _lose(self) -> None:
+        """The engine is lost, with all that was in flight: those that live come again with their logs."""
+        self._count()
+        for id, log in reversed(self._live.items()):
+            stream = self.streams[id]
+            stream.prompt_logprobs.clear()  # they are told again
+            tokens = log.tokens[: log.prompt_length] + tuple(stream.tokens)
+            self._coming.appendleft(replace(log, tokens=tokens, after=None))
+        self.happened["losses"] += 1
+        self._open()
+
+    def _count(self) -> None:
+        """What the engine knows of itself."""
+        self.happened["preemptions"] += self._scheduler.preemptions
+        self.happened["jumped tokens"] += self._scheduler.jumped
+        self.happened["adapters evicted"] += self._engine.adapter_stats[2]

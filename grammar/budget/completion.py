@@ -1,0 +1,110 @@
+"""Completions, and what becomes of them as an answer goes on."""
+
+import re
+from typing import NamedTuple
+
+from personae.grammar.budget.table import END, LONG, STOP, Piece, Step, TokenTable, follow
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|$)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+class PlannedCompletion(NamedTuple):
+    """A completion, as a piece and as the tokens that write it."""
+
+    piece: Piece
+    tokens: tuple[int, ...]
+
+
+class CompletionPath:
+    """A completion that is being written: what is left of it, and the fewest tokens for that from any place
+    on. `count` tokens are left, `first` is the next, None at the end."""
+
+    __slots__ = ("_at", "_steps", "_whole", "count", "first", "length")
+
+    def __init__(self, whole: Piece, steps: list[Step | None], at: int, step: Step) -> None:
+        self._whole, self._steps, self._at = whole, steps, at
+        self.count, self.length = step[0], step[2]
+        self.first = step[1] if step[0] else None
+
+    @property
+    def piece(self) -> Piece:
+        """What is left."""
+        return self._whole[self._at :]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The fewest tokens that write it."""
+        return follow(self._steps, self._at) or []
+
+    def begins(self, most: int) -> bytes:
+        """The next bytes, up to a special token."""
+        piece = self._whole[self._at : self._at + most]
+        try:
+            return bytes(piece)
+        except ValueError:
+            end = next(at for at, byte in enumerate(piece) if byte >= STOP)
+            return bytes(piece[:end])
+
+    def after(self, length: int) -> "CompletionPath | None":
+        """What is left once `length` more are written; None where no tokens begin at that place, or of a very
+        long one where it is not known which."""
+        at = self._at + length
+        step = self._steps[at] if at < len(self._steps) else None
+        return None if step is None else CompletionPath(self._whole, self._steps, at, step)
+
+    def shared(self, piece: Piece) -> tuple[int, list[Step | None]]:
+        """How many elements `piece` ends with in common, and the steps from where they begin."""
+        if len(self._whole) > LONG:
+            return 0, [END]
+        same = _shared(piece, self._whole)
+        return same, self._steps[len(self._whole) - same :]
+
+    def no_nearer(self, most: int) -> list[int]:
+        """After how many elements, fewer than `most`, as many tokens are left as now."""
+        steps = self._steps[self._at + 1 : self._at + most]
+        return [length for length, step in enumerate(steps, 1) if step and step[0] >= self.count]
+
+    def left_after(self, length: int) -> int | None:
+        """How many tokens that are."""
+        at = self._at + length
+        step = self._steps[at] if at < len(self._steps) else None
+        return None if step is None else step[0]
+
+
+def path(table: TokenTable, piece: Piece, like: CompletionPath | None = None) -> CompletionPath | None:
+    """From the beginning of `piece`; None if there are no tokens that write it.
+
+    It depends on the piece alone; what ends as `like` does costs what is new in it.
+    """
+    if len(piece) > LONG:
+        steps = table.steps_of_longest(piece)
+    else:
+        known: list[Step | None] = [END]
+        same = 0
+        if like is not None:
+            same, known = like.shared(piece)
+        steps = table.steps(piece[: len(piece) - same], piece, known)
+    return None if steps[0] is None else CompletionPath(piece, steps, 0, steps[0])
+
+
+def _shared(piece: Piece, other: Piece) -> int:
+    """How many elements the two end with in common."""
+    most = min(len(piece), len(other))
+    if piece[len(piece) - most :] == other[len(other) - most :]:
+        return most
+    return next(n for n in range(most) if piece[-1 - n] != other[-1 - n])
+
+
+def open_brackets(piece: Piece) -> int:
+    """How many brackets a completion closes that it does not open, be it begun within a string or not."""
+    text = bytes(byte if byte < 256 else 0 for byte in piece)
+    return max(_depth(text), _depth(b'"' + text))
+
+
+def _depth(text: bytes) -> int:
+    depth = most = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
+        depth += 1 if bracket in b"]}" else -1
+        most = max(most, depth)
+    return most

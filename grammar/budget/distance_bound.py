@@ -1,0 +1,128 @@
+"""How far from its end an answer can be, read from what binds it.
+
+The bounds are in tokens, one for each byte of what is not known. They hold wherever an answer has got to:
+
+    distance <= rest + container * (open brackets) + lexeme
+
+`container` is the most that one open object or array still needs, its begun member included; `lexeme` the
+most that a begun string, number or name needs; `rest` what follows JSON in a structure. The outermost object
+or array is mostly the largest by far, and there is one of it: it counts to `rest`, and `roots` says how many
+brackets are not to be counted for that. So an answer that has more tokens left than that need not be watched.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from personae.grammar.budget.regexes import pattern_distances
+
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)+"')
+_MOST_LITERALS = 256
+
+# How many tokens are enough for what is left of a text, wherever in it an answer is.
+Measure = Callable[[bytes], int]
+
+
+class DistanceBound(msgspec.Struct, frozen=True):
+    """The bounds; `proven` is False where they are a guess.
+
+    `plain` is how much further from its end plain text within a string or a text can bring the answer, None
+    where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
+    that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
+    is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
+    `literals` are other texts of the grammar, for the search that takes longer.
+    `number_ends` are texts that may follow a number, beside those that do in JSON; None: there is no number.
+    `texts` says that what stands in a string that may be any text is of no consequence, `blanks` that there
+    may be blanks between two tokens of JSON, `endless` that no string has a bound of length.
+    """
+
+    rest: int = 0
+    container: int = 0
+    lexeme: int = 0
+    plain: int | None = 0
+    barred: bytes = b""
+    hints: tuple[bytes, ...] = ()
+    ends: tuple[str, ...] = ()
+    exits: tuple[str, ...] = ()
+    literals: tuple[str, ...] = ()
+    number_ends: tuple[str, ...] | None = None
+    words_first: bool = False
+    proven: bool = True
+    roots: int = 0
+    steps: tuple[tuple[int, int], ...] = ()
+    texts: bool = False
+    blanks: bool = False
+    endless: bool = False
+
+    def then(self, other: "DistanceBound") -> "DistanceBound":
+        """The reach of an answer of one kind and then the other."""
+        return self._joined(other, self.rest + other.rest)
+
+    def beside(self, other: "DistanceBound") -> "DistanceBound":
+        """The reach of an answer of either kind."""
+        return self._joined(other, max(self.rest, other.rest))
+
+    def _joined(self, other: "DistanceBound", rest: int) -> "DistanceBound":
+        return DistanceBound(
+            rest,
+            max(self.container, other.container),
+            max(self.lexeme, other.lexeme),
+            None if self.plain is None or other.plain is None else max(self.plain, other.plain),
+            bytes(sorted({*self.barred, *other.barred})),
+            tuple(dict.fromkeys(self.hints + other.hints)),
+            tuple(dict.fromkeys(self.ends + other.ends)),
+            tuple(dict.fromkeys(self.exits + other.exits)),
+            tuple(dict.fromkeys(self.literals + other.literals)),
+            _both(self.number_ends, other.number_ends),
+            proven=self.proven and other.proven,
+            texts=self.texts and other.texts,
+            endless=self.endless and other.endless,
+            steps=tuple(dict.fromkeys(self.steps + other.steps)),
+        )
+
+
+def _both(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return tuple(dict.fromkeys(one + other))
+
+
+def guessed(shortest: int, literals: Iterable[str] = ()) -> DistanceBound:
+    """For a grammar that is not understood here, by the length of its shortest text."""
+    far = max(512, 8 * shortest)
+    return DistanceBound(far, far, far, None, literals=tuple(literals), proven=False)
+
+
+def grammar_literals(source: str) -> list[str]:
+    """The quoted texts of a grammar, be it Lark or GBNF."""
+    found = (_unquoted(quoted) for quoted in _QUOTED.findall(source))
+    return list(dict.fromkeys(text for text in found if text))[:_MOST_LITERALS]
+
+
+def _unquoted(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return ""
+
+
+def text_bound(
+    measure: Measure, texts: Iterable[str], ends: Iterable[str] = (), barred: Iterable[str] = ()
+) -> DistanceBound:
+    """Fixed `texts`, and free text up to one of `ends` that contains none of the texts `barred`."""
+    ends, texts = tuple(ends), tuple(texts)
+    length = sum(measure(text.encode()) for text in (*texts, *ends))
+    firsts = {text.encode()[0] for text in (*ends, *barred) if text}
+    alone = bool(texts) and not firsts
+    return DistanceBound(length, barred=bytes(sorted(firsts)), ends=ends, texts=alone, endless=alone)
+
+
+def pattern_bound(pattern: str) -> DistanceBound:
+    """An answer that matches a regular expression as a whole."""
+    bound = pattern_distances(pattern)
+    plain = None if bound.wide else 4 * bound.longest
+    example = (bound.example,) if bound.example else ()
+    words = tuple(text.encode() for text in example)
+    return DistanceBound(4 * bound.longest + 4, 0, 0, plain, hints=words, ends=example, words_first=True)

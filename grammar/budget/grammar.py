@@ -1,0 +1,150 @@
+"""A compiled grammar together with what it takes to close answers in time."""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from personae.errors import GrammarError
+from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.budget.analysis import Analysis, CompilePlan, Entry
+from personae.grammar.budget.completion import CompletionPath, PlannedCompletion, path
+from personae.grammar.budget.distance_bound import DistanceBound, guessed
+from personae.grammar.budget.matcher import BudgetMatcher
+from personae.grammar.budget.planner import Hints, Planner
+from personae.grammar.budget.string_masks import Words
+from personae.grammar.budget.table import Piece, TokenTable
+from personae.grammar.schema.document import MAX_SHORTEST, PARAMS, TOO_COMPLEX
+
+_USUAL = 4096  # bytes of nearly all shortest answers
+
+
+class BudgetGrammar:
+    """Shared by all answers that it binds; thread-safe.
+
+    `inner` and `bytewise` are what the blueprint's outline compiles to. `shortest_plan` is the shortest
+    answer that was found. `plain` are the tokens of plain text, if that leads away from the end by no more
+    than itself; `number_ends` those that may follow a number, None if answers have none.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        inner: CompiledGrammar,
+        bytewise: CompiledGrammar,
+        table: TokenTable,
+    ) -> None:
+        self.inner = inner
+        self.table = table
+        self._bytewise = bytewise
+        self.texts = table.texts
+        self._hints = _hints(analysis.bound, table)
+        self.shortest_plan = analysis.plan
+        self._varied = analysis.varied
+        self.bound = _at_least(analysis.bound or guessed(self.shortest), self.shortest)
+        ends = self.bound.number_ends
+        self.number_ends = None if ends is None else table.number_ends(ends)
+        is_plain = self.bound.plain is not None and self.bound.plain <= 1
+        self.plain = table.plain(self.bound.barred) if is_plain else table.only()
+        self._plain_example = next(iter(np.flatnonzero(self.plain)), None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's bound."""
+        return self.inner.nbytes + self._bytewise.nbytes
+
+    @cached_property
+    def shortest_course(self) -> CompletionPath | None:
+        """The shortest answer, to be written."""
+        return path(self.table, self.shortest_plan.piece)
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens an answer needs that is sure to be complete, the stop token not counted."""
+        return max(1, len(self.shortest_plan.tokens))
+
+    def matcher(self, budget: int | None = None) -> Matcher:
+        """A new matcher at the start; of an answer that is complete within `budget` tokens, if that is given.
+
+        A budget below `shortest` cannot be kept.
+        """
+        matcher = self.inner.matcher()
+        if budget is None:
+            return matcher
+        return BudgetMatcher(matcher, self, budget)
+
+    def is_plain(self, words: Words) -> bool:
+        """Whether a row of a bitmask allows all of `plain`, and there is any."""
+        at = self._plain_example
+        if at is None or self.plain[at] & ~words[at]:
+            return False
+        return not (self.plain & ~words).any()
+
+    def bytewise(self) -> Matcher:
+        """A new matcher over pieces."""
+        return self._bytewise.matcher()
+
+    def planner(self) -> Planner:
+        """A planner for one answer."""
+        return Planner(self._hints, self.table.bytewise_size, varied=self._varied)
+
+
+def planned(
+    compile_plan: CompilePlan,
+    bound: DistanceBound | None,
+    bytewise: CompiledGrammar,
+    table: TokenTable,
+    entries: Iterable[Entry] = (),
+) -> Analysis:
+    """The blueprint, with the shortest answer. `bytewise` is what its bytewise spec compiles to, `bound` the
+    bounds of its answers; from each of `entries` an answer is to be found, too.
+
+    Raises GrammarError if none is found: answers could not be closed. It names the entry's field.
+    """
+    hints = _hints(bound, table)
+    planner, varied = Planner(hints, table.bytewise_size), False
+    for entry in entries:
+        matcher, piece = bytewise.matcher(), table.piece_of(entry.text)
+        if matcher.feed(piece) == len(piece) and _completed(matcher, planner) is None:
+            raise _endless("schema or grammar", entry.param)
+    plan = _shortest(bytewise, planner, table)
+    if plan is None and compile_plan.inner.kind == "json_schema":
+        plan = _shortest(bytewise, Planner(hints, table.bytewise_size, varied=True), table)
+        varied = True
+    if plan is None:
+        kind = compile_plan.inner.kind
+        raise _endless("schema" if kind == "json_schema" else "grammar", PARAMS.get(kind))
+    return Analysis(compile_plan, bound, plan, varied)
+
+
+def _endless(said: str, param: str | None) -> GrammarError:
+    return GrammarError(
+        f"No complete answer by the {said} is found; make it simpler.", param=param, code=TOO_COMPLEX
+    )
+
+
+def _shortest(bytewise: CompiledGrammar, planner: Planner, table: TokenTable) -> PlannedCompletion | None:
+    piece = _completed(bytewise.matcher(), planner)
+    tokens = None if piece is None else table.spell_shortest(piece)
+    return None if piece is None or tokens is None else PlannedCompletion(piece, tuple(tokens))
+
+
+def _completed(matcher: Matcher, planner: Planner) -> Piece | None:
+    piece = planner.plan(matcher, b"", _USUAL)
+    if piece is None:
+        piece = planner.search(matcher, _USUAL)
+    return planner.plan(matcher, b"", MAX_SHORTEST) if piece is None else piece
+
+
+def _hints(bound: DistanceBound | None, table: TokenTable) -> Hints:
+    known = bound or DistanceBound()
+    ends, exits, texts = (
+        [table.piece_of(text) for text in found] for found in (known.ends, known.exits, known.literals)
+    )
+    return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps, texts=texts)
+
+
+def _at_least(bound: DistanceBound, shortest: int) -> DistanceBound:
+    """The bounds, none of which is below what the search itself has found for the whole."""
+    return msgspec.structs.replace(bound, rest=max(bound.rest, shortest - bound.lexeme))

@@ -1,0 +1,420 @@
+"""A matcher that always closes: when its budget of tokens ends, the answer is complete.
+
+While an answer has more tokens left than it can possibly need (`reach.py`), this is the backend's matcher and
+an addition for every token; within a string that may be any text the mask stays as it is, and the backend is
+told of many tokens at once. From there on it keeps a *plan*: a completion, found by the search in
+`planner.py` in a grammar over bytes, and spelled in tokens, no more than are left. The mask is still the
+grammar's, so that the model says what it would say; but the token that it chose is asked about before it is
+taken. If no plan that fits is found for it, it is left out and the model chooses again; after a few such
+objections only the first token of the plan is left, and what is sure. So there is a plan after every token,
+whichever the model chooses, and the last one is empty. Once no token can be spared, what is known to take one
+more than the plan does is left out of the mask beforehand (`outlook.py`).
+
+A backend that gives up on an answer, its automaton having grown too large, is left behind: the answer goes on
+as the plan says, to its end.
+
+Whether there is an objection depends on the tokens accepted and the budget alone: a matcher that replays a
+log objects as the first one did.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from personae.grammar.backend import Matcher
+from personae.grammar.bitmask import Bitmask
+from personae.grammar.budget.completion import CompletionPath, open_brackets, path
+from personae.grammar.budget.numbers import NumberGuard
+from personae.grammar.budget.planner import Planner
+from personae.grammar.budget.string_masks import StringState, Words
+from personae.grammar.budget.table import Piece
+from personae.grammar.budget.token_classifier import TokenClassifier
+
+if TYPE_CHECKING:
+    from personae.grammar.budget.grammar import BudgetGrammar
+
+_OWED = 64  # tokens that the backend is told of at once
+_OBJECTIONS = 8  # before a step is left no choice: each may cost a search
+_RECENT = 512
+_SEARCH = 16_384  # bytes of the longest plan
+_STATES = 1500  # of the search that takes longer
+_LONGEST_PAUSE = 8
+_JOINS = 4  # places of a plan where a token may come back to it
+_END = re.compile(rb'[",}\]]')
+
+
+class NextToken(NamedTuple):
+    """A token that may be accepted next, and the plan behind it."""
+
+    token: int
+    plan: CompletionPath
+
+
+class BudgetMatcher:
+    """The state of one answer of at most `budget` tokens; a stop token after them is not counted."""
+
+    def __init__(self, inner: Matcher, grammar: "BudgetGrammar", budget: int) -> None:
+        self._inner = inner
+        self._grammar = grammar
+        self._budget = budget
+        self._begin()
+
+    @property
+    def searched(self) -> bool:
+        """Whether completions have been looked for."""
+        return self._planner is not None
+
+    def _begin(self) -> None:
+        grammar = self._grammar
+        self._left = self._budget
+        self._accepted: list[int] = []
+        self._numbers = NumberGuard(grammar.table, grammar.number_ends)
+        self._opened = 0
+        self._bytewise: Matcher | None = None
+        self._planner: Planner | None = None
+        self._synced = 0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
+        self._recent = b""
+        self._plan: CompletionPath | None = None
+        self._ahead: NextToken | None = None  # what was asked about last
+        self._classifier: TokenClassifier | None = None  # of this step
+        self._vetoes = 0  # of this step
+        self._text: StringState | None = None
+        self._idle = 0  # tokens that the text may go on for before anything but its mask matters
+        self._pause = self._paused = 0  # tokens until it is searched again, and how many it was the last time
+        self._owed = 0  # of the accepted tokens the backend has not been told
+        self._following = False  # the plan alone: the backend has given up
+        self._stopped = False
+        if self._near:
+            self._plan = grammar.shortest_course
+
+    def fill(self, bitmask: Bitmask, row: int) -> None:
+        """Write the tokens allowed next; once terminated, the stop tokens."""
+        if self._text is not None and self._idle > 0:
+            bitmask[row] = self._text.words.view(np.int32)
+            return
+        words = bitmask[row].view(np.uint32)
+        if self._text is not None:
+            words[:] = self._text.words
+        else:
+            if not self._following:
+                self._inner.fill(bitmask, row)
+                self._following = self._inner.failed and self._follow()
+            if self._following:
+                words[:] = self._next() if not self.terminated else self._grammar.table.stops
+                return
+            if self._inner.terminated:
+                return
+            if self._grammar.bound.texts:
+                self._text = self._grammar.texts.at(words, endless=self._grammar.bound.endless)
+        shorter = self._numbers.narrow(words)
+        if shorter is not None:
+            words[:] = shorter
+        plan = self._plan
+        if plan is not None:
+            self._classifier = TokenClassifier(self._grammar, plan, words, number=self._numbers.begun)
+            if plan.count == self._left:
+                self._classifier.narrow(words)
+            if plan.first is not None:
+                words[plan.first // 32] |= np.uint32(1 << plan.first % 32)
+            return
+        container, table = self._grammar.bound.container, self._grammar.table
+        if self._left == 1:
+            words &= table.stops  # the last token: an answer that is not complete has none, and fails
+            return
+        if self._text is not None:
+            self._idle = self._left - 1 - self._bound - container * max(table.most_opens, 1)
+        if container:
+            opens = (self._left - 1 - self._bound) // container
+            if 0 < opens < table.most_opens:
+                words &= table.at_most(opens)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the token that is chosen may meet with an objection."""
+        return self._plan is not None and not self._following and not self._inner.terminated
+
+    def veto(self, token: int) -> Words | None:
+        """What is to be left out, as a row of a bitmask, because no completion in time is found after
+        `token`, which `fill` allowed; None if there is one. A step's last objection leaves only what is sure.
+        """
+        plan, table = self._plan, self._grammar.table
+        if plan is None or self._vetoes > _OBJECTIONS or self._ends(token):
+            return None
+        self._ahead = self._ask(token, plan)
+        if self._ahead is not None:
+            return None
+        self._vetoes += 1
+        first = self._first(plan)
+        if self._vetoes > _OBJECTIONS:
+            return ~(table.stops | first)
+        return self._looked(plan).as_long(token) & ~first
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False, and no change, if it is not allowed by the grammar."""
+        if self._text is not None and self._idle > 0 and self._coast(self._text, token):
+            return True
+        self._catch_up()
+        plan, ahead = self._plan, self._ahead
+        if self._following:
+            return self._accept_next(token)
+        if plan is not None and (ahead is None or ahead.token != token):
+            ahead = None if self._ends(token) else self._ask(token, plan)
+        if not self._inner.accept(token):
+            self._following = self._inner.failed and (ahead is not None or self._follow())
+            if ahead is None or not self._following:
+                return self._following and self._accept_next(token)
+        self._advance(token, None if ahead is None else ahead.plan)
+        return True
+
+    def _coast(self, text: StringState, token: int) -> bool:
+        """Accept `token` if `text` goes on after it: only counts change, the backend can wait."""
+        grammar = self._grammar
+        self._text = grammar.texts.after(text, token)
+        if self._text is None:
+            self._text, self._idle = text, 0
+            return False
+        opens = grammar.table.opens[token]
+        self._accepted.append(token)
+        self._left -= 1
+        self._opened += opens
+        self._idle -= 1 + grammar.bound.container * opens
+        self._owed += 1
+        if self._owed == _OWED:
+            self._catch_up()
+        return True
+
+    def _catch_up(self) -> None:
+        """Tell the backend what it has not been told."""
+        if not self._owed:
+            return
+        owed, self._owed = self._accepted[-self._owed :], 0
+        if (taken := self._inner.feed(owed)) < len(owed):
+            self._inner.accept(owed[taken])  # it gives up, for good, and only now does it know
+        self._numbers.write(b"".join([self._grammar.table.vocabulary.tokens[token] for token in owed]))
+
+    def _accept_next(self, token: int) -> bool:
+        """As `accept`, where the plan alone is followed. The backend may give up earlier on a log that is
+        replayed: what was accepted then has a plan behind it, too."""
+        plan = self._plan
+        if plan is None or self.terminated:
+            return False
+        if self._grammar.table.holds(self._next(), token):
+            self._stopped = not plan.count
+            self._advance(token, plan.after(plan.length))
+            return True
+        piece = () if self._ends(token) else self._grammar.table.piece(token)
+        found = self._found(piece, plan.piece, self._left - 1) if piece else None
+        if found is not None:
+            self._advance(token, found)
+        return found is not None
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Accept as many of `tokens` as are allowed; how many that were."""
+        for count, token in enumerate(tokens):
+            if not self.accept(token):
+                return count
+        return len(tokens)
+
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
+        self._catch_up()
+        return self._inner.follows(tokens)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens."""
+        self._catch_up()
+        accepted = self._accepted[: len(self._accepted) - count]
+        if self._following:
+            self._inner = self._grammar.inner.matcher()
+        else:
+            self._inner.rollback(len(self._accepted))
+        self._begin()
+        self.feed(accepted)
+
+    def forced(self) -> bytes:
+        """The text that the grammar alone allows; nothing where the backend is not told of each token, or
+        there is a plan."""
+        return b"" if self._text is not None or self._plan is not None else self._inner.forced()
+
+    def fork(self) -> "BudgetMatcher":
+        """A second matcher in the same state."""
+        self._catch_up()
+        other = BudgetMatcher(self._inner.fork(), self._grammar, self._budget)
+        other._left, other._opened, other._plan = self._left, self._opened, self._plan
+        other._vetoes = self._vetoes
+        other._following, other._stopped = self._following, self._stopped
+        other._pause, other._paused = self._pause, self._paused
+        other._accepted = self._accepted.copy()
+        other._synced, other._recent = self._synced, self._recent
+        other._numbers = self._numbers.fork()
+        other._bytewise = self._bytewise and self._bytewise.fork()
+        return other
+
+    @property
+    def terminated(self) -> bool:
+        """Whether a stop token has been accepted."""
+        return self._stopped or self._inner.terminated
+
+    @property
+    def failed(self) -> bool:
+        """Whether the backend has given up, and there is no plan either."""
+        return self._inner.failed and not self._following
+
+    def _follow(self) -> bool:
+        """Have the plan for the rest of the answer; whether there is one."""
+        if self._plan is None:
+            self._plan = self._found((), (), self._left)
+        return self._plan is not None
+
+    def _next(self) -> Words:
+        """What the plan says alone, as a row of a bitmask."""
+        assert self._plan is not None
+        return self._first(self._plan) if self._plan.count else self._grammar.table.stops
+
+    def _first(self, plan: CompletionPath) -> Words:
+        """The plan's first token as a row of a bitmask; nothing if the plan is empty."""
+        return self._grammar.table.only(*(() if plan.first is None else (plan.first,)))
+
+    def _advance(self, token: int, plan: CompletionPath | None) -> None:
+        """The books after `token`, behind which there is `plan`."""
+        self._accepted.append(token)
+        if self.terminated:
+            self._text = None
+            return
+        grammar = self._grammar
+        self._left -= 1
+        self._vetoes = 0
+        self._ahead = self._classifier = None
+        if self._text is not None:
+            self._text = grammar.texts.after(self._text, token)
+        self._numbers.write(grammar.table.vocabulary.tokens[token])
+        self._opened += grammar.table.opens[token]
+        if plan is None:
+            plan = self._found((), (), self._left) if self._near else None
+        self._plan = plan
+        if plan is not None and not self._following:
+            self._relax(plan)
+
+    def _relax(self, plan: CompletionPath) -> None:
+        """Stop watching if the answer is far from its end after all."""
+        bound = self._grammar.bound
+        if bound.rest + bound.lexeme + bound.container > self._left - 1:
+            return  # whatever is open
+        self._opened = open_brackets(plan.piece)
+        if not self._near:
+            self._plan = None
+
+    def _ends(self, token: int) -> bool:
+        """Whether it is a stop token, or follows one."""
+        return token in self._grammar.table.vocabulary.stop_ids or self.terminated
+
+    @property
+    def _bound(self) -> int:
+        """How far from its end the answer is at most."""
+        bound = self._grammar.bound
+        return bound.rest + bound.lexeme + bound.container * max(self._opened - bound.roots, 0)
+
+    @property
+    def _near(self) -> bool:
+        """Whether the end may come too soon after a token that opens one bracket."""
+        return self._bound + self._grammar.bound.container > self._left - 1
+
+    def _looked(self, plan: CompletionPath) -> TokenClassifier:
+        """What is known of the tokens that may follow; a matcher that replays has filled no mask."""
+        if self._classifier is None:
+            self.fill(np.zeros((1, self._grammar.table.words), np.int32), 0)
+        return self._classifier or TokenClassifier(
+            self._grammar, plan, self._grammar.table.only(), number=False
+        )
+
+    def _ask(self, token: int, plan: CompletionPath) -> NextToken | None:
+        """Whether `token` may be accepted: a plan behind it, in time, if one is found."""
+        if token == plan.first:
+            length: int | None = plan.length
+        else:
+            length = self._looked(plan).written(token)
+        if length is not None:
+            rest = plan.after(length) or path(self._grammar.table, plan.piece[length:], plan)
+            return NextToken(token, rest) if rest is not None and rest.count < self._left else None
+        for rest in self._rests(plan):
+            if rest.count < self._left and self._joins(token, rest):
+                return NextToken(token, rest)
+        if self._leaves_none_for_more(plan):
+            return None
+        found = self._found(self._grammar.table.piece(token), plan.piece, self._left - 1)
+        return None if found is None else NextToken(token, found)
+
+    def _joins(self, token: int, rest: CompletionPath) -> bool:
+        """Whether `rest` completes the answer behind `token`."""
+        stop = self._grammar.table.stop
+        next_one = stop if rest.first is None else rest.first
+        if self._inner.follows((token, next_one)) < 2:
+            return False  # mostly found so, and the whole need not be written out
+        return self._inner.follows((token, *rest.tokens, stop)) == rest.count + 2
+
+    def _rests(self, plan: CompletionPath) -> Iterator[CompletionPath]:
+        """What of a plan a token might be followed by: from where something ends, without the plan's first
+        token, or all of it."""
+        ends = islice(_END.finditer(plan.begins(_RECENT), 1), _JOINS)
+        for length in (*(end.start() for end in ends), plan.length):
+            rest = plan.after(length)
+            if rest is not None:
+                yield rest
+        yield plan
+
+    def _leaves_none_for_more(self, plan: CompletionPath) -> bool:
+        """Whether a token could be followed by nothing but the plan from where what it has begun ends, so
+        that another way there would be too long, whatever it is."""
+        if not self._grammar.bound.texts:
+            return False
+        text = plan.begins(_RECENT)
+        end = _END.search(text, 1)
+        least = plan.left_after(len(text) if end is None else end.start())
+        return least is not None and least >= self._left - 1
+
+    def _sync(self) -> Matcher | None:
+        """The bytewise matcher after what was accepted; None if it cannot follow, or once could not."""
+        if self._synced < 0:
+            return None
+        if self._bytewise is None:
+            self._bytewise = self._grammar.bytewise()
+        table = self._grammar.table
+        piece = [byte for token in self._accepted[self._synced :] for byte in table.piece(token)]
+        self._recent = _with(self._recent, piece)
+        follows = self._bytewise.feed(piece) == len(piece)
+        self._synced = len(self._accepted) if follows else -1
+        return self._bytewise if follows else None
+
+    def _found(self, piece: Piece, old: Piece, left: int) -> CompletionPath | None:
+        """A plan of at most `left` tokens behind `piece`, away from where `old` was the plan."""
+        bytewise = self._sync()
+        if bytewise is None:
+            return None
+        fork = bytewise.fork()
+        if fork.feed(piece) < len(piece):
+            return None
+        if self._planner is None:
+            self._planner = self._grammar.planner()
+        recent = _with(self._recent, piece)
+        limit = min(_SEARCH, 8 * left + 64)
+        for found in self._searches(fork, recent, limit, old):
+            plan = None if found is None else path(self._grammar.table, found, self._plan)
+            if plan is not None and plan.count <= left:
+                return plan
+        return None
+
+    def _searches(self, matcher: Matcher, recent: bytes, limit: int, old: Piece) -> Iterator[Piece | None]:
+        """Completions; the last from the search that takes longer, where there is no plan to fall back on."""
+        assert self._planner is not None
+        yield self._planner.plan(matcher, recent, limit, old)
+        self._pause -= 1
+        if self._plan is None and self._pause < 0:
+            yield self._planner.search(matcher, limit, _STATES)
+            self._pause = self._paused = min(2 * self._paused + 1, _LONGEST_PAUSE)
+
+
+def _with(recent: bytes, piece: Sequence[int]) -> bytes:
+    return (recent + bytes(byte for byte in piece if byte < 256))[-_RECENT:]

@@ -1,0 +1,67 @@
+"""Numbers end: no more characters than a double needs, no exponent that no double has.
+
+JSON allows numbers of any length, and so do the backends; a model in a loop would write one for ever, and
+what it wrote would be infinite to whoever reads it, or an error.
+"""
+
+import re
+
+from personae.grammar.budget.string_masks import Words
+from personae.grammar.budget.table import TokenTable
+
+MOST = 24  # characters: -2.2250738585072014e-308
+_NUMERIC = re.compile(rb"[0-9.eE+-]*$")
+_EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]*)$")
+_CHARACTERS = frozenset(b"0123456789.eE+-")
+_LONGEST_TOKEN = 16  # characters that a numeric token is taken to have at most
+_KEPT = 4 * MOST
+
+
+class NumberGuard:
+    """Follows one answer: the numeric characters at its end. `ends` are the tokens that may follow a number,
+    None if the answer has none."""
+
+    __slots__ = ("_ends", "_run", "_table")
+
+    def __init__(self, table: TokenTable, ends: Words | None, run: bytes = b"") -> None:
+        self._table = table
+        self._ends = ends
+        self._run = run
+
+    def write(self, text: bytes) -> None:
+        """Text was added."""
+        if text and text[-1] not in _CHARACTERS:
+            self._run = b""
+            return
+        tail = text[_NUMERIC.search(text).start() :]  # type: ignore[union-attr]  # the empty tail matches
+        self._run = (self._run + tail)[-_KEPT:] if len(tail) == len(text) else tail
+
+    @property
+    def begun(self) -> bool:
+        """Whether the answer so far ends with a character that numbers have."""
+        return bool(self._run)
+
+    def narrow(self, words: Words) -> Words | None:
+        """What `words` allows of that, None if there is nothing to take away."""
+        run = self._run
+        if len(run) < 2 or self._ends is None:
+            return None
+        exponent = _EXPONENT.search(run)
+        if exponent is None and len(run) <= MOST - _LONGEST_TOKEN:
+            return None
+        table = self._table
+        if (words & table.letters).any():
+            return None  # not a number, but digits within a string
+        if exponent is not None and len(exponent[1]) < 2:
+            barred = table.numeric_longer
+        else:
+            barred = table.numeric_over(max(MOST - len(run), 0) if exponent is None else 0)
+            in_string = table.quote is not None and table.holds(words, table.quote)
+            if in_string or not (words & self._ends).any():
+                return None  # or in a number that has to go on
+        kept = words & ~barred
+        return kept if kept.any() else None
+
+    def fork(self) -> "NumberGuard":
+        """A second one in the same state."""
+        return NumberGuard(self._table, self._ends, self._run)

@@ -1,0 +1,34 @@
+"""Names that are spelled nearly as one that is known."""
+
+from collections.abc import Iterable
+
+_SHORT, _LONG = 4, 8  # characters: names from the first on may have a slip, from the second on two
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant; None if none is near. Case does not matter."""
+    found = ((_close_matches(name.lower(), one.lower()), one) for one in known)
+    near = [
+        (close_matches, one)
+        for close_matches, one in found
+        if close_matches <= (len(one) >= _SHORT) + (len(one) >= _LONG)
+    ]
+    return min(near)[1] if near else None
+
+
+def _close_matches(a: str, b: str) -> int:
+    """Characters that are wrong, missing, too many, or in the wrong order with the next (the restricted
+    Damerau-Levenshtein distance); a large number for names of different lengths."""
+    if abs(len(a) - len(b)) > 2:
+        return 3
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        new = [i]
+        for j, y in enumerate(b, start=1):
+            least = min(row[j] + 1, new[-1] + 1, row[j - 1] + (x != y))
+            if before and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                least = min(least, before[j - 2] + 1)
+            new.append(least)
+        before, row = row, new
+    return row[-1]

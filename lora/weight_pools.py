@@ -1,0 +1,249 @@
+"""Where rank pages lie: halves of modules, in frames of memory that are had and given back.
+
+A half (A or B) of a module is one tensor, [groups, layers, pages, RANK_PAGE, width]. On the CPU a group is
+eight pages: what one layer reads of neighbouring pages is one run of memory, and all that a page needs lies
+close together. On a GPU whose memory can be lent it is one page, so that the page takes few granules; on
+another all pages are one group. The layers are views that begin one layer's share of a group after the other,
+and kernels know a page by its place in such a view (`place`).
+
+Memory comes and goes in frames: on a GPU that lends a granule, elsewhere a page. `RankPages` knows what is in
+use, `RankPools` what has memory. Granules of page 0 always have: there all layers' views begin, and
+kernels are not launched with the address of nothing (see `kernels.memory.Memory.reserve`).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from personae.kernels.memory import Memory, give_back_pages
+from personae.kernels.sgmv import RANK_PAGE
+from personae.lora.adapter import LoraShapes
+from personae.lora.copies import Copies
+
+GROUP = 8  # pages: in all layers some 2 MB, as much as the system gives at a time
+
+
+class RankPool:
+    """A half of a module. `chunk`: bytes; `kept`: the frames that have memory whoever is there."""
+
+    def __init__(self, memory: Memory, layers: int, pages: int, width: int, dtype: torch.dtype) -> None:
+        self._memory = memory
+        self.group = 1 if memory.granule else min(GROUP, pages) if memory.lends else pages
+        shape = (-(-pages // self.group), layers, self.group, RANK_PAGE, width)
+        self.data = memory.reserve(shape, dtype)
+        self._page_bytes = layers * RANK_PAGE * width * dtype.itemsize
+        self.chunk = memory.granule or self._page_bytes
+        self._backed: set[int] = set()  # frames of granules
+        self._stale: dict[int, int] = {}
+        self._changes = 0
+        self.kept = self.chunks(0) if memory.granule else range(0)
+        for chunk in self.kept:
+            self.back(chunk)
+
+    def chunks(self, page: int) -> range:
+        """The frames that a page lies in."""
+        first, last = page * self._page_bytes, (page + 1) * self._page_bytes
+        return range(first // self.chunk, -(-last // self.chunk))
+
+    def layers(self) -> Tensor:
+        """The rows of each layer [L, rows, width]: of layer 0 all but the last layers', of layer 1 those from
+        its share of the first group on, and so on."""
+        _, layers, pages, _, width = self.data.shape
+        share = pages * RANK_PAGE
+        rows = self.data.numel() // width - (layers - 1) * share
+        return self.data.as_strided((layers, rows, width), (share * width, width, 1))
+
+    def place(self, page: int) -> int:
+        """The number of a page in the view of each layer."""
+        return page // self.group * self.group * self.data.shape[1] + page % self.group
+
+    def used(self, chunks: Iterable[int]) -> None:
+        """Pages in these frames are in use."""
+        for chunk in chunks:
+            self._stale.pop(chunk, None)
+
+    def left(self, chunks: Iterable[int]) -> None:
+        """No page in these frames is in use any more."""
+        self._changes += 1
+        self._stale.update(dict.fromkeys(chunks, self._changes))
+
+    def lacking(self, chunks: Iterable[int]) -> list[int]:
+        """Those of the frames that have no memory, where it does not come by itself."""
+        return [chunk for chunk in chunks if chunk not in self._backed] if self._memory.granule else []
+
+    def back(self, chunk: int) -> None:
+        """Have memory there."""
+        self._memory.back(self._bytes(chunk))
+        self._backed.add(chunk)
+
+    @property
+    def stale(self) -> dict[int, int]:
+        """The frames that no page in use lies in and that were not given back, and since which change."""
+        return dict(self._stale)
+
+    @property
+    def stale_bytes(self) -> int:
+        """What `stale` takes."""
+        return len(self._stale) * self.chunk
+
+    def giving_back(self, stale: Mapping[int, int]) -> Iterator[None]:
+        """Give back what has been `stale` ever since, a piece at a time."""
+        while chunks := [chunk for chunk, since in stale.items() if self._stale.get(chunk) == since]:
+            if self._memory.granule:
+                del self._stale[chunks[0]]
+                self._backed.remove(chunks[0])
+                self._memory.give_back(self._bytes(chunks[0]))
+            else:
+                group = chunks[0] // self.group
+                own = [page for page in chunks if page // self.group == group]
+                for page in own:
+                    del self._stale[page]
+                self._give_back_pages(self.data[group], [page % self.group for page in own])
+            yield
+
+    def _give_back_pages(self, group: Tensor, pages: Collection[int]) -> None:
+        """Pages of a group [L, pages, RANK_PAGE, width]."""
+        if len(pages) == group.shape[1]:
+            self._memory.give_back(group)
+            return
+        for share in group:
+            give_back_pages(self._memory, share, pages)
+
+    def _bytes(self, chunk: int) -> Tensor:
+        return self.data.view(torch.uint8).flatten()[chunk * self.chunk : (chunk + 1) * self.chunk]
+
+
+class RankPools(Mapping[str, tuple[RankPool, RankPool]]):
+    """The halves A and B of all modules."""
+
+    def __init__(self, memory: Memory, shapes: LoraShapes, pages: int, dtype: torch.dtype) -> None:
+        self._memory = memory
+        self._halves = {
+            module: (
+                RankPool(memory, shapes.layers, pages, inputs, dtype),
+                RankPool(memory, shapes.layers, pages, outputs, dtype),
+            )
+            for module, (inputs, outputs) in shapes.modules.items()
+        }
+
+    def __getitem__(self, module: str) -> tuple[RankPool, RankPool]:
+        return self._halves[module]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._halves)
+
+    def __len__(self) -> int:
+        return len(self._halves)
+
+    def backing(self, taken: Mapping[str, Collection[int]], copies: Copies, room: int) -> Iterator[None]:
+        """Have memory behind pages that were taken, a piece at a time. What no adapter uses and was not given
+        back is, as far as it is more than `room` bytes: what is wanted now are other pages."""
+        lacking = []
+        for module, pages in taken.items():
+            for half in self[module]:
+                chunks = {chunk for page in pages for chunk in half.chunks(page)}
+                half.used(chunks)
+                lacking += [(half, chunk) for chunk in half.lacking(chunks)]
+        giving = self.giving_back(copies)
+        while sum(half.stale_bytes for pair in self.values() for half in pair) > room:
+            yield next(giving)
+        for half, chunk in lacking:
+            if not self._memory.free:
+                yield from self.giving_back(copies)
+            if half.lacking([chunk]):  # or another that comes has had it meanwhile
+                half.back(chunk)
+                yield
+
+    def left(self, module: str, chunks: tuple[Collection[int], Collection[int]]) -> None:
+        """No page in these frames of A, and of B, is in use any more."""
+        for half, own in zip(self[module], chunks, strict=True):
+            half.left(own)
+
+    def giving_back(self, copies: Copies) -> Iterator[None]:
+        """Give back what no adapter uses, a piece at a time: when the device has done what it was told, which
+        may still read it, and the copies have arrived that were for those who have left."""
+        halves = [half for pair in self.values() for half in pair]
+        while stale := [(half, half.stale) for half in halves if half.stale]:
+            copies.begin()
+            mark = copies.mark()
+            while mark is not None and not mark.reached:
+                yield
+            for half, chunks in stale:
+                yield from half.giving_back(chunks)
+
+
+class RankPages:
+    """The books: of each module the pages that are free, the lowest first, so that those in use share
+    frames; of each frame how many pages in use lie there, and one more if it is kept. `used`: the bytes of
+    frames in use."""
+
+    def __init__(self, weight_pools: Mapping[str, tuple[RankPool, RankPool]], pages: int) -> None:
+        self._weight_pools = weight_pools
+        self.free = {module: list(range(pages)) for module in weight_pools}
+        self._users = {module: (Counter(a.kept), Counter(b.kept)) for module, (a, b) in weight_pools.items()}
+        self.used = sum(half.chunk * len(half.kept) for pair in weight_pools.values() for half in pair)
+
+    def copy(self) -> "RankPages":
+        """To try what would be."""
+        other = RankPages(self._weight_pools, 0)
+        other.free = {module: free.copy() for module, free in self.free.items()}
+        other._users = {module: (a.copy(), b.copy()) for module, (a, b) in self._users.items()}
+        other.used = self.used
+        return other
+
+    def cost(self, counts: Mapping[str, int]) -> int:
+        """The bytes by which `used` would grow if so many pages of modules were taken."""
+        total = 0
+        for module, count in counts.items():
+            pages = self.free[module][:count]
+            for weight_pool, users in zip(self._weight_pools[module], self._users[module], strict=True):
+                chunks = {chunk for page in pages for chunk in weight_pool.chunks(page)}
+                total += sum(weight_pool.chunk for chunk in chunks if not users[chunk])
+        return total
+
+    def take(self, module: str, count: int) -> tuple[int, ...]:
+        """So many free pages are in use from now on."""
+        pages = tuple(self.free[module][:count])
+        del self.free[module][:count]
+        for weight_pool, users in zip(self._weight_pools[module], self._users[module], strict=True):
+            for page in pages:
+                for chunk in weight_pool.chunks(page):
+                    self.used += 0 if users[chunk] else weight_pool.chunk
+                    users[chunk] += 1
+        return pages
+
+    def put(self, module: str, pages: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Pages are free again; the frames of A, and of B, that nobody uses any more."""
+        self.free[module] += pages
+        self.free[module].sort()
+        idle: tuple[list[int], list[int]] = ([], [])
+        for weight_pool, users, found in zip(
+            self._weight_pools[module], self._users[module], idle, strict=True
+        ):
+            for page in pages:
+                for chunk in weight_pool.chunks(page):
+                    users[chunk] -= 1
+                    if not users[chunk]:
+                        del users[chunk]
+                        self.used -= weight_pool.chunk
+                        found.append(chunk)
+        return idle
+
+    def check_integrity(self, taken: Iterable[Mapping[str, Sequence[int]]]) -> None:
+        """Compare with the truth: the pages that each adapter has. Raises AssertionError."""
+        free_pages = RankPages(self._weight_pools, 0)
+        for adapter in taken:
+            for module, pages in adapter.items():
+                free_pages.free[module] = sorted(pages)
+                free_pages.take(module, len(pages))
+        assert self._users == free_pages._users, "users of frames"
+        assert self.used == free_pages.used, f"{self.used} bytes are used, or {free_pages.used}"
+
+
+def pool_bytes(shapes: LoraShapes, capacity_rows: int, dtype: torch.dtype, granule: int = 0) -> int:
+    """The bytes of a pool's arenas with this many rank rows a module, each in whole granules."""
+    widths = [width for pair in shapes.modules.values() for width in pair]
+    sizes = [shapes.layers * capacity_rows * width * dtype.itemsize for width in widths]
+    return sum(-(-size // granule) * granule if granule else size for size in sizes)

@@ -1,0 +1,218 @@
+"""Adapters that find no room in the pool: who leaves, who must yield, and that nobody waits for ever."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from recorders import MessageQueue
+from store_bench import ADAPTERS, DIGESTS, LIFE, Bench, StubTarget, bench, settled
+from virtual_clock import virtual_clock
+
+from personae.actors.messages import (
+    AdapterLoaded,
+    LoadAdapter,
+    MemoryWanted,
+    Pin,
+    Pinned,
+    Release,
+    ReleaseRequest,
+    Unpin,
+)
+from personae.lora.adapter import Adapter, StackFile
+
+pytestmark = virtual_clock
+
+
+async def two_placed_and_one_without_room(b: Bench) -> list[str]:
+    digests = one, two, three = DIGESTS[:3]
+    await b.tell(*(Pin(digest, LIFE) for digest in digests))
+    await b.tell(AdapterLoaded(one, True), AdapterLoaded(two, True), AdapterLoaded(three, False))
+    for digest in (one, two):
+        b.queue_of(digest).clear()
+    return digests
+
+
+async def test_who_finds_no_room_tries_again_when_there_is_some() -> None:
+    async with bench() as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE), Pin(two, LIFE))
+        assert await b.tell(AdapterLoaded(one, True), AdapterLoaded(two, False)) == []
+        assert await b.tell(Unpin(one, LIFE)) == [two]
+        await b.tell(AdapterLoaded(two, True))
+        assert b.queue_of(two).take() == [Pinned(two, LIFE)]
+
+
+async def test_for_who_finds_no_room_half_of_those_that_nobody_uses_may_leave_the_longest_idle_first() -> (
+    None
+):
+    async with bench() as b:
+        *four, five = DIGESTS[:5]
+        await b.tell(
+            *(Pin(digest, LIFE) for digest in four), *(AdapterLoaded(digest, True) for digest in four)
+        )
+        await b.tell(*(Unpin(digest, LIFE) for digest in reversed(four)))
+        assert await b.tell(Pin(five, LIFE)) == [five]
+        b.store.tell(AdapterLoaded(five, False))
+        await settled()
+        assert b.executor.take() == [Release((four[3], four[2])), LoadAdapter(ADAPTERS[4])]
+        assert await b.tell(Pin(four[3], LIFE), Pin(four[0], LIFE)) == [four[3]], "it may have left by now"
+        for left in ((four[1],), ()):
+            b.store.tell(AdapterLoaded(five, False))
+            await settled()
+            assert [each.adapters for each in b.executor.take() if isinstance(each, Release)] == [
+                left
+            ] * bool(left)
+
+
+async def test_memory_that_sequences_want_is_let_go_by_the_idle_or_else_by_who_is_idle_next() -> None:
+    async with bench() as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE), Pin(two, LIFE), AdapterLoaded(one, True), AdapterLoaded(two, True))
+        for delivered, released in (
+            (Unpin(one, LIFE), []),
+            (MemoryWanted(), [Release((one,))]),
+            (MemoryWanted(), []),
+            (Unpin(two, LIFE), [Release((two,))]),
+        ):
+            b.store.tell(delivered)
+            await settled()
+            assert b.executor.take() == released
+
+
+async def test_room_that_is_made_while_the_pool_is_asked_is_not_overlooked() -> None:
+    async with bench() as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE), AdapterLoaded(one, True), Pin(two, LIFE))
+        b.store.tell(Unpin(one, LIFE))  # the pool said no before it heard of this
+        assert await b.tell(AdapterLoaded(two, False)) == [two]
+
+
+async def test_one_adapter_after_the_other_must_yield_to_those_that_wait_and_none_when_nobody_does() -> None:
+    async with bench() as b:
+        one, two, three = await two_placed_and_one_without_room(b)
+        await anyio.sleep(0.4)
+        assert not b.queue_of(one)
+        await anyio.sleep(0.2)
+        assert b.queue_of(one).take() == [ReleaseRequest(one, LIFE)]
+        await anyio.sleep(0.5)
+        assert (b.queue_of(one).take(), b.queue_of(two).take()) == ([], [ReleaseRequest(two, LIFE)])
+        assert await b.tell(Unpin(one, LIFE)) == [three]
+        await b.tell(AdapterLoaded(three, True))
+        await anyio.sleep(10)
+        assert not b.queue_of(two)
+        assert b.queue_of(three).take() == [Pinned(three, LIFE)]
+
+
+async def test_who_was_told_to_yield_and_does_not_in_time_must_do_so_now() -> None:
+    async with bench() as b:
+        one, two, three = await two_placed_and_one_without_room(b)
+        await anyio.sleep(2.2)
+        assert b.queue_of(one).take() == [ReleaseRequest(one, LIFE)], "told once"
+        await anyio.sleep(0.5)
+        assert b.queue_of(one).take() == [ReleaseRequest(one, LIFE, now=True)]
+        await anyio.sleep(0.5)
+        assert b.queue_of(two).take() == [ReleaseRequest(two, LIFE), ReleaseRequest(two, LIFE, now=True)]
+        assert await b.tell(Unpin(one, LIFE)) == [three]
+        await b.tell(AdapterLoaded(three, True), Pin(one, LIFE), AdapterLoaded(one, False))
+        b.queue_of(three).clear()
+        await anyio.sleep(0.6)
+        assert b.queue_of(three).take() == [ReleaseRequest(three, LIFE)], "it begins anew"
+
+
+async def test_who_was_told_to_yield_lets_go_at_once_though_others_were_idle_before() -> None:
+    async with bench() as b:
+        one, two, three = DIGESTS[:3]
+        await b.tell(*(Pin(digest, LIFE) for digest in (one, two, three)))
+        await b.tell(AdapterLoaded(one, True), AdapterLoaded(two, True), AdapterLoaded(three, False))
+        await anyio.sleep(0.6)
+        assert b.queue_of(one).take() == [Pinned(one, LIFE), ReleaseRequest(one, LIFE)]
+        b.store.tell(Unpin(two, LIFE))
+        await settled()
+        assert b.executor.take() == [Release((two,)), LoadAdapter(ADAPTERS[2])]
+        b.store.tell(Unpin(one, LIFE))  # three is being tried, so it has not been refused now
+        await settled()
+        assert b.executor.take() == [Release((one,))]
+        assert await b.tell(Pin(one, LIFE)) == [one], "it is behind three"
+
+
+class Filed(StubTarget):
+    """All are found at once, in files of the pool's own form."""
+
+    def get(self, digest: str) -> Adapter:
+        return replace(ADAPTERS[DIGESTS.index(digest)], stored=StackFile(Path("none"), {}))
+
+
+async def test_who_found_no_room_tries_alone_when_many_have_gone_past_it() -> None:
+    async with bench(Filed()) as b:
+        first, *others = DIGESTS
+        await b.tell(Pin(first, LIFE), AdapterLoaded(first, False))
+        past = 0
+        for digest in others * 10:
+            if await b.tell(Pin(digest, LIFE)) == []:
+                break
+            past += 1
+            await b.tell(AdapterLoaded(digest, True))
+            assert await b.tell(Unpin(digest, LIFE)) == [first], "there is new room"
+            await b.tell(AdapterLoaded(first, False))
+        assert past == 16
+        assert await b.tell(AdapterLoaded(first, True)) == [digest]
+
+
+class Pool:
+    """Has room for seven; tries what it is asked to place once in a step. `sizes` by digest."""
+
+    def __init__(self, b: Bench, sizes: dict[str, int]) -> None:
+        self._bench = b
+        self._sizes = sizes
+        self._held: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(0.1)
+            for message in self._bench.executor.take():
+                if isinstance(message, Release):
+                    self._held.difference_update(message.adapters)
+                elif isinstance(message, LoadAdapter):
+                    digest = message.adapter.digest
+                    placed = sum(map(self._sizes.__getitem__, self._held | {digest})) <= 7
+                    self._held |= {digest} if placed else set()
+                    self._bench.store.tell(AdapterLoaded(digest, placed))
+
+
+async def ask_for_ever(b: Bench, digest: str, seconds: random.Random, waits: list[float]) -> None:
+    """A queue whose requests take up to a second, and which yields when it is told to; notes its waits."""
+    envelopes = b.queue_of(digest)
+    while True:
+        begun = anyio.current_time()
+        b.store.tell(Pin(digest, LIFE))
+        await until(envelopes, 1000.0)
+        waits.append(anyio.current_time() - begun)
+        await until(envelopes, seconds.random())
+        b.store.tell(Unpin(digest, LIFE))
+
+
+async def until(envelopes: MessageQueue, seconds: float) -> None:
+    """Something has come, or so long."""
+    ended = anyio.current_time() + seconds
+    while anyio.current_time() < ended and not envelopes.take():  # noqa: ASYNC110  as its reader does
+        await anyio.sleep(0.1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("library", [StubTarget, Filed])
+async def test_nobody_waits_for_ever_however_large_it_is_and_however_many_small_ones_come(
+    seed: int, library: type[StubTarget]
+) -> None:
+    rng = random.Random(seed)
+    sizes = {digest: rng.randint(1, 2) for digest in DIGESTS} | {rng.choice(DIGESTS): 7}
+    waits: dict[str, list[float]] = {digest: [] for digest in DIGESTS}
+    async with bench(library()) as b, anyio.create_task_group() as tasks:
+        tasks.start_soon(Pool(b, sizes).run)
+        for digest in DIGESTS:
+            tasks.start_soon(ask_for_ever, b, digest, rng, waits[digest])
+        await anyio.sleep(60)
+        tasks.cancel_scope.cancel()
+    assert min(map(len, waits.values())) >= 4
+    assert max(map(max, waits.values())) < 15

@@ -1,0 +1,151 @@
+"""What the store of adapters answers and offers; test_adapter_room.py has those that find no room."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from store_bench import ADAPTERS, DIGESTS, LIFE, StubTarget, bench, settled
+from virtual_clock import virtual_clock
+
+from personae.actors.messages import AdapterLoaded, AdapterStats, Pin, Pinned, Unpin
+from personae.lora.adapter import Adapter, StackFile
+
+pytestmark = virtual_clock
+
+
+async def test_a_pin_is_answered_when_the_adapter_is_placed_and_at_once_if_it_is() -> None:
+    async with bench() as b:
+        one = DIGESTS[0]
+        assert await b.tell(Pin(one, LIFE), Pin(one, LIFE)) == [one]
+        assert not b.queue_of(one)
+        await b.tell(AdapterLoaded(one, True))
+        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        assert await b.tell(Pin(one, LIFE)) == []
+        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+
+
+async def test_who_comes_back_to_an_adapter_is_answered_at_once_and_the_executor_is_not_asked() -> None:
+    async with bench() as b:
+        one = DIGESTS[0]
+        await b.tell(Pin(one, LIFE), AdapterLoaded(one, True))
+        b.queue_of(one).clear()
+        b.store.tell(Unpin(one, LIFE))
+        await settled()
+        assert b.executor.take() == []
+        b.store.tell(Pin(one, LIFE))
+        await settled()
+        assert b.executor.take() == []
+        assert b.queue_of(one).take() == [Pinned(one, LIFE)]
+        await anyio.sleep(5)
+        assert b.executor.take() == []
+
+
+async def test_what_was_meant_for_another_life_is_ignored() -> None:
+    async with bench() as b:
+        assert await b.tell(Pin(DIGESTS[0], LIFE - 1), Unpin(DIGESTS[0], LIFE + 1)) == []
+        assert not b.executor
+
+
+async def test_a_few_are_offered_at_a_time_and_the_next_when_one_is_settled() -> None:
+    async with bench() as b:
+        assert await b.tell(*(Pin(digest, LIFE) for digest in DIGESTS)) == DIGESTS[:4]
+        assert await b.tell(AdapterLoaded(DIGESTS[1], True)) == [DIGESTS[4]]
+        assert await b.tell(AdapterLoaded(DIGESTS[0], False, "too large")) == [DIGESTS[5]]
+        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "too large")]
+
+
+async def test_what_is_held_and_how_long_it_took_is_told_when_it_has_changed() -> None:
+    target = StubTarget()
+    async with bench(target) as b:
+        one, two = DIGESTS[:2]
+        await b.tell(Pin(one, LIFE))
+        await anyio.sleep(2)
+        await b.tell(AdapterLoaded(one, True, None, 1, 1, 0))
+        host, host_bytes = target.kept
+        assert b.streamer.take()[-1] == AdapterStats(
+            device=1,
+            host=host,
+            host_bytes=host_bytes,
+            loads={"host": 1},
+            load_seconds={"host": pytest.approx(2)},
+        )
+        await b.tell(Unpin(one, LIFE), Pin(one, LIFE), AdapterLoaded(one, True, None, 1, 1, 0))
+        assert b.streamer.take()[-1].loads == {"host": 1, "device": 1}
+        await b.tell(Unpin(one, LIFE), Pin(two, LIFE))
+        assert b.streamer.take()[-1].line == 1
+        await b.tell(AdapterLoaded(two, True, None, 1, 2, 1), Unpin(two, LIFE))
+        last = b.streamer.take()[-1]
+        assert (last.loads, last.evictions, last.line) == ({"host": 2, "device": 1}, 1, 0)
+        await b.tell(Pin(DIGESTS[2], LIFE - 1))
+        assert b.streamer.take() == [], "nothing has changed"
+
+
+class Disk(StubTarget):
+    """Nothing is on the host; `stored` are found in files of the pool's own form. Counts what is read and in
+    memory: `most` at a time."""
+
+    def __init__(self, stored: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self._filed = stored
+        self.in_memory: set[str] = set()
+        self.most = 0
+
+    def get(self, digest: str) -> None:
+        return None
+
+    def read(self, digest: str) -> Adapter:
+        found = ADAPTERS[DIGESTS.index(digest)]
+        if digest in self._filed:
+            return replace(found, stored=StackFile(Path("none"), {}))
+        self.in_memory.add(digest)
+        self.most = max(self.most, len(self.in_memory))
+        return found
+
+
+async def test_an_adapter_that_is_read_from_disk_counts_as_such() -> None:
+    async with bench(Disk()) as b:
+        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert await b.offered(1) == [DIGESTS[0]]
+        await b.tell(AdapterLoaded(DIGESTS[0], True, None, 1, 1, 0))
+        assert b.streamer.take()[-1].loads == {"disk": 1}
+
+
+async def test_all_that_are_read_from_their_files_into_their_place_are_offered_though_none_is_settled() -> (
+    None
+):
+    async with bench(Disk(frozenset(DIGESTS))) as b:
+        for digest in DIGESTS:
+            b.store.tell(Pin(digest, LIFE))
+        assert sorted(await b.offered(len(DIGESTS))) == sorted(DIGESTS)
+
+
+async def test_those_that_take_memory_until_they_are_placed_are_few_at_a_time_whoever_is_between_them() -> (
+    None
+):
+    disk = Disk(frozenset(DIGESTS[::4]))
+    async with bench(disk) as b:
+        for digest in DIGESTS:
+            b.store.tell(Pin(digest, LIFE))
+        left, offered = set(DIGESTS), list[str]()
+        while left:
+            offered = offered or await b.offered(1)
+            left -= {*offered}
+            disk.in_memory -= {*offered}
+            offered = await b.tell(*(AdapterLoaded(digest, True) for digest in offered))
+        assert 0 < disk.most <= 4
+
+
+async def test_one_whose_file_was_damaged_is_read_again_once_and_nobody_is_told() -> None:
+    async with bench(Disk(frozenset(DIGESTS))) as b:
+        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert await b.offered(1) == [DIGESTS[0]]
+        b.store.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
+        assert await b.offered(1) == [DIGESTS[0]]
+        assert b.queue_of(DIGESTS[0]).take() == []
+        await b.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
+        assert b.queue_of(DIGESTS[0]).take() == [Pinned(DIGESTS[0], LIFE, "the file has changed")]
+        b.store.tell(Pin(DIGESTS[0], LIFE))
+        assert await b.offered(1) == [DIGESTS[0]], "it has its two tries anew"
+        b.store.tell(AdapterLoaded(DIGESTS[0], False, "the file has changed"))
+        assert await b.offered(1) == [DIGESTS[0]]

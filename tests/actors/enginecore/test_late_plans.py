@@ -1,0 +1,116 @@
+"""The next step is planned when the one that runs is about to end, and whoever came by then is in it."""
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import anyio
+import anyio.lowlevel
+import pytest
+from recorders import RecordingRef
+from virtual_clock import virtual_clock
+
+from personae.actors.enginecore import scheduler
+from personae.actors.enginecore.scheduler import SchedulerActor
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import Execute, Message, StepFinished, StepTimings, Submit
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog
+
+pytestmark = virtual_clock
+LAYOUT = MemoryLayout(num_pages=64, page_size=16, max_seqs=4, max_model_len=512, max_batch_tokens=64)
+
+
+class Fixture(NamedTuple):
+    scheduler: Ref[Message]
+    executor: RecordingRef
+
+    async def submit(self, id: str) -> None:
+        params = SamplingParams(max_tokens=400, seed=0, ignore_eos=True)
+        self.scheduler.tell(Submit((SequenceLog(id, (1, 2, 3), 3, params),), 1))
+        await settled()
+
+    async def end(self, plan: StepPlan, seconds: float) -> None:
+        """The step has ended, and took so long."""
+        result = StepResult(plan.step, tuple(5 for _ in plan.rows))
+        self.scheduler.tell(StepFinished(result, seconds, 0.0, StepTimings()))
+        await settled()
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        return [message.plan for message in self.executor if isinstance(message, Execute)]
+
+
+async def settled() -> None:
+    for _ in range(30):
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def fixture(*, late: bool) -> AsyncIterator[Fixture]:
+    executor, other = RecordingRef(), RecordingRef()
+    top = Supervisor("top", max_restarts=0)
+    scheduler: Ref[Message] = top.spawn(
+        "scheduler",
+        lambda: SchedulerActor(
+            Scheduler(LAYOUT, VirtualTokenCounters()), 1, other, executor, other, other, late=late
+        ),
+    )
+    async with top:
+        yield Fixture(scheduler, executor)
+
+
+async def learnt(h: Fixture, seconds: float) -> StepPlan:
+    """Steps have taken so long; the one that has just begun."""
+    await h.submit("first")
+    for step in range(10):
+        await anyio.sleep(seconds)
+        await h.end(h.plans[step], seconds)
+    return h.plans[10]
+
+
+async def test_who_comes_while_a_step_runs_is_in_the_next() -> None:
+    async with fixture(late=True) as h:
+        running = await learnt(h, 0.1)
+        assert len(h.plans) == running.step + 1, "nothing is planned yet"
+        await anyio.sleep(0.05)
+        await h.submit("second")
+        assert len(h.plans) == running.step + 1
+        await anyio.sleep(0.045)
+        assert len(h.plans) == running.step + 2, "before it has ended"
+        assert [admission.log.id for admission in h.plans[-1].admissions] == ["second"]
+
+
+async def test_a_step_that_ends_sooner_than_expected_is_followed_at_once() -> None:
+    async with fixture(late=True) as h:
+        running = await learnt(h, 0.1)
+        await anyio.sleep(0.02)
+        await h.end(running, 0.02)
+        assert len(h.plans) == running.step + 2
+        await anyio.sleep(0.07)  # when the other would have been about to end
+        assert len(h.plans) == running.step + 2, "the new one runs, and is expected to take longer"
+
+
+@pytest.mark.parametrize(("late", "seconds"), [(False, 0.1), (True, 0.003)])
+async def test_short_steps_and_devices_that_run_ahead_are_planned_for_at_once(
+    late: bool, seconds: float
+) -> None:
+    async with fixture(late=late) as h:
+        await h.submit("first")
+        for step in range(10):
+            assert len(h.plans) == step + 2
+            await h.end(h.plans[step], seconds)
+
+
+async def test_a_clock_of_whole_milliseconds_forgets_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "current_time", lambda: math.floor(anyio.current_time() * 1000) / 1000)
+    async with fixture(late=True) as h:
+        await learnt(h, 0.0203)
+        assert len(h.plans) == 11
+        await anyio.sleep(0.0203)
+        assert len(h.plans) == 12

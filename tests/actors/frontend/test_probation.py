@@ -1,0 +1,140 @@
+"""Who goes back after the engine core has died."""
+
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+
+from personae.actors.enginecore.step_recorder import LastStep
+from personae.actors.frontend.frontend import Frontend
+from personae.actors.frontend.probation import CLEARED, CrashRecord, Probation
+from personae.actors.messages import EngineDied, Message
+
+
+class Case:
+    """A few sequences; those in `poison` kill every life that they are given to."""
+
+    def __init__(self, ids: str, poison: str, outside: bool = False) -> None:
+        self.records = {id: CrashRecord() for id in ids}
+        self.poison = poison
+        self.outside = outside
+        self.probation = Probation()
+        self.on_device: list[str] = list(ids)
+        self.quarantined: list[str] = []
+        self.deaths = 0
+
+    def run(self) -> None:
+        """Until no life ends any more."""
+        while self.deaths < 50:
+            if set(self.poison) & set(self.on_device):
+                self.deaths += 1
+                guilty = self.probation.judge(self.records, self.on_device, self.outside)
+                self.quarantined += guilty
+                for id in guilty:
+                    del self.records[id]
+                self.on_device = []
+            else:
+                for id in self.on_device:
+                    self.records[id].brought += 1
+                if self.probation.over:
+                    return
+            self.on_device += self.probation.next(self.records) or []
+
+
+@pytest.mark.parametrize("poison", "abcdef")
+def test_the_guilty_one_is_found_among_many_in_its_second_death_and_it_alone(poison) -> None:
+    case = Case("abcdef", poison)
+    case.run()
+    assert case.quarantined == [poison]
+    assert case.deaths == 2
+    assert sorted(case.on_device) == sorted(set("abcdef") - {poison})
+
+
+def test_several_guilty_ones_are_found_one_after_the_other() -> None:
+    case = Case("abcdefgh", "cfg")
+    case.run()
+    assert sorted(case.quarantined) == ["c", "f", "g"]
+    assert sorted(case.on_device) == list("abdeh")
+
+
+def test_one_that_only_waits_is_never_suspect_however_often_back_dies() -> None:
+    records = {id: CrashRecord() for id in "ab"}
+    probation = Probation()
+    for _ in range(9):
+        assert probation.judge(records, "a", outside=True) == []
+        assert not records["b"].suspect
+        records["a"].brought = CLEARED
+
+
+def test_nobody_else_goes_back_while_suspects_are_tried() -> None:
+    records = {id: CrashRecord() for id in "abc"}
+    probation = Probation()
+    assert probation.judge(records, "ab") == []
+    assert probation.next(records) == ["a"]
+    assert probation.next(records) is None
+    records["a"].brought = 1
+    assert probation.next(records) is None
+    records["a"].brought = CLEARED
+    assert probation.next(records) == ["b"]
+    assert probation.next(records) is None
+    assert not probation.over
+    del records["b"]  # it has ended
+    assert probation.next(records) == ["c"]
+    assert probation.over
+
+
+def test_one_on_trial_that_was_not_aboard_yet_is_not_guilty() -> None:
+    records = {"a": CrashRecord()}
+    probation = Probation()
+    probation.judge(records, "a")
+    assert probation.next(records) == ["a"]
+    assert probation.judge(records, "") == []
+    assert probation.next(records) == ["a"]
+
+
+def test_a_death_from_outside_makes_nobody_suspect_and_two_in_a_row_do() -> None:
+    records = {id: CrashRecord() for id in "ab"}
+    probation = Probation()
+    probation.judge(records, "a", outside=True)
+    assert probation.next(records) == ["a", "b"]
+    probation.judge(records, "a", outside=True)
+    assert probation.next(records) == ["a"]
+    assert not probation.over
+
+
+def test_who_brings_tokens_between_deaths_begins_anew() -> None:
+    records = {"a": CrashRecord()}
+    probation = Probation()
+    for _ in range(10):
+        assert probation.judge(records, "a") == []
+        assert records["a"].deaths == 1
+        assert probation.next(records) == ["a"]
+        records["a"].brought = CLEARED
+
+
+def test_what_is_killed_from_outside_again_and_again_is_given_up_at_last() -> None:
+    case = Case("a", "a", outside=True)
+    case.run()
+    assert (case.quarantined, case.deaths) == (["a"], 4)
+
+
+def test_one_that_kills_at_its_tenth_token_is_found_too() -> None:
+    # A replayed log goes on where it died, so it dies at its first token after that.
+    records = {id: CrashRecord() for id in "ab"}
+    probation = Probation()
+    records["a"].brought = records["b"].brought = 9
+    assert probation.judge(records, "ab") == []
+    assert probation.next(records) == ["a"]
+    records["a"].brought = 2
+    assert probation.next(records) == ["b"]
+    assert probation.judge(records, "ab") == ["b"]
+    assert probation.next(records) == ["a"]
+    assert probation.over
+
+
+def test_a_back_that_dies_while_it_starts_does_not_make_its_predecessors_death_forgotten() -> None:
+    delivered: deque[Message] = deque()
+    frontend = SimpleNamespace(streamer=SimpleNamespace(tell=delivered.append))
+    Frontend.note_engine_death(frontend, LastStep(7, 1, 1, ("a", "b")), outside=False)
+    Frontend.note_engine_death(frontend, None, outside=True)
+    assert [*delivered] == [EngineDied(("a", "b"), outside=False)]

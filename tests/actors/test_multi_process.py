@@ -1,0 +1,329 @@
+"""the frontend and the engine core as two processes, with a tiny model: whatever becomes of the engine core,
+the streams go on."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import anyio
+import pytest
+from engine_harness import Played
+from msgspec.structs import replace
+from patience import PATIENCE, soon
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import VOCAB, model_folder
+
+from personae.actors.client import EngineClient
+from personae.actors.frontend import engine_process
+from personae.actors.kit.child import Incident
+from personae.actors.multi_process import MultiProcessEngine, open_multi_process
+from personae.actors.options import EngineOptions
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+from personae.errors import EngineLost, ModelLoadError, Overloaded, RequestFailed
+from personae.grammar.spec import GrammarSpec
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
+]
+FAULTY = str(Path(__file__).resolve().parent.parent / "support" / "faulty_core.py")
+NAMES = [*list(ZOO)[:2], None]
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["bug", "wish"]}, "urgent": {"type": "boolean"}},
+    "required": ["kind", "urgent"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / ".pkg"))
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    base = model_folder("qwen3")
+    root = tmp_path_factory.mktemp("adapters")
+    for name in NAMES[:-1]:
+        make_adapter_folder(root / name, base, **ZOO[name])
+    return EngineOptions(
+        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
+    )
+
+
+def mixed(engine_processes: MultiProcessEngine) -> list[list[SequenceLog]]:
+    """Submissions: greedy, seeded, bound, with logprobs, of every adapter, alone and as siblings."""
+    models = engine_processes.client.models("default")
+    cards = [next(iter(models.values())) if name is None else models[name] for name in NAMES]
+    made = []
+    for number, card in enumerate(cards * 2):
+        rng = random.Random(number)
+        log = SequenceLog(
+            id=f"s{number}",
+            tokens=tuple(rng.choices(range(4, VOCAB), k=5 + 9 * number)),
+            prompt_length=5 + 9 * number,
+            params=SamplingParams(max_tokens=40, seed=number, temperature=0.9 * (number % 2), logprobs=2),
+            adapter=card.adapter,
+            eos=(0, 2),
+        )
+        made.append([log])
+    first = made[0][0]
+    bound = replace(
+        first,
+        id="bound",
+        grammar=GrammarSpec("json_schema", json.dumps(SCHEMA)),
+        params=replace(first.params, max_tokens=300, temperature=1.0),
+    )
+    sibling = replace(first, id="twin", params=replace(first.params, seed=9, temperature=1.0), after="s0")
+    made[0].append(sibling)
+    return [*made, [bound]]
+
+
+async def play(client: EngineClient, logs: Sequence[SequenceLog], played: dict[str, Played]) -> None:
+    async with client.stream(logs) as stream:
+        async for delta in stream:
+            one = played[delta.id]
+            assert one.finish is None, "a delta after the end"
+            one.tokens += delta.tokens
+            one.logprobs += delta.logprobs
+            one.finish, one.error = delta.finish, delta.error
+
+
+async def play_all(client: EngineClient, submissions: Sequence[Sequence[SequenceLog]]) -> dict[str, Played]:
+    played: dict[str, Played] = defaultdict(Played)
+    async with anyio.create_task_group() as tasks:
+        for logs in submissions:
+            tasks.start_soon(play, client, logs, played)
+    return {id: played[id] for id in sorted(played)}
+
+
+def backs() -> list[int]:
+    """Process ids of this process's children that are Backs."""
+    command = ["pgrep", "-P", str(os.getpid()), "-f", r"personae\.actors\.enginecore\.core|faulty_core\.py"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return [int(line) for line in found.stdout.split()]
+
+
+def names_of_sockets(pid: int) -> list[str]:
+    """The paths of a process's Unix sockets; those without a name have none."""
+    targets = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    inodes = {target[8:-1] for target in targets if target.startswith("socket:[")}
+    assert inodes
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [line[7] for line in lines if line[6] in inodes and len(line) > 7]
+
+
+def same(a: dict[str, Played], b: dict[str, Played]) -> bool:
+    """Tokens, ends and ranks are equal, logprobs equal up to rounding: a prompt computed again has other
+    chunks."""
+    for id in a.keys() | b.keys():
+        x, y = a[id], b[id]
+        assert (x.tokens, x.finish) == (y.tokens, y.finish), id
+        for mine, theirs in zip(x.logprobs, y.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    return True
+
+
+@asynccontextmanager
+async def faulty(
+    options: EngineOptions, fault: str, folder: Path, incidents: list[Incident] | None = None, **more: object
+) -> AsyncIterator[MultiProcessEngine]:
+    report = (incidents if incidents is not None else []).append
+    command = (sys.executable, FAULTY, fault, str(folder))
+    async with open_multi_process(options, report=report, command=command, **more) as engine_processes:
+        yield engine_processes
+
+
+async def test_streams_go_on_token_for_token_when_back_is_killed(options) -> None:
+    async with open_multi_process(options, max_restarts=20) as engine_processes:
+        logs = mixed(engine_processes)
+        calm = await play_all(engine_processes.client, logs)
+        assert calm["bound"].finish == "stop"
+        kills = 0
+
+        async def kill() -> None:
+            nonlocal kills
+            rng = random.Random(3)
+            while kills < 3:
+                await anyio.sleep(rng.uniform(0.02, 0.3))
+                stats = engine_processes.client.stats()
+                if stats.ready and stats.restarts == kills:  # the last one has been noticed
+                    [pid] = backs()
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+
+        disturbed = []
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill)
+                while kills < 3:
+                    disturbed.append(await play_all(engine_processes.client, logs))
+        assert all(same(calm, one) for one in disturbed)
+        after = await play_all(engine_processes.client, logs)
+        assert engine_processes.client.stats().restarts == 3
+        assert same(calm, after)
+        stats = engine_processes.client.stats()
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_the_streams_go_on(
+    options, tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
+    incidents: list[Incident] = []
+    async with faulty(options, "crash@9", tmp_path, incidents) as engine_processes:
+        logs = mixed(engine_processes)
+        disturbed = await play_all(engine_processes.client, logs)
+        assert same(disturbed, await play_all(engine_processes.client, logs))
+        assert engine_processes.client.stats().restarts == 1
+    delivered = [str(incident.error) for incident in incidents if incident.error is not None]
+    assert any("exit code 1" in text and "planted: the device is gone" in text for text in delivered)
+    core = [text for text in caplog.messages if "is back" in text]
+    assert len(core) == 1
+    assert re.fullmatch(r"the engine is back after [\d.]+ s; [1-9]\d* answers go on", core[0])
+
+
+class Clock:
+    """The frontend's, by which the engine core hangs: it can be put forward, and is looked at often. So
+    the engine core may be given longer than any machine is busy."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return anyio.current_time() + self.ahead
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(min(seconds, 0.05))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(engine_process, "current_time", clock.now)
+    monkeypatch.setattr(engine_process, "anyio", SimpleNamespace(sleep=clock.sleep))
+    return clock
+
+
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+async def test_a_back_that_hangs_is_replaced_and_the_streams_go_on(options, tmp_path, clock, how) -> None:
+    fault = "hang@9" if how == "stuck" else "none"
+    disturbed: dict[str, Played] = {}
+    async with faulty(options, fault, tmp_path, hang_seconds=PATIENCE, max_restarts=20) as engine_processes:
+        logs = mixed(engine_processes)
+        if how == "stopped":
+            for pid in backs():
+                os.kill(pid, signal.SIGSTOP)
+
+        async def play_disturbed() -> None:
+            disturbed.update(await play_all(engine_processes.client, logs))
+
+        with anyio.fail_after(2 * PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(play_disturbed)
+                if how == "stuck":
+                    await soon((tmp_path / "done").exists, "it is stuck")
+                while engine_processes.client.stats().restarts == 0:
+                    clock.ahead += 2 * PATIENCE  # again if what it had said before was read only now
+                    await anyio.sleep(0.1)
+        assert same(disturbed, await play_all(engine_processes.client, logs))
+
+
+async def test_a_request_that_kills_back_is_found_and_ended_and_the_others_go_on(options, tmp_path) -> None:
+    async with faulty(options, f"poison:{VOCAB - 1}", tmp_path) as engine_processes:
+        logs = [[log for log in logs if VOCAB - 1 not in log.tokens] for logs in mixed(engine_processes)]
+        poison = replace(logs[1][0], id="poison", tokens=(5, VOCAB - 1), prompt_length=2)
+        played: dict[str, Played] = {}
+
+        async def others() -> None:
+            played.update(await play_all(engine_processes.client, logs))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            with pytest.raises(RequestFailed) as refused:
+                await play(engine_processes.client, [poison], defaultdict(Played))
+        assert refused.value.code == "quarantined"
+        assert same(played, await play_all(engine_processes.client, logs))
+        assert engine_processes.client.stats().restarts == 2
+
+
+async def test_a_back_that_cannot_be_kept_ends_streams_with_a_503_and_is_not_ready(options, tmp_path) -> None:
+    async with faulty(options, f"poison:{VOCAB - 1}", tmp_path, max_restarts=1) as engine_processes:
+        poison = replace(mixed(engine_processes)[1][0], tokens=(5, VOCAB - 1), prompt_length=2)
+        with pytest.raises(Overloaded) as refused:
+            await play(engine_processes.client, [poison], defaultdict(Played))
+        assert refused.value.code == "engine_lost"
+        assert refused.value.retry_after is not None
+        await engine_processes.client.lost()
+        assert not engine_processes.client.stats().ready
+        with pytest.raises(Overloaded, match="another replica"):
+            await play(engine_processes.client, [poison], defaultdict(Played))
+
+
+async def test_what_back_cannot_load_is_raised_as_its_own_error_and_no_process_stays(
+    options, tmp_path
+) -> None:
+    with pytest.raises(ModelLoadError, match="no such weights"):
+        async with faulty(options, "load", tmp_path):
+            raise AssertionError("not reached")
+    assert backs() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("killed", r"The engine was killed while it loaded the model: probably out of memory, [\d.]+ GiB .*"),
+        (
+            "broken",
+            r"The engine ended with exit code 1 while it loaded the model: RuntimeError: .* a bug",
+        ),
+    ],
+)
+async def test_a_back_that_ends_while_it_loads_is_one_sentence_and_not_started_again(
+    options, tmp_path, fault: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    incidents: list[Incident] = []
+    with pytest.raises(EngineLost) as lost:
+        async with faulty(options, fault, tmp_path, incidents):
+            raise AssertionError("not reached")
+    assert re.fullmatch(said, lost.value.message), lost.value.message
+    assert [incident for incident in incidents if incident.error is not None] == []
+    assert backs() == []
+    if fault == "killed":
+        assert caplog.messages == []
+
+
+async def test_loading_is_told_and_the_line_has_no_name(options) -> None:
+    progress: list[tuple[int, int]] = []
+    async with open_multi_process(
+        options, lambda done, total: progress.append((done, total))
+    ) as engine_processes:
+        assert progress[-1][0] == progress[-1][1] > 0
+        assert set(engine_processes.client.models("default")) >= set(NAMES[:-1])
+        (core,) = backs()
+        assert names_of_sockets(core) == names_of_sockets(os.getpid()) == []
+    assert backs() == []
+
+
+async def test_back_s_collector_passes_over_what_was_loaded(options, caplog) -> None:
+    tells = (
+        "import gc; freeze = gc.freeze; "
+        "gc.freeze = lambda: (freeze(), print('spared', gc.get_freeze_count(), flush=True)); "
+        "from personae.actors.enginecore.core import main; main()"
+    )
+    with caplog.at_level("INFO", "personae.back"):
+        async with open_multi_process(options, command=(sys.executable, "-c", tells)) as engine_processes:
+            await play_all(engine_processes.client, mixed(engine_processes)[:1])
+    (spared,) = [int(line.split()[1]) for line in caplog.messages if line.startswith("spared")]
+    assert spared > 50_000, "a full collection of these takes longer than a step"

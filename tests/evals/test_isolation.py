@@ -1,0 +1,80 @@
+"""Random traffic on an engine that is too small for it says what each request says alone."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from personae.api.bundled import DEMO
+from personae.engine.kv import KVCache
+from personae.engine.sequence import TokenLogprobs
+from personae.evals.isolation.__main__ import ROUNDING, WAYS, StreamDifference, difference, judged, play
+from personae.evals.isolation.fixture import EngineFixture, ObservedStream
+from personae.kernels.cpu import operators
+
+SEEDS = {"bfloat16": (0, 6, 12, 15), "float32": (3, 7)}  # all that disturbs is in them
+exact = pytest.mark.skipif("fuse" not in operators(), reason="no compiler, or no AVX-512 on this machine")
+
+
+@pytest.fixture(scope="module", params=[pytest.param("bfloat16", marks=exact), "float32"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def fixture(way: str) -> EngineFixture:
+    return EngineFixture(DEMO / "model", [DEMO / "adapters"], *WAYS[way])
+
+
+def test_every_stream_is_what_it_is_alone(fixture: EngineFixture, way: str) -> None:
+    happened: Counter[str] = Counter()
+    differ: list[StreamDifference] = []
+    for seed in SEEDS[way]:
+        found, what = play(fixture, seed, 12, ROUNDING if way == "float32" else 0.0)
+        differ += found
+        happened += what
+    assert not judged(differ, happened["tokens"], ROUNDING if way == "float32" else 0.0), differ
+    assert happened["cached tokens"], "it shows nothing of the cache"
+    if way == "bfloat16":
+        for what_disturbs in ("preemptions", "jumped tokens", "losses", "left", "adapters evicted"):
+            assert happened[what_disturbs], f"it shows nothing of {what_disturbs}"
+
+
+def test_a_page_that_is_not_copied_is_seen(fixture: EngineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "copy_pages", lambda kv, copies: None)
+    assert any(play(fixture, seed, 12, ROUNDING)[0] for seed in (12, 13))
+
+
+@pytest.mark.parametrize(
+    ("found", "left", "rounding", "what"),
+    [
+        ({}, False, 0.0, None),
+        ({"tokens": [5, 6, 9]}, False, 0.0, "token 2 is 9, alone 7"),
+        ({"tokens": [5, 6]}, False, 0.0, "tokens: 2, alone 3"),
+        ({"tokens": [5, 6], "end": None}, True, 0.0, None),
+        ({"tokens": [5, 6, 7, 8]}, True, 0.0, "tokens: 4, alone 3"),
+        ({"end": ("stop", None)}, False, 0.0, "it ended"),
+        ({"logprobs": [TokenLogprobs(5, -1.00001, 1)]}, False, 0.0, "logprob of token 0"),
+        ({"logprobs": [TokenLogprobs(5, -1.00001, 1)]}, False, ROUNDING, None),
+        ({"logprobs": [TokenLogprobs(6, -1.0, 1)]}, False, ROUNDING, "logprob of token 0"),
+        ({"prompt_logprobs": []}, False, ROUNDING, "logprob of prompt tokens: 0, alone 1"),
+    ],
+)
+def test_the_first_difference_is_told(
+    found: dict[str, Any], left: bool, rounding: float, what: str | None
+) -> None:
+    alone: dict[str, Any] = {
+        "tokens": [5, 6, 7],
+        "logprobs": [TokenLogprobs(5, -1.0, 1)],
+        "prompt_logprobs": [None],
+        "end": ("length", None),
+    }
+    delivered = difference("a", ObservedStream(**alone | found), ObservedStream(**alone), rounding, left=left)
+    assert (None if delivered is None else delivered.what[: len(what or "")]) == what
+
+
+def test_rounding_may_choose_a_token_now_and_then_and_in_float32_alone() -> None:
+    chosen, short = StreamDifference("a", "token 1", chosen=True), StreamDifference("b", "tokens: 1")
+    assert judged([chosen, short], 12_000, ROUNDING) == 1
+    assert judged([chosen] * 3, 12_000, ROUNDING) == 1
+    assert judged([chosen], 12_000, 0.0) == 1

@@ -1,0 +1,109 @@
+"""An app that runs batches, over a data directory that outlives it."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from personae.api.app import create_app
+from personae.api.batches.manager import BatchManager
+from personae.api.settings import ApiSettings
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.store import TenantStore
+
+START = 1_800_000_000
+CHAT = "/v1/chat/completions"
+
+
+def request(id: str, text: str = "hi", model: str = "base", **fields: Any) -> dict[str, Any]:
+    """A line for a chat completion."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], **fields}
+    return {"custom_id": id, "method": "POST", "url": CHAT, "body": body}
+
+
+def jsonl(lines: Iterable[Any]) -> bytes:
+    """As a file. A line that is bytes stands as it is."""
+    return b"".join(
+        (line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines
+    )
+
+
+@dataclass
+class BatchFixture:
+    """A server that runs, and a client of it."""
+
+    app: Starlette
+    client: httpx.AsyncClient
+    batches: BatchManager
+    data: DataDir
+
+    async def upload(self, lines: Iterable[Any], **fields: str) -> str:
+        """The id of a new file."""
+        response = await self.client.post(
+            "/v1/files", data={"purpose": "batch", **fields}, files={"file": ("in.jsonl", jsonl(lines))}
+        )
+        assert response.status_code == 200, response.text
+        return str(response.json()["id"])
+
+    async def start(self, lines: Iterable[Any], **fields: Any) -> str:
+        """The id of a new batch."""
+        file = await self.upload(lines)
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", **fields}
+        response = await self.client.post("/v1/batches", json=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["status"] == "validating"
+        return str(response.json()["id"])
+
+    async def get(self, id: str) -> dict[str, Any]:
+        response = await self.client.get(f"/v1/batches/{id}")
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def until(self, id: str, *statuses: str) -> dict[str, Any]:
+        """The batch once it is in one of these."""
+        for _ in range(20_000):
+            if (batch := await self.get(id))["status"] in statuses:
+                return batch
+            await anyio.sleep(1)
+        raise AssertionError(f"still {batch}")
+
+    async def lines(self, file: str | None) -> list[dict[str, Any]]:
+        """What a file has."""
+        if file is None:
+            return []
+        response = await self.client.get(f"/v1/files/{file}/content")
+        assert response.status_code == 200, response.text
+        return [json.loads(line) for line in response.text.splitlines()]
+
+
+@asynccontextmanager
+async def open_batches(
+    path: Path,
+    engine: Any = None,
+    settings: ApiSettings | None = None,
+    *,
+    keys: bool = False,
+    at: float = 0.0,
+) -> AsyncIterator[BatchFixture]:
+    """Serve while the block runs. The wall clock is the loop's, `at` seconds after START."""
+    data = DataDir(path)
+    tenants = TenantStore(data) if keys else None
+    batches = BatchManager(data, tenants, lambda: START + at + anyio.current_time())
+    app = create_app(engine or FakeEngine(), settings, tenants=tenants, batches=batches)
+    try:
+        async with (
+            batches.running(app.state.context),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
+        ):
+            yield BatchFixture(app, client, batches, data)
+    finally:
+        batches.close()
+        data.close()

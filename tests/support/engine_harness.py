@@ -1,0 +1,198 @@
+"""The engine without actors: a scheduler and a step engine in one synchronous loop, over tiny models.
+
+`Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
+brought. Up to `lookahead` plans are in flight, and a step is read beside the next, if there is one, as the
+actors do it. With `capture` decode steps run as graphs.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from personae.actors.assembly import lora_shapes
+from personae.engine.base_weights import DecoderBaseWeights
+from personae.engine.graphs import Capture, DecodeGraphs
+from personae.engine.jump_forward import Retokenizer
+from personae.engine.kv import KVCache
+from personae.engine.loader import load_model
+from personae.engine.params import SamplingParams
+from personae.engine.plan import MemoryLayout, StepPlan
+from personae.engine.runner import PackedStep, Runner
+from personae.engine.sampler import Sampler
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.engine.step import LaunchedStep, StepEngine, by_tenant
+from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.spec import GrammarSpec
+from personae.lora.activation import activation_start
+from personae.lora.adapter import Adapter
+from personae.lora.copies import Copies
+from personae.lora.peft import read_adapter
+from personae.lora.pool import LoraPool
+
+
+@dataclass
+class Played:
+    """What one sequence brought. `delivered`: how many tokens it had after each step that brought some."""
+
+    tokens: list[int] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: str | None = None
+    error: str | None = None
+    code: str | None = None
+    cached: int | None = None
+
+
+def log_of(
+    id: str,
+    tokens: Sequence[int],
+    adapter: str | None = None,
+    invocation: Sequence[int] = (),
+    **changes: Any,
+) -> SequenceLog:
+    """A log with greedy sampling of 16 tokens unless `changes` say otherwise.
+
+    Of an adapter that needs an invocation it is the base's if the tokens have none, as at the door.
+    """
+    fields = {"grammar", "after", "tenant", "salt", "eos"}
+    rest = {name: changes.pop(name) for name in fields & changes.keys()}
+    start = 0
+    if invocation:
+        found = activation_start(tokens, invocation)
+        adapter, start = (None, 0) if found is None else (adapter, found)
+    params = {"max_tokens": 16, "seed": 0, "temperature": 0.0, **changes}
+    return SequenceLog(
+        id=id,
+        tokens=tuple(tokens),
+        prompt_length=len(tokens),
+        params=SamplingParams(**params),
+        adapter=adapter,
+        adapter_start=start,
+        **rest,
+    )
+
+
+class EngineHarness:
+    """`adapters` maps names to PEFT folders; `digests` has their digests. `steps` counts plans."""
+
+    def __init__(
+        self,
+        folder: Path,
+        adapters: dict[str, Path] | None = None,
+        *,
+        num_pages: int = 256,
+        page_size: int = 16,
+        max_seqs: int = 16,
+        max_batch_tokens: int = 512,
+        max_model_len: int = 1024,
+        lookahead: int = 2,
+        dtype: str = "float32",
+        quantize: str | None = None,
+        capture: Capture | None = None,
+        device: str = "cpu",
+        copies: Copies | None = None,
+        spelling: Retokenizer | None = None,
+    ) -> None:
+        at = torch.device(device)
+        model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
+        layout = MemoryLayout(num_pages, page_size, max_seqs, max_model_len, max_batch_tokens)
+        self.shapes = lora_shapes(model)
+        pool = LoraPool(
+            self.shapes,
+            capacity_rows=512,
+            max_adapters=16,
+            dtype=getattr(torch, dtype),
+            device=at,
+            base=DecoderBaseWeights(model),
+            copies=copies,
+        )
+        self.adapters: dict[str, Adapter] = {}
+        self.digests: dict[str, str] = {}
+        sampler = Sampler(max_seqs, model.config.vocab_size, at)
+        kv = KVCache(model.config, layout, getattr(torch, dtype), at, spare=capture is not None)
+        kv.data.fill_(torch.nan)
+        graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
+        runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
+        self.engine = StepEngine(runner, sampler, spelling)
+        for name, path in (adapters or {}).items():
+            self.place(name, read_adapter(path, self.shapes))
+        self.scheduler = Scheduler(layout, VirtualTokenCounters())
+        self.grammars: dict[GrammarSpec, AnyGrammar] = {}
+        self.lookahead = lookahead
+        self.steps = 0
+        self.resumed = 0  # rows that sat steps out
+
+    def place(self, name: str, adapter: Adapter) -> None:
+        """Have an adapter on the device under a name."""
+        assert self.engine.place(adapter)
+        self.adapters[name] = adapter
+        self.digests[name] = adapter.digest
+
+    def play(self, logs: Iterable[SequenceLog]) -> dict[str, Played]:
+        """Run the logs to their end, all offered at once."""
+        played: dict[str, Played] = {}
+        for log in logs:
+            played[log.id] = Played()
+            self.scheduler.add(log)
+        flying: deque[StepPlan] = deque()
+        unread: LaunchedStep | None = None
+        while True:
+            while len(flying) + (unread is not None) < self.lookahead:
+                plan = self.scheduler.plan()
+                if plan is None:
+                    break
+                flying.append(plan)
+                self.steps += 1
+            if flying:
+                plan = flying.popleft()
+                packed = self.engine.prepare(plan, by_tenant(plan, self.grammars))
+                forward = self.engine.forward(packed, partial(self._overlap, unread, packed, played))
+                unread = self.engine.sample(plan, forward)
+            elif unread is not None:
+                self._read(unread, played)
+                unread = None
+            elif self.engine.deferred:
+                time.sleep(0.001)
+            else:
+                break
+            for id in self.engine.resumable():
+                self.resumed += 1
+                self.scheduler.resume(id)
+        self.scheduler.check_integrity()
+        assert all(one.finish is not None for one in played.values())
+        return played
+
+    def _overlap(
+        self, launched: LaunchedStep | None, packed: PackedStep | None, played: dict[str, Played]
+    ) -> None:
+        if launched is not None:
+            self._read(launched, played)
+        self.engine.fill(packed)
+
+    def _read(self, launched: LaunchedStep, played: dict[str, Played]) -> None:
+        for delta in self.scheduler.commit(self.engine.finish(launched)):
+            one = played[delta.id]
+            assert one.finish is None, "a delta after the end"
+            one.tokens += delta.tokens
+            if delta.tokens:
+                one.delivered.append(len(one.tokens))
+            one.logprobs += delta.logprobs
+            one.prompt_logprobs += delta.prompt_logprobs
+            one.finish, one.error, one.code = delta.finish, delta.error, delta.code
+            one.cached = delta.cached if one.cached is None else one.cached
+
+    def log(self, id: str, tokens: Sequence[int], adapter: str | None = None, **changes: Any) -> SequenceLog:
+        """A log with greedy sampling of 16 tokens unless `changes` say otherwise."""
+        if adapter is None:
+            return log_of(id, tokens, **changes)
+        invocation = self.adapters[adapter].invocation
+        return log_of(id, tokens, self.digests[adapter], invocation, **changes)

@@ -1,0 +1,53 @@
+"""The engine core's process with a fault planted in it: `python faulty_core.py FAULT FOLDER FD`.
+
+FAULT is `crash@N`, `hang@N` (the Nth step of the process, and once only: a file in FOLDER remembers) or
+`poison:TOKEN` (whenever a sequence that has this token in its prompt is admitted), `load` (it cannot),
+`killed` or `broken` (while it loads).
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from personae.actors.enginecore import core
+from personae.engine.step import StepEngine
+from personae.errors import ModelLoadError
+
+fault, folder = sys.argv[1], Path(sys.argv[2])
+prepare = StepEngine.prepare
+steps = 0
+
+
+def faulty(self, plan, grammars):
+    global steps
+    steps += 1
+    kind, _, number = fault.replace(":", "@").partition("@")
+    done = folder / "done"
+    if kind == "poison":
+        if any(int(number) in admission.log.tokens for admission in plan.admissions):
+            raise RuntimeError("planted: poison")
+    elif kind in ("crash", "hang") and steps == int(number) and not done.exists():
+        done.touch()
+        if kind == "crash":
+            raise RuntimeError("planted: the device is gone")
+        threading.Event().wait()
+    return prepare(self, plan, grammars)
+
+
+def refuse(options, on_progress, *, warm):
+    raise ModelLoadError("planted: no such weights")
+
+
+def die(options, on_progress, *, warm):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stumble(options, on_progress, *, warm):
+    raise RuntimeError("planted: a bug")
+
+
+StepEngine.prepare = faulty
+core.assemble = {"load": refuse, "killed": die, "broken": stumble}.get(fault, core.assemble)
+core.main()

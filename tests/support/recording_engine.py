@@ -1,0 +1,75 @@
+"""A step engine that notes its steps, and the pieces of other work between them."""
+
+import math
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import pytest
+
+from personae.actors.enginecore.executor import Executor
+from personae.actors.spec import EngineSpec
+from personae.engine.step import StepEngine
+
+
+class RecordingEngine(StepEngine):
+    """A piece takes longer than it may beside a step, as on a large model, and until the loop has planned
+    what there is to plan."""
+
+    notes: list[str]
+    executor: Executor
+    loop: anyio.lowlevel.EventLoopToken
+
+    def forward(self, packed, overlap):  # type: ignore[no-untyped-def]  # as in StepEngine
+        self.notes.append("step")
+        return super().forward(packed, overlap)
+
+    def placing(self, adapter):  # type: ignore[no-untyped-def]  # as in StepEngine
+        return self._noting("placed", super().placing(adapter))
+
+    def lending(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
+        return self._noting("lent", super().lending(pages))
+
+    def giving_back(self, pages):  # type: ignore[no-untyped-def]  # as in StepEngine
+        return self._noting("back", super().giving_back(pages))
+
+    def _noting(self, note: str, pieces: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+        for piece in pieces:
+            self.notes.append(note)
+            with suppress(anyio.RunFinishedError):
+                anyio.from_thread.run(anyio.wait_all_tasks_blocked, token=self.loop)
+            self.executor._chored = math.inf
+            yield piece
+
+
+class KnownExecutor(Executor):
+    """Is known to its engine."""
+
+    def started(self) -> None:
+        super().started()
+        assert isinstance(self._engine, RecordingEngine)
+        self._engine.executor = self
+
+
+def noting(engine_spec: EngineSpec, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> EngineSpec:
+    """The same script, whose engine notes; to be played on the loop of who asks."""
+    monkeypatch.setattr("personae.actors.enginecore.core.Executor", KnownExecutor)
+    loop = anyio.lowlevel.current_token()
+
+    def build() -> StepEngine:
+        engine = engine_spec.build_step_engine()
+        engine.__class__ = RecordingEngine
+        engine.notes, engine.loop = notes, loop
+        return engine
+
+    return replace(engine_spec, build_step_engine=build)
+
+
+def steps_between(notes: list[str], note: str) -> tuple[int, int]:
+    """How many pieces of a kind there were, and how many steps between the first and the last of them."""
+    places = [place for place, each in enumerate(notes) if each == note]
+    return len(places), notes[places[0] : places[-1]].count("step")
