@@ -154,7 +154,7 @@ def test_memory_is_taken_from_a_step_in_flight_when_that_is_done(what: str, base
 
 
 def pages_at_once(patch: pytest.MonkeyPatch) -> None:
-    class Reached(step.Arrival):
+    class Reached(step.DeviceToHostEvent):
         reached = True
 
     patch.setattr(step, "DeviceToHostEvent", Reached)

@@ -42,17 +42,17 @@ def needed() -> dict[str, str]:
     pyproject.toml gives. Raises KeyError for one that is not pinned."""
     versions = pinned()
     markers = {canonicalize_name(each.name): each.marker for each in direct()}
-    todo = [(each.name, frozenset(each.deltas)) for each in direct()]
+    todo = [(each.name, frozenset(each.extras)) for each in direct()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
-        name, deltas = todo.pop()
-        if (name, deltas) in seen:
+        name, extras = todo.pop()
+        if (name, extras) in seen:
             continue
-        seen.add((name, deltas))
+        seen.add((name, extras))
         todo += [
-            (each.name, frozenset(each.deltas))
+            (each.name, frozenset(each.extras))
             for each in map(Requirement, requires(name) or ())
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in deltas or {""})
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""})
         ]
     names = sorted({canonicalize_name(name) for name, _ in seen} - BY_BUILD)
     lines = {name: f"{name}=={versions[name]}" for name in names}
