@@ -1,10 +1,16 @@
 """The plug-in point for grammar engines. All of them fill the same bitmask (bitmask.py)."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.spec import GrammarSpec
+
+Snapshot = Any
+"""A point in one matcher's answer; only that matcher can read it."""
+
+MOST_RESTORED = 64
+"""How many tokens after a snapshot it can be restored, at least."""
 
 
 class Binding(Protocol):
@@ -34,8 +40,15 @@ class Matcher(Binding, Protocol):
     def follows(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` would be accepted, one after the other; a stop token may be the last."""
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
+    def snapshot(self) -> Snapshot:
+        """Where the answer is now. Takes constant time."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take back what was accepted since `snapshot` was made; takes time with that alone.
+
+        Snapshots that were made since are void; `snapshot` and older ones can be restored again. A matcher
+        that has failed stays failed.
+        """
 
     def forced(self) -> bytes:
         """Text that has to follow, as far as it is known; nothing where tokens are asked about."""
@@ -48,6 +61,13 @@ class Matcher(Binding, Protocol):
         """Whether it is past its library's limits."""
 
 
+class BackendMatcher(Matcher, Protocol):
+    """A matcher of a backend's own: its snapshots are the numbers of tokens accepted."""
+
+    def snapshot(self) -> int:
+        """How many tokens have been accepted, the stop token among them."""
+
+
 class CompiledGrammar(Protocol):
     """A grammar ready for use, shared by all sequences that ask for it; thread-safe."""
 
@@ -55,7 +75,7 @@ class CompiledGrammar(Protocol):
     def nbytes(self) -> int:
         """Bytes held, for the cache's bound."""
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> BackendMatcher:
         """A new matcher at the grammar's start."""
 
 

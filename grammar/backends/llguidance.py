@@ -182,8 +182,10 @@ class LLGuidanceMatcher:
         ended: bool = False,
         *,
         names_tokens: bool = False,
+        written: int = 0,
     ) -> None:
         self._matcher = matcher
+        self._written = written  # tokens, but for the stop token
         self._names_tokens = names_tokens
         self._vocabulary = vocabulary
         self._stops = frozenset(vocabulary.stop_ids)
@@ -210,6 +212,7 @@ class LLGuidanceMatcher:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
         if self._matcher.try_consume_tokens([token]):
+            self._written += 1
             return True
         self._matcher.compute_bitmask()  # only then does it say that it is past its limits, if it is
         return False
@@ -218,19 +221,25 @@ class LLGuidanceMatcher:
         """Accept tokens until one is not allowed; how many were."""
         if self._ended or not self._stops.isdisjoint(tokens):
             return next((n for n, token in enumerate(tokens) if not self.accept(token)), len(tokens))
-        return int(self._matcher.try_consume_tokens(list(tokens)))
+        taken = int(self._matcher.try_consume_tokens(list(tokens)))
+        self._written += taken
+        return taken
 
     def follows(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` would be accepted; a stop token may be the last. Takes the library a tenth of
         what accepting them in a copy does."""
         return 0 if self._ended else int(self._matcher.validate_tokens(list(tokens)))
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
-        text_tokens = count - self._ended if count else 0
-        self._ended = self._ended and not count
-        if text_tokens:
-            self._matcher.rollback(text_tokens)
+    def snapshot(self) -> int:
+        """How many tokens have been accepted."""
+        return self._written + self._ended
+
+    def restore(self, snapshot: int) -> None:
+        """Take back what was accepted since."""
+        self._ended = self._ended and snapshot > self._written
+        if snapshot < self._written and not self.failed:
+            self._matcher.rollback(self._written - snapshot)
+            self._written = snapshot
 
     def forced(self) -> bytes:
         """The text that alone may follow; nothing where there is a choice, be it of blanks."""
@@ -249,6 +258,7 @@ class LLGuidanceMatcher:
             self._spoil,
             self._ended,
             names_tokens=self._names_tokens,
+            written=self._written,
         )
 
     @property

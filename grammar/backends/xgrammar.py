@@ -84,9 +84,10 @@ class XGrammarCompiled:
 class XGrammarMatcher:
     """The state of one answer."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, vocabulary: Vocabulary, accepted: int = 0) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._accepted = accepted
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next to `bitmask[row]`; after the end, the stop tokens."""
@@ -97,10 +98,12 @@ class XGrammarMatcher:
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed."""
-        allowed = self._vocabulary.tokens[token] or token in self._vocabulary.stop_ids
-        return bool(
-            allowed and self._matcher.accept_token(token)
-        )  # xgrammar warns on stderr of special tokens
+        # xgrammar warns on stderr of special tokens
+        if not self._vocabulary.tokens[token] and token not in self._vocabulary.stop_ids:
+            return False
+        taken = bool(self._matcher.accept_token(token))
+        self._accepted += taken
+        return taken
 
     def feed(self, tokens: Sequence[int]) -> int:
         """Accept tokens until one is not allowed; how many were."""
@@ -110,9 +113,14 @@ class XGrammarMatcher:
         """How many of `tokens` would be accepted; a stop token may be the last."""
         return self.fork().feed(tokens)
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
-        self._matcher.rollback(count)
+    def snapshot(self) -> int:
+        """How many tokens have been accepted."""
+        return self._accepted
+
+    def restore(self, snapshot: int) -> None:
+        """Take back what was accepted since."""
+        self._matcher.rollback(self._accepted - snapshot)
+        self._accepted = snapshot
 
     def forced(self) -> bytes:
         """Not asked for."""
@@ -120,7 +128,7 @@ class XGrammarMatcher:
 
     def fork(self) -> "XGrammarMatcher":
         """A second matcher in the same state."""
-        return XGrammarMatcher(self._matcher.fork(), self._vocabulary)
+        return XGrammarMatcher(self._matcher.fork(), self._vocabulary, self._accepted)
 
     @property
     def failed(self) -> bool:

@@ -158,12 +158,14 @@ class AutomatonMatcher:
         """How many of `tokens` would be accepted; a stop token may be the last."""
         return self.fork().feed(tokens)
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
-        if count:
-            states = count - self._ended
-            self._ended = False
-            del self._states[len(self._states) - states :]
+    def snapshot(self) -> int:
+        """How many tokens have been accepted."""
+        return len(self._states) - 1 + self._ended
+
+    def restore(self, snapshot: int) -> None:
+        """Take back what was accepted since."""
+        self._ended = self._ended and snapshot >= len(self._states)
+        del self._states[snapshot + 1 :]
 
     def forced(self) -> bytes:
         """The text that alone may follow, budget or not."""

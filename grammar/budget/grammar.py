@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from personae.errors import GrammarError
-from personae.grammar.backend import CompiledGrammar, Matcher
+from personae.grammar.backend import BackendMatcher, CompiledGrammar, Matcher
 from personae.grammar.budget.analysis import Analysis, CompilePlan, Entry
 from personae.grammar.budget.completion import CompletionPath, PlannedCompletion, path
 from personae.grammar.budget.distance_bound import DistanceBound, guessed
@@ -81,7 +81,7 @@ class BudgetGrammar:
             return False
         return not (self.plain & ~words).any()
 
-    def bytewise(self) -> Matcher:
+    def bytewise(self) -> BackendMatcher:
         """A new matcher over pieces."""
         return self._bytewise.matcher()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from personae.grammar.backend import Matcher
+from personae.grammar.backend import BackendMatcher, Snapshot
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.budget.completion import CompletionPath, open_brackets, path
 from personae.grammar.budget.numbers import NumberGuard
@@ -53,27 +53,35 @@ class NextToken(NamedTuple):
     plan: CompletionPath
 
 
+class _Snapshot(NamedTuple):
+    """Of a `BudgetMatcher`."""
+
+    length: int
+    left: int
+    opened: int
+    plan: CompletionPath | None
+    vetoes: int
+    text: StringState | None
+    idle: int
+    numbers: NumberGuard
+    pauses: tuple[int, int]
+    following: bool
+    stopped: bool
+    synced: int
+    recent: bytes
+
+
 class BudgetMatcher:
     """The state of one answer of at most `budget` tokens; a stop token after them is not counted."""
 
-    def __init__(self, inner: Matcher, grammar: "BudgetGrammar", budget: int) -> None:
+    def __init__(self, inner: BackendMatcher, grammar: "BudgetGrammar", budget: int) -> None:
         self._inner = inner
         self._grammar = grammar
-        self._budget = budget
-        self._begin()
-
-    @property
-    def searched(self) -> bool:
-        """Whether completions have been looked for."""
-        return self._planner is not None
-
-    def _begin(self) -> None:
-        grammar = self._grammar
-        self._left = self._budget
+        self._left = budget
         self._accepted: list[int] = []
         self._numbers = NumberGuard(grammar.table, grammar.number_ends)
         self._opened = 0
-        self._bytewise: Matcher | None = None
+        self._bytewise: BackendMatcher | None = None
         self._planner: Planner | None = None
         self._synced = 0  # of the accepted tokens the bytewise matcher has seen; -1: it has lost track
         self._recent = b""
@@ -89,6 +97,11 @@ class BudgetMatcher:
         self._stopped = False
         if self._near:
             self._plan = grammar.shortest_course
+
+    @property
+    def searched(self) -> bool:
+        """Whether completions have been looked for."""
+        return self._planner is not None
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
         """Write the tokens allowed next; once terminated, the stop tokens."""
@@ -223,16 +236,52 @@ class BudgetMatcher:
         self._catch_up()
         return self._inner.follows(tokens)
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
-        self._catch_up()
-        accepted = self._accepted[: len(self._accepted) - count]
-        if self._following:
-            self._inner = self._grammar.inner.matcher()
-        else:
-            self._inner.rollback(len(self._accepted))
-        self._begin()
-        self.feed(accepted)
+    def snapshot(self) -> Snapshot:
+        """What the backend's matchers do not know: they are asked to go back only when it is restored."""
+        return _Snapshot(
+            len(self._accepted),
+            self._left,
+            self._opened,
+            self._plan,
+            self._vetoes,
+            self._text,
+            self._idle,
+            self._numbers.fork(),
+            (self._pause, self._paused),
+            self._following,
+            self._stopped,
+            self._synced,
+            self._recent,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take back what was accepted since."""
+        at: _Snapshot = snapshot
+        if self._inner.snapshot() > at.length:
+            self._inner.restore(at.length)
+        self._unsync(at)
+        del self._accepted[at.length :]
+        self._left, self._opened, self._plan, self._vetoes = at.left, at.opened, at.plan, at.vetoes
+        self._text, self._idle, self._numbers = at.text, at.idle, at.numbers.fork()
+        self._pause, self._paused = at.pauses
+        self._following, self._stopped = at.following, at.stopped
+        self._ahead = self._classifier = None
+        if self._inner.failed and not self._following:
+            self._following = self._follow()
+        self._owed = 0 if self._inner.failed else at.length - self._inner.snapshot()
+
+    def _unsync(self, at: "_Snapshot") -> None:
+        """Have the bytewise matcher take back what it has seen since."""
+        if self._synced < 0 <= at.synced:  # it has lost track since: another one is told of all
+            self._bytewise, self._synced = None, 0
+        elif self._synced > at.length:
+            assert self._bytewise is not None
+            table, accepted = self._grammar.table, self._accepted
+            taken_back = sum(len(table.piece(token)) for token in accepted[at.length : self._synced])
+            self._bytewise.restore(self._bytewise.snapshot() - taken_back)
+            said = accepted[max(at.synced, at.length - _RECENT) : at.length]
+            self._recent = _with(at.recent, [byte for token in said for byte in table.piece(token)])
+            self._synced = at.length
 
     def forced(self) -> bytes:
         """The text that the grammar alone allows; nothing where the backend is not told of each token, or
@@ -242,7 +291,7 @@ class BudgetMatcher:
     def fork(self) -> "BudgetMatcher":
         """A second matcher in the same state."""
         self._catch_up()
-        other = BudgetMatcher(self._inner.fork(), self._grammar, self._budget)
+        other = BudgetMatcher(self._inner.fork(), self._grammar, self._left)
         other._left, other._opened, other._plan = self._left, self._opened, self._plan
         other._vetoes = self._vetoes
         other._following, other._stopped = self._following, self._stopped
@@ -375,7 +424,7 @@ class BudgetMatcher:
         least = plan.left_after(len(text) if end is None else end.start())
         return least is not None and least >= self._left - 1
 
-    def _sync(self) -> Matcher | None:
+    def _sync(self) -> BackendMatcher | None:
         """The bytewise matcher after what was accepted; None if it cannot follow, or once could not."""
         if self._synced < 0:
             return None
@@ -406,7 +455,9 @@ class BudgetMatcher:
                 return plan
         return None
 
-    def _searches(self, matcher: Matcher, recent: bytes, limit: int, old: Piece) -> Iterator[Piece | None]:
+    def _searches(
+        self, matcher: BackendMatcher, recent: bytes, limit: int, old: Piece
+    ) -> Iterator[Piece | None]:
         """Completions; the last from the search that takes longer, where there is no plan to fall back on."""
         assert self._planner is not None
         yield self._planner.plan(matcher, recent, limit, old)

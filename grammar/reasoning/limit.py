@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import BoundGrammar, Matcher, Snapshot
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.budget.string_masks import Words
@@ -125,11 +125,7 @@ class LimitedMatcher:
         self._inner = inner
         self._tags = tags
         self._limit = limit
-        self._accepted: list[int] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        self._phase = _Phase.WITHIN if self._limit.opened else _Phase.BEFORE
+        self._phase = _Phase.WITHIN if limit.opened else _Phase.BEFORE
         self._spent = 0
         self._tail: list[int] = []  # what was written since the phase began, no more than the tags are long
 
@@ -168,7 +164,6 @@ class LimitedMatcher:
         """Advance by one token; False, and no change, if it is not allowed by the grammar."""
         if not self._inner.accept(token):
             return False
-        self._accepted.append(token)
         if self._phase is not _Phase.AFTER and not self._inner.terminated:
             self._write(token)
         return True
@@ -181,16 +176,15 @@ class LimitedMatcher:
         """How many of `tokens` would be accepted by the grammar; a stop token may be the last."""
         return self._inner.follows(tokens)
 
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
-        self._inner.rollback(count)
-        accepted = self._accepted[: len(self._accepted) - count]
-        self._accepted = []
-        self._begin()
-        for token in accepted:
-            self._accepted.append(token)
-            if self._phase is not _Phase.AFTER:
-                self._write(token)
+    def snapshot(self) -> Snapshot:
+        """The inner matcher's and the phase."""
+        return self._inner.snapshot(), self._phase, self._spent, tuple(self._tail)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take back what was accepted since."""
+        inner, self._phase, self._spent, tail = snapshot
+        self._tail[:] = tail
+        self._inner.restore(inner)
 
     def forced(self) -> bytes:
         """The text that the inner grammar alone allows."""
@@ -199,7 +193,6 @@ class LimitedMatcher:
     def fork(self) -> "LimitedMatcher":
         """A second matcher in the same state."""
         other = LimitedMatcher(self._inner.fork(), self._tags, self._limit)
-        other._accepted = self._accepted.copy()
         other._phase, other._spent, other._tail = self._phase, self._spent, self._tail.copy()
         return other
 

@@ -10,12 +10,13 @@ Frames in MessagePack go both ways (`server.say`). To here come operations, from
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 
-from personae.grammar.backend import BoundGrammar, Matcher
+from personae.grammar.backend import MOST_RESTORED, BoundGrammar, Matcher, Snapshot
 from personae.grammar.bitmask import words_of
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.reasoning.limit import LimitedMatcher
@@ -42,6 +43,21 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     token: int
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """The answer may have to go back to where it is now, which has this number."""
+
+    id: int
+    number: int
+
+
+class Back(msgspec.Struct, frozen=True, tag=True):
+    """The answer goes back to where it was kept by that number. `mask`: its mask there is wanted."""
+
+    id: int
+    number: int
+    mask: bool
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +102,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     token: int
 
 
-Operation = Begin | Take | Ask | End
+Operation = Begin | Take | Ask | Keep | Back | End
 Report = Mask | Objection | TooSlow | Refused
 
 OPERATIONS: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
@@ -110,6 +126,7 @@ class MaskServer:
         self._clock = clock
         self._matchers: dict[int, Matcher] = {}
         self._spent: dict[int, float] = {}
+        self._kept: dict[int, deque[tuple[int, Snapshot]]] = {}
 
     def left(self, id: int) -> float:
         """Seconds of processor time that the answer's next mask may take."""
@@ -120,9 +137,17 @@ class MaskServer:
         if isinstance(operation, End):
             self._matchers.pop(operation.id, None)
             self._spent.pop(operation.id, None)
+            self._kept.pop(operation.id, None)
             return
         if not isinstance(operation, Begin) and operation.id not in self._matchers:
             return  # given up
+        if isinstance(operation, Keep):
+            kept = self._kept.setdefault(operation.id, deque(maxlen=MOST_RESTORED))
+            kept.append((operation.number, self._matchers[operation.id].snapshot()))
+            return
+        if isinstance(operation, Back) and not operation.mask:
+            self._back(operation)
+            return
         begun = self._clock()
         report = self._report(operation)
         spent = self._spent[operation.id] = self._spent.get(operation.id, 0.0) + self._clock() - begun
@@ -131,7 +156,14 @@ class MaskServer:
             report = TooSlow(operation.id)
         yield report
 
-    def _report(self, operation: Begin | Take | Ask) -> Report:
+    def _back(self, operation: Back) -> Matcher:
+        kept, matcher = self._kept[operation.id], self._matchers[operation.id]
+        while kept[-1][0] != operation.number:
+            kept.pop()
+        matcher.restore(kept[-1][1])
+        return matcher
+
+    def _report(self, operation: Begin | Take | Ask | Back) -> Report:
         match operation:
             case Begin(id=id, budget=budget, tokens=tokens):
                 matcher = self._matchers[id] = self._grammar.matcher(budget)
@@ -144,6 +176,8 @@ class MaskServer:
                 if not (matcher.terminated or matcher.accept(token)):
                     return Refused(id, token)
                 return self._mask(id, matcher)
+            case Back(id=id):
+                return self._mask(id, self._back(operation))
             case Ask(id=id, token=token):
                 words = self._closing(self._matchers[id]).veto(token)
                 return Objection(id, token, None if words is None else words.tobytes())

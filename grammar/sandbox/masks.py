@@ -7,12 +7,12 @@ is there later, or never. `mask_server.py` is the other side.
 import select
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import count
 from threading import Lock
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -20,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personae.errors import GRAMMAR_TOO_SLOW, Overloaded
-from personae.grammar.backend import BoundGrammar
+from personae.grammar.backend import BoundGrammar, Snapshot
 from personae.grammar.bitmask import Bitmask
 from personae.grammar.sandbox.mask_server import (
     REPORTS,
     Ask,
+    Back,
     Begin,
     End,
+    Keep,
     Mask,
     Objection,
     Operation,
@@ -196,6 +198,17 @@ AnyGrammar = BoundGrammar | RemoteGrammar
 """A compiled grammar that binds answers: in the step that uses its masks, or beside it."""
 
 
+class _Snapshot(NamedTuple):
+    """Of a `RemoteMatcher`: what has been heard, and how many reports had been asked for."""
+
+    number: int
+    left: int
+    mask: NDArray[np.int32] | None
+    verifies: bool
+    failure: str | None
+    reports: int
+
+
 class RemoteMatcher:
     """A `Binding` (grammar/backend.py) whose mask may not be there yet."""
 
@@ -211,6 +224,9 @@ class RemoteMatcher:
         self._mask: NDArray[np.int32] | None = None
         self._asked: int | None = None
         self._heard: dict[int, bytes | None] = {}  # objections at this position, by token
+        self._reports = self._mask_report = 1  # that have been asked for
+        self._awaited: deque[int | None] = deque((1,))  # their numbers; None: of what was taken back
+        self._snapshots = 0
         self._patience = _PATIENCE
 
     @property
@@ -251,7 +267,7 @@ class RemoteMatcher:
         self._left -= 1
         if self._left > 0 and self.failure is None:
             self._patience = min(self._patience + _PATIENCE_PER_MASK, _PATIENCE)
-            self._grammar.send(Take(self.id, token))
+            self._await(Take(self.id, token))
         return True
 
     def veto(self, token: int, deadline: float = 0.0) -> Words | Undecided | None:
@@ -260,20 +276,50 @@ class RemoteMatcher:
         if self.failure is None and token not in self._heard:
             if self._asked != token:
                 self._asked = token
-                self._grammar.send(Ask(self.id, token))
+                self._await(Ask(self.id, token))
             if not self.wait(deadline):
                 return UNDECIDED
         words = self._heard.get(token)
         return None if words is None else np.frombuffer(words, np.uint32)
 
+    def snapshot(self) -> Snapshot:
+        """Where the answer is; the last `MOST_RESTORED` can be restored."""
+        self._snapshots += 1
+        self._grammar.send(Keep(self.id, self._snapshots))
+        return _Snapshot(self._snapshots, self._left, self._mask, self.verifies, self.failure, self._reports)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take back what was accepted since; the mask is there if it was."""
+        at: _Snapshot = snapshot
+        self._left, self._mask, self.verifies = at.left, at.mask, at.verifies
+        self._asked = None
+        self._heard.clear()
+        if self.code is None:
+            self.failure = at.failure
+        for place, report in enumerate(self._awaited):
+            if report is not None and report > at.reports:
+                self._awaited[place] = None
+        self._await(Back(self.id, at.number, at.mask is None))
+
     def end(self) -> None:
         """Nobody is bound by it any more."""
         self._grammar.end(self.id)
 
+    def _await(self, operation: Take | Ask | Back) -> None:
+        if not isinstance(operation, Back) or operation.mask:
+            self._reports += 1
+            self._awaited.append(self._reports)
+        if not isinstance(operation, Ask):
+            self._mask_report = self._reports
+        self._grammar.send(operation)
+
     def hear(self, report: Report) -> None:
         """From its grammar."""
+        number = 0 if isinstance(report, TooSlow) else self._awaited.popleft()
+        if number is None:
+            return
         match report:
-            case Mask(words=words, verifies=verifies):
+            case Mask(words=words, verifies=verifies) if number == self._mask_report:
                 self._mask, self.verifies = np.frombuffer(words, np.int32), verifies
             case Objection(token=token, words=left_out):
                 if token == self._asked:

@@ -139,7 +139,7 @@ def test_after_the_end_only_the_stop_token_is_allowed_and_nothing_is_accepted(na
     assert allowed_tokens(matcher, VOCABULARY) == [0]
     assert not matcher.accept(0)
     assert not matcher.accept(*spell(b"1", VOCABULARY))
-    matcher.rollback(1)
+    matcher.restore(matcher.snapshot() - 1)
     assert not matcher.terminated
     assert matcher.accept(0)
 
@@ -152,14 +152,14 @@ def test_a_refused_token_changes_nothing(many):
     assert allowed_tokens(matcher, VOCABULARY) == before
 
 
-def test_rollback_and_fork_equal_replay(many):
+def test_going_back_and_fork_equal_replay(many):
     for seed in range(6):
         rng = random.Random(seed)
         matcher, taken = many.matcher(), []
         for _ in range(40):
             if matcher.terminated or (taken and rng.random() < 0.3):
                 count = rng.randint(1, len(taken))
-                matcher.rollback(count)
+                matcher.restore(matcher.snapshot() - count)
                 del taken[-count:]
             else:
                 taken.append(rng.choice(allowed_tokens(matcher, VOCABULARY)))
@@ -193,10 +193,10 @@ def test_what_is_said_to_follow_is_accepted_and_looking_changes_nothing(many):
         assert matcher.follows([stop]) == 0
 
 
-def test_rolling_back_nothing_changes_nothing(name):
+def test_going_back_to_where_it_is_changes_nothing(name):
     matcher = one(name, "1").matcher()
     assert accepts(matcher, VOCABULARY, b'"1"')
-    matcher.rollback(0)
+    matcher.restore(matcher.snapshot())
     assert matcher.terminated
 
 

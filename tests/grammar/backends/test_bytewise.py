@@ -33,7 +33,7 @@ def walk_both(spec: GrammarSpec, seed: int) -> None:
                 forced = one.forced()
                 assert one.follows([*forced]) == len(forced)
                 back = min(written, 3)
-                one.rollback(back)
+                one.restore(one.snapshot() - back)
             written -= back
             continue
         assert bytewise.accept(token)

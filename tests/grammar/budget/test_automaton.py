@@ -76,11 +76,11 @@ def test_a_budget_that_cannot_be_kept_does_not_stand_in_the_way() -> None:
 def test_what_was_taken_back_is_there_to_be_spent() -> None:
     matcher = automaton("[0-9]{1,9}").matcher(3)
     assert matcher.feed(b"12") == 2
-    matcher.rollback(2)
+    matcher.restore(matcher.snapshot() - 2)
     assert matcher.fork().feed([*b"123", 256]) == 4
     assert matcher.feed(b"1234") == 3
     assert allowed_tokens(matcher, VOCABULARY) == [256]
     assert matcher.accept(256)
-    matcher.rollback(2)
+    matcher.restore(matcher.snapshot() - 2)
     assert not matcher.terminated
     assert matcher.feed(b"0") == 1

@@ -86,13 +86,14 @@ def test_who_asks_in_the_midst_of_a_text_is_answered_as_after_every_token(name: 
     tokens = [*b"the 12 {[ quick brown fox " * 2][:count]
     matcher, other = begun(name, 3000), replayed(name, 3000, tokens)
     for token in tokens:
+        before = matcher.snapshot()
         matcher.accept(token)
         allowed_tokens(matcher, VOCABULARY)
     for said in (b'"', b'",', b'"}', b'x"', b'x" '):
         assert matcher.follows([*said]) == other.follows([*said])
     assert matcher.forced() == other.forced()
     assert allowed_tokens(matcher.fork(), VOCABULARY) == allowed_tokens(other, VOCABULARY)
-    matcher.rollback(1)
+    matcher.restore(before)
     assert allowed_tokens(matcher, VOCABULARY) == allowed_tokens(
         replayed(name, 3000, tokens[:-1]), VOCABULARY
     )

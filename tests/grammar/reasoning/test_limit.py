@@ -223,15 +223,17 @@ def test_a_budget_for_the_answer_below_the_limit_ends_the_reasoning_earlier():
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(0, 12), st.integers(0, 20), st.booleans())
-def test_a_fork_and_a_rollback_are_in_the_state_that_they_say(seed, most, back, tagged):
+def test_a_fork_and_a_snapshot_are_in_the_state_that_they_say(seed, most, back, tagged):
     special = SPECIAL["think"] if tagged else ()
     tokens = vocabulary(special)
     shape = AnswerShape(FORMATS["think"], Thinks.OPEN, None, (WEATHER,), content=JSON, limit=most)
     ids = thinker(begin(shape, special), tokens, seed, [], 30)
     back = min(back, len(ids))
     matcher, replayed = begin(shape, special), begin(shape, special)
-    assert matcher.feed(ids) == len(ids)
-    matcher.rollback(back)
+    assert matcher.feed(ids[: len(ids) - back]) == len(ids) - back
+    here = matcher.snapshot()
+    assert matcher.feed(ids[len(ids) - back :]) == back
+    matcher.restore(here)
     assert replayed.feed(ids[: len(ids) - back]) == len(ids) - back
     forked = matcher.fork()
     for token in ids[len(ids) - back :]:
