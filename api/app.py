@@ -18,6 +18,8 @@ from personae.actors.client import EngineClient
 from personae.api import routes
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
+from personae.api.anthropic import routes as anthropic
+from personae.api.anthropic.errors import AnthropicErrors
 from personae.api.batches import routes as batch_routes
 from personae.api.batches.manager import BatchManager
 from personae.api.chat import chat_completions
@@ -49,6 +51,8 @@ OPERATIONS = (
     chat_completions,
     completions,
     responses.create_response,
+    anthropic.create_message,
+    anthropic.count_tokens,
     routes.list_models,
     routes.get_model,
     adapters.create_adapter,
@@ -95,7 +99,7 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after", "x-personae-ignored"),
+            expose_headers=("x-request-id", "request-id", "retry-after", "x-personae-ignored"),
         )
     ]
 
@@ -156,6 +160,7 @@ def create_app(
         middleware=[
             *([Middleware(Prefix, prefix=settings.root_path)] if settings.root_path else []),
             *_cross_origin(settings.allowed_origins),
+            Middleware(AnthropicErrors),
             Middleware(Gate, settings=settings, metrics=context.metrics),
             Middleware(
                 Access,

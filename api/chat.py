@@ -159,7 +159,7 @@ def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief
             brief=brief,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            kwargs=_template_kwargs(context, body),
+            kwargs=template_kwargs(context, body),
             tools=shown_tools(body.tools),
             chat_template=body.chat_template,
             characters=longest_text(context.client.tokenizer, limit) if kept is None else None,
@@ -180,7 +180,7 @@ def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief
     return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, context.settings))
 
 
-def _template_kwargs(context: RequestContext, body: ChatRequest) -> dict[str, Any]:
+def template_kwargs(context: RequestContext, body: ChatRequest) -> dict[str, Any]:
     """The variables that the request sets for the template, each by whatever name it has for it."""
     family = context.family
     thinking, effort = family.thinking(body.enable_thinking), family.effort(body.reasoning_effort)

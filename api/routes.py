@@ -121,7 +121,15 @@ async def tokenize(request: Request) -> Response:
 
 
 def _tokenized(context: RequestContext, body: TokenizeRequest, brief: bool) -> bytes:
-    """The answer, encoded. Raises RequestError for what is far longer than any prompt."""
+    """The answer, encoded."""
+    ids = prompt_ids(context, body, brief)
+    tokenizer = context.client.tokenizer
+    strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    return encode_json(Tokens(len(ids), context.client.max_model_len, ids, strings))
+
+
+def prompt_ids(context: RequestContext, body: TokenizeRequest, brief: bool) -> list[int]:
+    """The ids of a text or a conversation. Raises RequestError for what is far longer than any prompt."""
     most = _most_tokens(context)
     try:
         if body.messages is not None:
@@ -142,9 +150,7 @@ def _tokenized(context: RequestContext, body: TokenizeRequest, brief: bool) -> b
         (ids,) = context.encode([text], add_special_tokens=special, brief=brief, limit=most)
     except (TooManyTokens, PromptTooLong):
         raise _too_long("prompt" if body.messages is None else "messages", most) from None
-    tokenizer = context.client.tokenizer
-    strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    return encode_json(Tokens(len(ids), context.client.max_model_len, ids, strings))
+    return ids
 
 
 @operation("POST", "/detokenize", body=DetokenizeRequest, answers={200: Text}, refuses=(404,))

@@ -38,7 +38,7 @@ PAGES = (
     "docs/guide/examples.md",
     "docs/guide/structured_output.md",
 )
-CLIENTS = "docs/guide/clients.md"
+CLIENTS = ("docs/guide/clients.md", "docs/guide/anthropic.md")
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 COMMANDS = ("curl ", "personae bench ")
 VARY = {"id", "created", "call_id", "system_fingerprint"}
@@ -123,7 +123,10 @@ def test_an_example_brings_what_is_shown(
         assert steady(json.loads(done.stdout)) == steady(json.loads(example.shown))
 
 
-@pytest.mark.parametrize("example", list(examples(CLIENTS)), ids=lambda e: f"{e.page}:{e.line}")
+OF_CLIENTS = [example for page in CLIENTS for example in examples(page)]
+
+
+@pytest.mark.parametrize("example", OF_CLIENTS, ids=lambda e: f"{e.page}:{e.line}")
 def test_another_client_does_what_is_shown(example: Example, server: Running, tmp_path: Path) -> None:
     """In a process of its own: these clients leave connections to the garbage collector."""
     source = example.source.replace(ADDRESS, server.url)

@@ -53,7 +53,7 @@ def document(operations: Sequence[Operation], root_path: str = "") -> dict[str, 
         "info": {
             "title": "Personae",
             "version": personae.__version__,
-            "description": "OpenAI's API for many LoRA adapters of one base model.",
+            "description": "OpenAI's and Anthropic's API for many LoRA adapters of one base model.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         **({"servers": [{"url": root_path}]} if root_path else {}),
@@ -101,6 +101,8 @@ def _types(one: Operation) -> Iterator[Any]:
     """Every type that the operation's description refers to."""
     for content in _contents(one):
         yield content.type
+    if one.error is not None:
+        yield one.error
     if one.query is not None:
         for field in msgspec.structs.fields(one.query):
             yield field.type
@@ -128,7 +130,7 @@ def _operation(one: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
         "tags": [_tag(one)],
         "responses": {
             **{str(status): _answer(status, answer, schema_of) for status, answer in one.answers.items()},
-            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in one.errors},
+            **{str(status): _refusal(one, status, schema_of) for status in one.errors},
         },
     }
     if rest.strip():
@@ -194,9 +196,15 @@ def _answer(status: int, answer: Any, schema_of: dict[str, Any]) -> dict[str, An
     }
 
 
-def _error(status: int, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _refusal(one: Operation, status: int, schema_of: dict[str, Any]) -> dict[str, Any]:
+    if one.error is None:
+        return {"$ref": f"#/components/responses/{status}"}
+    return _error(status, schema_of, one.error)
+
+
+def _error(status: int, schema_of: dict[str, Any], type: Any = ErrorAnswer) -> dict[str, Any]:
     headers = _REQUEST_ID | (_RETRY_AFTER if status in _RETRY else {})
-    content = {_JSON: {"schema": schema_of[repr(ErrorAnswer)]}}
+    content = {_JSON: {"schema": schema_of[repr(type)]}}
     return {"description": _MEANINGS[status], "headers": headers, "content": content}
 
 

@@ -55,7 +55,8 @@ class Operation:
 
     `body` is the type of a JSON body, or another `Content`; `query` a struct whose fields are the parameters
     after the `?`. `answers` has the successes: for each status a type (sent as JSON), a `Content`, or
-    several. `refuses` are the error statuses that this route adds to those of every route.
+    several. `refuses` are the error statuses that this route adds to those of every route,
+    `error` the type of their bodies where it is not OpenAI's.
     """
 
     method: str
@@ -67,6 +68,7 @@ class Operation:
     headers: tuple[HeaderParameter, ...] = ()
     refuses: tuple[int, ...] = ()
     admin: bool = False
+    error: Any = None
 
     @property
     def open(self) -> bool:
@@ -98,11 +100,12 @@ def operation(
     headers: tuple[HeaderParameter, ...] = (),
     refuses: tuple[int, ...] = (),
     admin: bool = False,
+    error: Any = None,
 ) -> Callable[[Endpoint], Operation]:
     """Make an endpoint an `Operation`; `admin` closes it to keys that are not an admin's."""
 
     def declare(endpoint: Endpoint) -> Operation:
         guarded = admin_only(endpoint) if admin else endpoint
-        return Operation(method, path, guarded, answers, body, query, headers, refuses, admin)
+        return Operation(method, path, guarded, answers, body, query, headers, refuses, admin, error)
 
     return declare

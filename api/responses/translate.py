@@ -1,9 +1,7 @@
 """From a request for a response to the chat completion that it asks for, and from the errors of that back to
 the fields that the client knows."""
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from personae.api.responses import items as wire
 from personae.api.responses.request import LOGPROBS, ResponsesRequest, SchemaFormat
@@ -36,6 +34,7 @@ from personae.api.wire.conversation import (
     ToolSelection,
     UserMessage,
 )
+from personae.api.wire.renamed import FieldNames
 from personae.api.wire.schema import (
     ChatRequest,
     JsonObjectFormat,
@@ -47,56 +46,25 @@ from personae.api.wire.schema import (
 )
 from personae.errors import RequestError, UnsupportedParameter
 
-_FIELDS = [
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"^messages\b", "input"),
-        (r"^max_(?:completion_)?tokens$", "max_output_tokens"),
-        (r"^response_format(?:\.json_schema)?\b", "text.format"),
-        (r"^reasoning_effort$", "reasoning.effort"),
-        (r"^(tools\[\d+\])\.(?:function|custom)\b", r"\1"),
-        (r"^(tools\[\d+\]\.format)\.grammar\b", r"\1"),
-        (r"^tool_choice\.allowed_tools\b", "tool_choice"),
-        (r"^(tool_choice(?:\.tools\[\d+\])?)\.(?:function|custom)\b", r"\1"),
-    )
-]
-_QUOTED = re.compile(r"`([^`]+)`")
+_FIELDS = (
+    (r"^messages\b", "input"),
+    (r"^max_(?:completion_)?tokens$", "max_output_tokens"),
+    (r"^response_format(?:\.json_schema)?\b", "text.format"),
+    (r"^reasoning_effort$", "reasoning.effort"),
+    (r"^(tools\[\d+\])\.(?:function|custom)\b", r"\1"),
+    (r"^(tools\[\d+\]\.format)\.grammar\b", r"\1"),
+    (r"^tool_choice\.allowed_tools\b", "tool_choice"),
+    (r"^(tool_choice(?:\.tools\[\d+\])?)\.(?:function|custom)\b", r"\1"),
+)
 
 
-class Names:
+class Names(FieldNames):
     """What the fields of the chat completion are called in the request that it was made from."""
 
     def __init__(self) -> None:
-        self._places: dict[str, str] = {}
+        super().__init__(_FIELDS)
         self.namespaces: dict[str, tuple[str, str]] = {}
         """The namespace and the name of each tool that is in one, by the name that the model is told."""
-
-    def put(self, chat: str, response: str) -> None:
-        """The field `chat`, and what is in it, comes from `response`."""
-        self._places[chat] = response
-
-    def of(self, field: str) -> str:
-        """The client's name for a field."""
-        for end in sorted({len(field), *(at.start() for at in re.finditer(r"[.\[]", field))}, reverse=True):
-            if (place := self._places.get(field[:end])) is not None:
-                return place + field[end:]
-        for pattern, name in _FIELDS:
-            field = pattern.sub(name, field)
-        return field
-
-    def rename(self, error: RequestError) -> None:
-        """Have an error name the client's fields."""
-        error.message = _QUOTED.sub(lambda found: f"`{self.of(found[1])}`", error.message)
-        error.param = None if error.param is None else self.of(error.param)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Errors from within name the client's fields."""
-        try:
-            yield
-        except RequestError as error:
-            self.rename(error)
-            raise
 
 
 def chat_request(body: ResponsesRequest, most_items: int) -> tuple[ChatRequest, Names]:

@@ -106,14 +106,22 @@ class Access:
                     "these in the URL, or make keys, or start it with --insecure-no-auth."
                 )
             return NOBODY_ASKED
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        identity = self._store.identify(key.strip()) if scheme.lower() == "bearer" else None
+        key = _key(headers)
+        identity = None if key is None else self._store.identify(key)
         if identity is None:
-            raise Unauthorized("A valid API key is needed, sent as `Authorization: Bearer KEY`.")
+            raise Unauthorized(
+                "A valid API key is needed, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            )
         return identity
 
     def _allows(self, headers: Headers) -> bool:
         return "*" in self._origins or headers.get("origin") in self._origins
+
+
+def _key(headers: Headers) -> str | None:
+    """The key that came with a request: OpenAI's header, or Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
 def _from_another_site(headers: Headers) -> bool:

@@ -78,7 +78,6 @@ _ROUTES = {
     "invocations": "/v1/chat/completions",
     "livez": "/health",
     "lora-adapters": "/v1/adapters",
-    "messages": "/v1/chat/completions",
     "readyz": "/ready",
     "redoc": "/openapi.json",
     "props": "/v1/models",

@@ -51,7 +51,17 @@ def test_schemas_are_named_without_the_modules_that_they_lie_in() -> None:
 
 def test_operations_of_one_kind_have_one_tag() -> None:
     tags = {tag for methods in DESCRIBED["paths"].values() for one in methods.values() for tag in one["tags"]}
-    assert tags == {"adapters", "batches", "chat", "completions", "files", "models", "responses", "server"}
+    assert tags == {
+        "adapters",
+        "batches",
+        "chat",
+        "completions",
+        "files",
+        "messages",
+        "models",
+        "responses",
+        "server",
+    }
 
 
 def test_probes_need_no_key_and_everything_else_says_that_it_does() -> None:

@@ -49,7 +49,9 @@ def wrong_headers(fixture: UploadFixture) -> list[dict[str, str]]:
         {"authorization": "Bearer"},
         {"authorization": f"Basic {key}"},
         {"authorization": key},
-        {"x-api-key": key},
+        {"x-api-key": ""},
+        {"x-api-key": f"Bearer {key}"},
+        {"x-api-key": forged},
         *({"authorization": f"Bearer {wrong}"} for wrong in (forged, revoked, gone, key + "x", "psn_")),
     ]
 
