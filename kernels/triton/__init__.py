@@ -16,7 +16,8 @@ def operators() -> dict[str, Implementation]:
     """The operators of this backend by name; empty without Triton or without a GPU."""
     if find_spec("triton") is None or torch.version.cuda is None or not torch.cuda.is_available():
         return {}
-    from personae.kernels.triton.calls import TYPES, TritonOperators
+    from personae.kernels.triton.attention import TYPES
+    from personae.kernels.triton.calls import TritonOperators
     from personae.kernels.triton.sizes import Gpu
 
     processors = torch.cuda.get_device_properties().multi_processor_count
