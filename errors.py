@@ -28,6 +28,7 @@
     │   └── ActorCrashed          what did it died; whether it was done is not known         500
     ├── LoadError                 a model or adapter folder cannot be served
     │   ├── ModelLoadError        start-up: the message names the file and the tensor
+    │   ├── KernelError           start-up: an implementation that was asked for cannot run here
     │   └── AdapterError          an adapter is refused; the message names the tensor or field
     └── never on the wire: of supervision RestartsExhausted, StartFailed, EngineCoreDied,
         EngineCoreHangs; DriverError
@@ -254,6 +255,10 @@ class LoadError(PersonaeError):
 
 class ModelLoadError(LoadError):
     """The model folder is incomplete or does not match its config; the message names what."""
+
+
+class KernelError(LoadError):
+    """An implementation of an operator was asked for that cannot run on this device; the message says why."""
 
 
 class AdapterError(LoadError):

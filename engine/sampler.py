@@ -150,6 +150,7 @@ class Sampler:
         self._biases = Additions(max_slots, self._device)
         self._stops: dict[int, MaskWords] = {}  # of slots with min_tokens, as a row of a bitmask
         self._scratch = Scratch(self._device)
+        self._choose, self._overwrites = choose.on(self._device, torch.float32), overwrites(self._device)
         # Per slot, on the host.
         self._admitted = np.zeros(max_slots, np.bool_)
         self._streams = np.zeros(max_slots, np.uint64)
@@ -234,14 +235,14 @@ class Sampler:
         raw = torch.log_softmax(_take(logits, wanting, self._device), 1) if len(wanting) else None
         penalised = np.flatnonzero(self._penalised[slot])
         self._change(logits, slot, penalised)
-        kept = logits.clone() if verifications and overwrites(self._device) else logits
+        kept = logits.clone() if verifications and self._overwrites else logits
         rows = self._rows(slot, position)
         stops: dict[int, MaskWords] = {}
         if len(early := np.flatnonzero(position < self._stops_from[slot])):
             if bitmask is None:
                 bitmask = allocate_bitmask(len(slot), self._vocab_size)
             stops = self._leave_out_stops(bitmask, early, slot)
-        tokens, best = choose(logits, rows, bitmask, self._scratch)
+        tokens, best = self._choose(logits, rows, bitmask, self._scratch)
         tops = self._top[slot[wanting]]
         named = None
         if self._named:
@@ -327,7 +328,7 @@ class Sampler:
             open_rows = refused
             index = upload(np.array(refused), self._device)
             again = rows.again(np.array(refused), attempt)
-            tokens[index], best[index] = choose(logits[index], again, bitmask[refused], self._scratch)
+            tokens[index], best[index] = self._choose(logits[index], again, bitmask[refused], self._scratch)
             answers = tokens[index].tolist()
         raise AssertionError("unreachable")
 

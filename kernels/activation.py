@@ -1,16 +1,7 @@
-"""The gated activation between the two halves of an MLP."""
-
-from torch import Tensor
+"""The gated activations between the two halves of an MLP."""
 
 from personae.kernels import reference
-from personae.kernels.registry import select
+from personae.kernels.registry import Operator
 
-
-def silu_and_mul(x: Tensor) -> Tensor:
-    """x [T, 2I] = (gate, up) -> [T, I]; see `reference.silu_and_mul`."""
-    return select(reference.silu_and_mul, x.device)(x)
-
-
-def gelu_and_mul(x: Tensor) -> Tensor:
-    """x [T, 2I] = (gate, up) -> [T, I]; see `reference.gelu_and_mul`."""
-    return select(reference.gelu_and_mul, x.device)(x)
+silu_and_mul = Operator(reference.silu_and_mul)
+gelu_and_mul = Operator(reference.gelu_and_mul)

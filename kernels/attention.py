@@ -1,11 +1,15 @@
 """Attention over a paged key/value cache, for packed batches that mix prefill and decode."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.registry import select
+from personae.kernels.registry import Operator, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +35,64 @@ class AttentionBatch:
     """The largest kv_length."""
 
 
-def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
-    """Writes k and v, each [T, kv_heads, D], to their places in the caches; see `reference.append_kv`."""
-    select(reference.append_kv, k.device)(k, v, k_cache, v_cache, write_index)
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What layers have in common that share a plan. dtype: of queries; kv_dtype: of the cache."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, q: Tensor, k_cache: Tensor) -> "AttentionShape":
+        """q: [T, heads, D], k_cache: [num_pages, kv_heads, page_size, D]."""
+        _, kv_heads, page_size, dim = k_cache.shape
+        return cls(q.shape[1], kv_heads, dim, page_size, q.dtype, k_cache.dtype)
 
 
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    window: int | None = None,
-) -> Tensor:
-    """Causal attention of q [T, heads, D] over the cache -> [T, heads, D]; see reference.paged_attention."""
-    return select(reference.paged_attention, q.device)(q, k_cache, v_cache, batch, scale, window)
+AttentionPlan = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
+"""(q [T, heads, D], k_cache, v_cache, scale, window) -> [T, heads, D]: one layer of a step; see
+`reference.paged_attention`."""
+
+
+class AttentionBackend(ABC):
+    """Causal attention over the cache. A step is planned once, then each layer runs by that plan."""
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+        """What a step's layers of that shape have in common: work lists, splits, scratch memory."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """One layer with a plan of its own."""
+        return self.plan(batch, AttentionShape.of(q, k_cache))(q, k_cache, v_cache, scale, window)
+
+
+class ReferenceAttention(AttentionBackend):
+    """`reference.paged_attention`; the rows are grouped once per step."""
+
+    def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+        """See AttentionBackend."""
+        groups = list(reference.attention_groups(batch))
+        return lambda q, k_cache, v_cache, scale, window: reference.attend(
+            q, k_cache, v_cache, batch, groups, scale, window
+        )
+
+
+def attention_backend(device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """The implementation for queries of that dtype. Raises KernelError."""
+    return cast(AttentionBackend, choose("paged_attention", device, dtype, ReferenceAttention()))
+
+
+append_kv = Operator(reference.append_kv)
+paged_attention = Operator(reference.paged_attention)

@@ -121,7 +121,7 @@ class FusedDecoder(Protocol):
 def fuse(weights: DecoderWeights) -> FusedDecoder | None:
     """Hands the weights to the backend of their device; None, and nothing has changed, if it does not take
     this shape or dtype."""
-    backend = optional("fuse", weights.embedding.device)
+    backend = optional("fuse", weights.embedding.device, weights.embedding.dtype)
     fused: FusedDecoder | None = None if backend is None else backend(weights)
     return fused
 
@@ -130,6 +130,6 @@ def pack_quantized(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | 
     """Hands a quantized weight to the backend of its device, for products with activations of `dtype`; None
     if it has none."""
     assert isinstance(linear.weight, QuantizedWeight)
-    backend = optional("pack_quantized", linear.weight.device)
+    backend = optional("pack_quantized", linear.weight.device, dtype)
     packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
     return packed

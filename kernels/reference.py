@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -122,19 +122,19 @@ def paged_attention(
     Query head h reads key/value head h // (heads / kv_heads). q: [T, heads, D]; caches: [num_pages, kv_heads,
     page_size, D] of q's dtype or FP8 -> [T, heads, D] of q's dtype. Scores, softmax and sums in float32.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for rows, first, count, lengths in _groups(batch.query_start.tolist(), batch.kv_length.tolist()):
-        tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
-        pages = batch.page_table[torch.tensor(rows, device=q.device)]
-        out[tokens] = _attend(q[tokens], k_cache, v_cache, pages, lengths, scale, window)
-    return out
+    return attend(q, k_cache, v_cache, batch, list(attention_groups(batch)), scale, window)
 
 
-def _groups(starts: list[int], lengths: list[int]) -> Iterator[tuple[list[int], list[int], int, list[int]]]:
-    """What is computed together: (rows, each row's first packed token, tokens per row, each row's keys).
+AttentionGroup = tuple[list[int], list[int], int, list[int]]
+"""Rows that are computed together: (rows, each one's first packed token, tokens per row, each one's keys)."""
 
-    Rows that decode go together, padded to the longest; a prefill row goes alone, in blocks of queries.
+
+def attention_groups(batch: AttentionBatch) -> Iterator[AttentionGroup]:
+    """Rows that decode go together, padded to the longest; a prefill row goes alone, in blocks of queries.
+
+    Waits for the device.
     """
+    starts, lengths = batch.query_start.tolist(), batch.kv_length.tolist()
     counts = [stop - start for start, stop in pairwise(starts)]
     decode = [row for row, count in enumerate(counts) if count == 1]
     if decode:
@@ -143,6 +143,24 @@ def _groups(starts: list[int], lengths: list[int]) -> Iterator[tuple[list[int], 
         for done in range(0, count if count > 1 else 0, QUERY_BLOCK):
             block = min(QUERY_BLOCK, count - done)
             yield [row], [starts[row] + done], block, [lengths[row] - count + done + block]
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    groups: Iterable[AttentionGroup],
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """`paged_attention` of a batch whose groups are known."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for rows, first, count, lengths in groups:
+        tokens = torch.tensor(first, device=q.device).unsqueeze(1) + torch.arange(count, device=q.device)
+        pages = batch.page_table[torch.tensor(rows, device=q.device)]
+        out[tokens] = _attend(q[tokens], k_cache, v_cache, pages, lengths, scale, window)
+    return out
 
 
 def _attend(

@@ -1,61 +1,163 @@
-"""Which implementation of an operator runs: its device's backend where there is one, else the reference.
+"""Which implementation of an operator runs: chosen by operator, device, dtype and capability, best first.
 
-A backend is a package with a function `operators() -> dict[str, Callable]`: the operators that it has on this
-machine, by name, with the reference's signature. It is imported when its device first asks. A backend that
-cannot work here (no compiler, no device) returns an empty dict. `PERSONAE_KERNELS=reference` turns all
-backends off, and so does `reference_only()` for a block of code.
+A backend is a package `personae.kernels.NAME` with a function `operators() -> dict[str, Implementation]`: the
+operators that it has on this machine, by name, with the reference's signature. It is imported when its
+device first asks. A backend that cannot work here (no compiler, no device) returns an empty dict. Behind all
+backends comes the reference, which takes every device and dtype.
+
+An implementation is chosen once, by whoever will call it: layers when they are built, adapters and sampling
+when the engine is. An override holds for what is chosen while it is in force:
+
+    PERSONAE_KERNELS=reference                     all operators
+    PERSONAE_KERNELS=rms_norm=reference,sgmv=cpu   some
+    PERSONAE_ATTENTION_BACKEND=reference           attention
 """
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
+from torch import Tensor
 
-BACKENDS = {"cpu": "personae.kernels.cpu", "cuda": "personae.kernels.triton"}
+from personae.errors import KernelError
+from personae.kernels import reference as references
 
-Operator = TypeVar("Operator", bound=Callable[..., Any])
+BACKENDS = {"cpu": ("cpu",), "cuda": ("triton",)}
+"""By type of device, best first."""
+REFERENCE = "reference"
+ALL = "*"  # in overrides: every operator that has no override of its own
+NAMES = frozenset({*references.OPERATORS, "begin_sgmv", "fuse", "pack_quantized", ALL})
 
-_reference_only = os.environ.get("PERSONAE_KERNELS") == "reference"
+P = ParamSpec("P")
+R = TypeVar("R")
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to compute an operator.
+
+    dtypes: of the activations, None for all. capability: the least compute capability of a CUDA device.
+    """
+
+    run: Run
+    dtypes: frozenset[torch.dtype] | None = None
+    capability: tuple[int, int] = (0, 0)
+
+    def unfit(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot be used there; None if it can."""
+        if self.dtypes is not None and dtype not in self.dtypes:
+            return f"does not take {dtype}"
+        if self.capability > (0, 0) and (found := torch.cuda.get_device_capability(device)) < self.capability:
+            return f"needs compute capability {_version(self.capability)}, the GPU has {_version(found)}"
+        return None
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 @cache
-def operators(device_type: str) -> dict[str, Callable[..., Any]]:
-    """The operators of the device's backend, by name; empty where it has none."""
-    name = BACKENDS.get(device_type)
-    if name is None or find_spec(name) is None:
+def operators(backend: str) -> dict[str, Implementation]:
+    """The operators of a backend, by name; empty where it cannot work."""
+    name = f"personae.kernels.{backend}"
+    if find_spec(name) is None:
         return {}
-    found: dict[str, Callable[..., Any]] = import_module(name).operators()
+    found: dict[str, Implementation] = import_module(name).operators()
     return found
 
 
-def select(reference: Operator, device: torch.device) -> Operator:
-    """The implementation to call in place of `reference` for tensors on `device`."""
-    if _reference_only:
+def choose(operator: str, device: torch.device, dtype: torch.dtype, reference: Run | None) -> Run | None:
+    """The implementation for tensors of that device and dtype; `reference` if no backend has one that fits.
+
+    Raises KernelError where an override asks for one that does not exist or does not fit.
+    """
+    asked = _overrides()
+    wanted = asked.get(operator)
+    preferred = wanted or asked.get(ALL)
+    found: list[str] = []
+    for backend in BACKENDS.get(device.type, ()):
+        own = operators(backend).get(operator)
+        why = "has none on this machine" if own is None else own.unfit(device, dtype)
+        if own is not None and why is None and preferred in (None, backend):
+            return own.run
+        found.append(f"{backend} {why or 'fits'}")
+    if wanted in (None, REFERENCE):
         return reference
-    return cast(Operator, operators(device.type).get(reference.__name__, reference))
+    known = "; ".join((*found, f"{REFERENCE} fits"))
+    raise KernelError(f"{operator}: {wanted!r} cannot run on {device.type} in {dtype} ({known}).")
 
 
-def optional(name: str, device: torch.device) -> Callable[..., Any] | None:
-    """What only a backend can have and the reference does without; None where this one has it not."""
-    return None if _reference_only else operators(device.type).get(name)
+def optional(operator: str, device: torch.device, dtype: torch.dtype) -> Run | None:
+    """What only a backend can have and the reference does without; None where none fits."""
+    return choose(operator, device, dtype, None)
 
 
-def references_only() -> bool:
-    """Whether backends are turned off at the moment."""
-    return _reference_only
+class Operator(Generic[P, R]):
+    """An operator by its reference, a function that takes the activations first."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.name, self.reference = reference.__name__, reference
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> Callable[P, R]:
+        """The implementation for activations of that device and dtype. Raises KernelError."""
+        return cast(Callable[P, R], choose(self.name, device, dtype, self.reference))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """It, chosen for this call: for tests and benchmarks."""
+        x = cast(Tensor, args[0])
+        return self.on(x.device, x.dtype)(*args, **kwargs)
+
+
+def parse_overrides(kernels: str, attention: str) -> dict[str, str]:
+    """From PERSONAE_KERNELS and PERSONAE_ATTENTION_BACKEND to backends by operator. Raises KernelError."""
+    parts = [part.strip().rpartition("=") for part in kernels.split(",") if part.strip()]
+    found = {operator.strip() or ALL: backend.strip() for operator, _, backend in parts}
+    if attention:
+        found["paged_attention"] = attention
+    known = {REFERENCE, *(name for names in BACKENDS.values() for name in names)}
+    for operator, backend in found.items():
+        if operator not in NAMES:
+            raise KernelError(f"PERSONAE_KERNELS: there is no operator {operator!r}.")
+        if backend not in known:
+            raise KernelError(
+                f"There is no kernel backend {backend!r}; choose one of {', '.join(sorted(known))}."
+            )
+    return found
+
+
+@cache
+def _of_environment() -> dict[str, str]:
+    environment = os.environ
+    return parse_overrides(
+        environment.get("PERSONAE_KERNELS", ""), environment.get("PERSONAE_ATTENTION_BACKEND", "")
+    )
+
+
+def _overrides() -> dict[str, str]:
+    return _of_environment() if _in_force is None else _in_force
+
+
+_in_force: dict[str, str] | None = None  # by `override`
 
 
 @contextmanager
-def reference_only() -> Iterator[None]:
-    """Within the block every operator is the reference, on every device and thread (for tests)."""
-    global _reference_only
-    before, _reference_only = _reference_only, True
+def override(**backends: str) -> Iterator[None]:
+    """What is chosen within the block, on any thread, is of these backends, by operator."""
+    global _in_force
+    before, _in_force = _in_force, {**_overrides(), **backends}
     try:
         yield
     finally:
-        _reference_only = before
+        _in_force = before
+
+
+def reference_only() -> AbstractContextManager[None]:
+    """What is chosen within the block, on any thread, is the reference."""
+    return override(**dict.fromkeys(NAMES - {ALL}, REFERENCE))

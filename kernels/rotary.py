@@ -1,11 +1,6 @@
 """Rotary position embedding."""
 
-from torch import Tensor
-
 from personae.kernels import reference
-from personae.kernels.registry import select
+from personae.kernels.registry import Operator
 
-
-def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotates q [T, heads, D] and k [T, kv_heads, D] in place; see `reference.rotary`."""
-    select(reference.rotary, q.device)(q, k, positions, cos, sin)
+rotary = Operator(reference.rotary)

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from personae.kernels import reference
 from personae.kernels.counter_rng import again
-from personae.kernels.masks import Scratch
-from personae.kernels.registry import optional, select
+from personae.kernels.registry import Operator, optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +40,9 @@ class SamplingRows:
         )
 
 
-def choose(
-    logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch
-) -> tuple[Tensor, Tensor]:
-    """Chooses a token for each row: (tokens [S] int64, largest allowed logits [S] float32); see
-    `reference.choose`."""
-    return select(reference.choose, logits.device)(logits, rows, bitmask, scratch)
+choose = Operator(reference.choose)
 
 
 def overwrites(device: torch.device) -> bool:
     """Whether `choose` may write into the logits that it is given: all do but the CPU's own."""
-    return device.type != "cpu" or optional("choose", device) is None
+    return device.type != "cpu" or optional("choose", device, torch.float32) is None

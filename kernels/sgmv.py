@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.registry import optional, select
+from personae.kernels.registry import Operator, optional
 from personae.kernels.side_stream import SideStream
 
 RANK_PAGE = 8  # ranks a page
 
 Finish = Callable[[tuple[Tensor, ...]], None]
-"""Takes ys: see `begin_sgmv`."""
+"""Takes ys: see `sgmv_calls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +75,33 @@ class WeightPool:
     b: Tensor
 
 
-def sgmv(
-    x: Tensor,
-    ys: tuple[Tensor, ...],
-    weight_pools: tuple[WeightPool, ...],
-    tables: tuple[RankTable, ...],
-    work: WorkList,
-) -> None:
-    """y_m[i] += (x[i] A_m^T) B_m^T for each listed row i and module m, A and B being those of i's adapter.
+sgmv = Operator(reference.sgmv)
+"""One call serves the modules that read the same x (q, k, v; gate, up; o; down)."""
 
-    x: [T, in]. ys: one [T, out_m] per module, changed in place; they may be slices of one tensor, with
-    contiguous rows (stride(1) == 1). arenas, tables: one per module; one call serves the modules that read
-    the same x (q, k, v; gate, up; o; down). All tensors have x's dtype. For float16 and bfloat16, products
-    and sums are float32 and y is rounded once.
-    """
-    select(reference.sgmv, x.device)(x, ys, weight_pools, tables, work)
+BeginSgmv = Callable[
+    [Tensor, tuple[WeightPool, ...], tuple[RankTable, ...], WorkList, SideStream | None], Finish
+]
+"""(x, weight pools, tables, work list, side stream) -> what adds the updates to ys; see `sgmv_calls`."""
 
 
-def begin_sgmv(
-    x: Tensor,
-    weight_pools: tuple[WeightPool, ...],
-    tables: tuple[RankTable, ...],
-    work: WorkList,
-    branch: SideStream | None,
-) -> Finish:
+def sgmv_calls(device: torch.device, dtype: torch.dtype) -> BeginSgmv:
     """`sgmv` around what ys are made by: begun before, and completed by the call of what is returned.
 
-    With a branch, on a device whose backend can, x A^T is computed there, beside what is launched until that
-    call; x must stay as it is. Else all of it is done by the call.
+    With a side stream, on a device whose backend can, x A^T is computed there, beside what is launched until
+    that call; x must stay as it is. Else all of it is done by the call. Raises KernelError.
     """
-    begin = None if branch is None else optional("begin_sgmv", x.device)
-    if begin is None:
-        return lambda ys: sgmv(x, ys, weight_pools, tables, work)
-    finish: Finish = begin(x, weight_pools, tables, work, branch)
-    return finish
+    whole, ahead = sgmv.on(device, dtype), optional("begin_sgmv", device, dtype)
+
+    def begin(
+        x: Tensor,
+        weight_pools: tuple[WeightPool, ...],
+        tables: tuple[RankTable, ...],
+        work: WorkList,
+        side_stream: SideStream | None,
+    ) -> Finish:
+        if side_stream is None or ahead is None:
+            return lambda ys: whole(x, ys, weight_pools, tables, work)
+        finish: Finish = ahead(x, weight_pools, tables, work, side_stream)
+        return finish
+
+    return begin

@@ -17,7 +17,7 @@ import torch
 from personae.errors import AdapterError, Overloaded
 from personae.kernels.decoder import LoraStack
 from personae.kernels.memory import Memory, memory_of
-from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool
+from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, sgmv_calls
 from personae.kernels.upload import upload
 from personae.lora.adapter import GROUPS, Adapter, LoraShapes
 from personae.lora.base import BaseWeights
@@ -98,6 +98,7 @@ class LoraPool:
         self._copies: Copies = HostCopies() if copies is None else copies
         self._filler = PageReader({module: (a.data, b.data) for module, (a, b) in self._halves.items()})
         self._arriving: dict[int, list[CopyEvent]] = {}  # by slot, one for each layer
+        self.begin_sgmv = sgmv_calls(device, dtype)
         self.loads = self.evictions = 0
 
     @property

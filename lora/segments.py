@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from personae.kernels.decoder import LoraStep
-from personae.kernels.sgmv import Finish, WorkList, begin_sgmv
+from personae.kernels.sgmv import Finish, WorkList
 from personae.kernels.side_stream import SideStream
 from personae.kernels.upload import uploads
 from personae.lora.copies import CopyEvent
@@ -99,7 +99,7 @@ class LoraBatch:
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
         """See LoraHooks."""
         weight_pools, tables = self._pool.weight_pools(layer, group), self._pool.tables(group)
-        add = begin_sgmv(x, weight_pools, tables, self._work, self._side_stream)
+        add = self._pool.begin_sgmv(x, weight_pools, tables, self._work, self._side_stream)
 
         def finish(ys: tuple[Tensor, ...]) -> None:
             for marks in self._arriving:

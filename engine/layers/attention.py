@@ -9,7 +9,7 @@ from personae.engine.config import ModelConfig
 from personae.engine.layers.linear import Linear, MakeLinear
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.step import ForwardContext
-from personae.kernels.attention import append_kv, paged_attention
+from personae.kernels.attention import append_kv
 from personae.kernels.decoder import Weight
 from personae.kernels.rotary import rotary
 
@@ -28,6 +28,7 @@ class Attention:
         rope: tuple[Tensor, Tensor] | None,
         make: MakeLinear,
         *,
+        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         shapes, names = config.linear_shapes, ("qkv",) if config.merged else tuple("qkv")
@@ -45,9 +46,11 @@ class Attention:
         if config.qk_norm is not None:
             widths = [config.head_dim] * 2 if config.qk_norm == "head" else self.sizes[:2]
             q_norm, k_norm = (
-                RMSNorm(width, config.eps, device=device, offset=config.norm_offset) for width in widths
+                RMSNorm(width, config.eps, dtype=dtype, device=device, offset=config.norm_offset)
+                for width in widths
             )
             self.qk_norms = q_norm, k_norm
+        self._rotary, self._append_kv = rotary.on(device, dtype), append_kv.on(device, dtype)
 
     def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], step: ForwardContext) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
@@ -62,9 +65,9 @@ class Attention:
         if self.rope is not None:
             cos, sin = self.rope
             turned = 2 * cos.shape[1]
-            rotary(q[..., :turned], k[..., :turned], step.positions, cos, sin)
-        append_kv(k, v, *cache, step.batch.write_index)
-        mixed = paged_attention(q, *cache, step.batch, self.scale, self.window).flatten(1)
+            self._rotary(q[..., :turned], k[..., :turned], step.positions, cos, sin)
+        self._append_kv(k, v, *cache, step.batch.write_index)
+        mixed = step.attend(q, *cache, self.scale, self.window).flatten(1)
         return step.linear(self.o, self.layer, "o", mixed)
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from personae.engine.config import ModelConfig
@@ -14,11 +15,20 @@ from personae.kernels.decoder import Weight
 class MLP:
     """y = (act(x W_gate) * (x W_up)) W_down; act is SiLU, or GELU by way of tanh."""
 
-    def __init__(self, config: ModelConfig, layer: int, prefix: str, make: MakeLinear) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        prefix: str,
+        make: MakeLinear,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         names = ("gate_up_proj",) if config.merged else ("gate_proj", "up_proj")
         self.layer = layer
-        self.gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
+        self.gate = (silu_and_mul if config.activation == "silu" else gelu_and_mul).on(device, dtype)
         gate_up = tuple(f"{prefix}.{name}" for name in names)
         self.gate_up = make(gate_up, hidden, (inner, inner), bias=config.mlp_bias)
         self.down = make((f"{prefix}.down_proj",), inner, (hidden,), bias=config.mlp_bias)

@@ -7,13 +7,16 @@ from personae.kernels.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm:
-    """weight: [size] float32, filled by the loader; `offset` is added to it by `finish`."""
+    """weight: [size] float32, filled by the loader; `offset` is added to it by `finish`. dtype: of x."""
 
-    def __init__(self, size: int, eps: float, *, device: torch.device, offset: float = 0.0) -> None:
+    def __init__(
+        self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, offset: float = 0.0
+    ) -> None:
         self.weight = torch.empty(size, dtype=torch.float32, device=device)
         self.eps = eps
         self.width = size
         self._offset = offset
+        self._norm, self._add_norm = rms_norm.on(device, dtype), add_rms_norm.on(device, dtype)
 
     def finish(self) -> None:
         """Makes the weight what is multiplied with; call once, when it is filled."""
@@ -21,8 +24,8 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., size] -> normalised."""
-        return rms_norm(x, self.weight, self.eps)
+        return self._norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(normalised residual + x, residual + x), each [T, size]."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+        return self._add_norm(x, residual, self.weight, self.eps)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from personae.engine.layers.linear import Linear
-from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention import AttentionBatch, AttentionPlan
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish
 
@@ -44,6 +44,8 @@ class ForwardContext:
     positions: Tensor
     """[T] int64: each token's position in its own sequence."""
     batch: AttentionBatch
+    attend: AttentionPlan
+    """Attention over `batch`, planned for this step."""
     lora: LoraContext | None
 
     def linear(self, module: Linear, layer: int, group: LoraGroup, x: Tensor) -> Tensor:

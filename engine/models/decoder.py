@@ -20,10 +20,9 @@ from personae.engine.layers.rotary import rotary_tables
 from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
-from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention import AttentionBatch, AttentionShape, attention_backend
 from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, Weight, fuse
 from personae.kernels.quantized import QuantizedWeight
-from personae.kernels.registry import references_only
 
 
 class Layer:
@@ -37,14 +36,19 @@ class Layer:
         rope: tuple[Tensor, Tensor] | None,
         make: MakeLinear,
         *,
+        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         def norm() -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
+            return RMSNorm(
+                config.hidden_size, config.eps, dtype=dtype, device=device, offset=config.norm_offset
+            )
 
         self.prefix = f"model.layers.{index}"
-        self.attention = Attention(config, index, f"{self.prefix}.self_attn", rope, make, device=device)
-        self.mlp = MLP(config, index, f"{self.prefix}.mlp", make)
+        self.attention = Attention(
+            config, index, f"{self.prefix}.self_attn", rope, make, dtype=dtype, device=device
+        )
+        self.mlp = MLP(config, index, f"{self.prefix}.mlp", make, dtype=dtype, device=device)
         self.pre_norms = (norm(), norm()) if config.pre_norms else None
         self.post_norms = (norm(), norm()) if config.post_norms else None
         self.scale = config.residual_scale
@@ -147,10 +151,13 @@ class Decoder:
             rope: rotary_tables(rope, config.head_dim, positions, device) for rope in config.ropes if rope
         }
         self.layers = [
-            Layer(config, index, tables[rope] if rope else None, make, device=device)
+            Layer(config, index, tables[rope] if rope else None, make, dtype=dtype, device=device)
             for index, rope in enumerate(config.ropes)
         ]
-        self.norm = RMSNorm(config.hidden_size, config.eps, device=device, offset=config.norm_offset)
+        self.norm = RMSNorm(
+            config.hidden_size, config.eps, dtype=dtype, device=device, offset=config.norm_offset
+        )
+        self._attention = attention_backend(device, dtype)
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = make((OUTPUT,), config.hidden_size, (config.vocab_size,), bias=False)
         if config.tie:
@@ -175,13 +182,13 @@ class Decoder:
         the model's dtype, or float32 where all layers run in one call. `overlap` is done by this thread;
         beside other threads, where all layers run in one call.
         """
-        if self._fused is not None and not references_only():
+        if self._fused is not None:
             adapters = None if lora is None else lora.fused()
             if lora is None or adapters is not None:
                 return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        step = ForwardContext(positions, batch, lora)
+        step = ForwardContext(positions, batch, self._attention.plan(batch, self._shape_in(kv)), lora)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)
@@ -190,6 +197,12 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, kv.layer(index), step)
         return x if residual is None else residual + x
+
+    def _shape_in(self, kv: KVCache) -> AttentionShape:
+        config, data = self.config, kv.data
+        return AttentionShape(
+            config.heads, config.kv_heads, config.head_dim, kv.page_size, self.dtype, data.dtype
+        )
 
     def logits(
         self, hidden: Tensor, lora: LoraOutput | None = None, logit_mask: Tensor | None = None

@@ -3,11 +3,14 @@
 `make setup` builds it, else the first use does; without a C++ compiler the torch reference runs.
 """
 
-from collections.abc import Callable
-from typing import Any
+import torch
+
+from personae.kernels.registry import Implementation
+
+BFLOAT16 = frozenset({torch.bfloat16})
 
 
-def operators() -> dict[str, Callable[..., Any]]:
+def operators() -> dict[str, Implementation]:
     """The operators of this backend by name; empty where they cannot be built."""
     from personae.kernels.cpu.build import library
 
@@ -21,5 +24,6 @@ def operators() -> dict[str, Callable[..., Any]]:
         from personae.kernels.cpu.fused import Fused
 
         fused = Fused(handle)
-        found["fuse"], found["pack_quantized"] = fused.take, fused.pack_quantized
+        found["fuse"] = Implementation(fused.take, BFLOAT16)
+        found["pack_quantized"] = Implementation(fused.pack_quantized, BFLOAT16)
     return found

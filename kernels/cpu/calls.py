@@ -3,19 +3,27 @@
 import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionPlan,
+    AttentionShape,
+    ReferenceAttention,
+)
 from personae.kernels.counter_rng import uniforms
 from personae.kernels.masks import Scratch
+from personae.kernels.registry import Implementation
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, WorkList
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = frozenset(TYPES)
+MAX_GROUP = 32  # query heads that share a key/value head
 
 
 class _Attention(ctypes.Structure):
@@ -51,11 +59,46 @@ class _Choice(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in ("temperature", "top_k", "top_p", "min_p", "uniform"))
 
 
+class CpuAttention(AttentionBackend):
+    """A plan is the call without its layer."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._run = library.personae_paged_attention
+        self._reference = ReferenceAttention()
+
+    def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+        """See AttentionBackend."""
+        code = TYPES.get(shape.dtype)
+        if code is None or shape.kv_dtype is not shape.dtype or shape.heads > MAX_GROUP * shape.kv_heads:
+            return self._reference.plan(batch, shape)
+        call = _Attention(
+            query_start=batch.query_start.data_ptr(),
+            kv_length=batch.kv_length.data_ptr(),
+            page_table=batch.page_table.data_ptr(),
+            rows=batch.kv_length.shape[0],
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            dim=shape.head_dim,
+            page_size=shape.page_size,
+            max_pages=batch.page_table.shape[1],
+        )
+
+        def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None) -> Tensor:
+            out = torch.empty(q.shape, dtype=q.dtype)
+            call.q, call.k_cache, call.v_cache = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
+            call.out, call.q_stride, call.page_stride = out.data_ptr(), q.stride(0), k_cache.stride(0)
+            call.scale, call.window = scale, window or 0
+            self._run(code, ctypes.byref(call))
+            return out
+
+        return run
+
+
 class CpuOperators:
     """Calls into the compiled library. Heads and features must be contiguous; tokens may be strided."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = library.personae_paged_attention
+        self.paged_attention = CpuAttention(library)
         self._append = library.personae_append_kv
         self._append.argtypes = [ctypes.c_int, *[c_void_p] * 5, *[c_int64] * 7]
         self._sgmv = library.personae_sgmv
@@ -70,9 +113,9 @@ class CpuOperators:
         self._choose = library.personae_choose
         self._choose.argtypes = [*[c_void_p] * 2, *[c_int64] * 4, *[c_void_p] * 3, c_int]
 
-    def by_name(self) -> dict[str, Callable[..., Any]]:
+    def by_name(self) -> dict[str, Implementation]:
         """The operators under the reference's names."""
-        return {name: getattr(self, name) for name in reference.OPERATORS}
+        return {name: Implementation(getattr(self, name), DTYPES) for name in reference.OPERATORS}
 
     def append_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
         """See `reference.append_kv`."""
@@ -96,43 +139,6 @@ class CpuOperators:
             v.stride(0),
             k_cache.stride(0),
         )
-
-    def paged_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None = None,
-    ) -> Tensor:
-        """See `reference.paged_attention`."""
-        code = TYPES.get(q.dtype)
-        group = q.shape[1] // k_cache.shape[1]
-        if code is None or k_cache.dtype != q.dtype or group > 32:
-            return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        call = _Attention(
-            q.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            out.data_ptr(),
-            batch.query_start.data_ptr(),
-            batch.kv_length.data_ptr(),
-            batch.page_table.data_ptr(),
-            batch.kv_length.shape[0],
-            q.shape[1],
-            k_cache.shape[1],
-            q.shape[2],
-            k_cache.shape[2],
-            batch.page_table.shape[1],
-            q.stride(0),
-            k_cache.stride(0),
-            scale,
-            window or 0,
-        )
-        self._attention(code, ctypes.byref(call))
-        return out
 
     def sgmv(
         self,

@@ -2,14 +2,23 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from personae.kernels.attention import AttentionBatch
+from personae.kernels.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionPlan,
+    AttentionShape,
+    ReferenceAttention,
+)
+from personae.kernels.reference import FP8, paged_attention
 from personae.kernels.triton.device.attention import attention_kernel, merge_kernel
 from personae.kernels.triton.sizes import Gpu, ceil_div, power_of_two
 
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORTEST_SPLIT = 256  # keys; shorter ones cost more in merging than they win
 LISTED = 256  # sequences that a program finds its own among; more are padded to a power of two
 SPLIT_SLOTS = 256  # queries whose sequences may be split, in all: it bounds the scratch memory
@@ -50,77 +59,95 @@ def most_splits_for(max_kv: int, kv_heads: int, processors: int) -> int:
     return max(1, min(ceil_div(max_kv, SHORTEST_SPLIT), power_of_two(max(1, processors // kv_heads))))
 
 
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    window: int | None,
-    gpu: Gpu,
-) -> Tensor:
-    """See `reference.paged_attention`; heads contiguous, tokens may be strided."""
-    tokens, heads, dim = q.shape
-    kv_heads, page_size = k_cache.shape[1:3]
-    group, sequences = heads // kv_heads, batch.kv_length.shape[0]
-    tile = tile_for(batch.max_query, group, dim, q.dtype, gpu)
-    splits = most_splits_for(batch.max_kv, kv_heads, gpu.processors)
-    single = batch.max_query == 1
-    split_queries = 1 if single else min(batch.max_query, max(1, SPLIT_SLOTS // sequences))
-    slots = sequences * split_queries
+class TritonAttention(AttentionBackend):
+    """A plan is the grids and the scratch memory, which its layers use one after the other."""
 
-    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    parts = slots * splits * heads if splits > 1 else 1
-    sums = torch.empty(parts * dim, dtype=torch.float32, device=q.device)
-    stats = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
-    tiles = sequences if single else tokens // (tile.rows // group) + sequences
-    wide = max(16, power_of_two(dim))
-    shared = {
-        "HEADS": heads,
-        "DIM": dim,
-        "WIDE": wide,
-        "KEYS": tile.keys,
-        "SHORTEST": SHORTEST_SPLIT,
-        "WINDOWED": window is not None,
-    }
-    attention_kernel[tiles, kv_heads, splits](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        sums,
-        stats,
-        batch.query_start,
-        batch.kv_length,
-        batch.page_table,
-        sequences,
-        q.stride(0),
-        batch.page_table.stride(0),
-        k_cache.stride(0),
-        scale * math.log2(math.e),
-        window or 0,
-        split_queries,
-        splits,
-        GROUP=group,
-        PAGE=page_size,
-        ROWS=tile.rows,
-        SEQUENCES=0 if single else max(LISTED, power_of_two(sequences)),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **shared,
-    )
-    if splits > 1:
-        merge_kernel[slots, heads](
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._reference = ReferenceAttention()
+
+    def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+        """See AttentionBackend."""
+        if shape.dtype not in TYPES or shape.kv_dtype not in (shape.dtype, FP8):
+            return self._reference.plan(batch, shape)
+        return TritonPlan(batch, shape, self._gpu)
+
+
+class TritonPlan:
+    """The launches of a step's layers; q with contiguous heads, its tokens may be strided."""
+
+    def __init__(self, batch: AttentionBatch, shape: AttentionShape, gpu: Gpu) -> None:
+        self._batch, self._shape = batch, shape
+        group, sequences = shape.heads // shape.kv_heads, batch.kv_length.shape[0]
+        tokens = batch.write_index.shape[0]
+        tile = tile_for(batch.max_query, group, shape.head_dim, shape.dtype, gpu)
+        self._single = batch.max_query == 1
+        self._splits = most_splits_for(batch.max_kv, shape.kv_heads, gpu.processors)
+        self._split_queries = 1 if self._single else min(batch.max_query, max(1, SPLIT_SLOTS // sequences))
+        self._slots = sequences * self._split_queries
+        parts = self._slots * self._splits * shape.heads if self._splits > 1 else 1
+        scratch = partial(torch.empty, dtype=torch.float32, device=batch.kv_length.device)
+        self._sums, self._stats = scratch(parts * shape.head_dim), scratch(parts * 2)
+        self._tiles = sequences if self._single else tokens // (tile.rows // group) + sequences
+        self._shared = {
+            "HEADS": shape.heads,
+            "DIM": shape.head_dim,
+            "WIDE": max(16, power_of_two(shape.head_dim)),
+            "KEYS": tile.keys,
+            "SHORTEST": SHORTEST_SPLIT,
+        }
+        self._constants = {
+            "GROUP": group,
+            "PAGE": shape.page_size,
+            "ROWS": tile.rows,
+            "SEQUENCES": 0 if self._single else max(LISTED, power_of_two(sequences)),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """See AttentionPlan."""
+        batch, windowed = self._batch, {"WINDOWED": window is not None}
+        if q.stride()[1:] != (q.shape[2], 1):
+            return paged_attention(q, k_cache, v_cache, batch, scale, window)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        attention_kernel[self._tiles, self._shape.kv_heads, self._splits](
+            q,
+            k_cache,
+            v_cache,
             out,
-            sums,
-            stats,
+            self._sums,
+            self._stats,
             batch.query_start,
             batch.kv_length,
+            batch.page_table,
+            batch.kv_length.shape[0],
+            q.stride(0),
+            batch.page_table.stride(0),
+            k_cache.stride(0),
+            scale * math.log2(math.e),
             window or 0,
-            split_queries,
-            splits,
-            SPLITS=power_of_two(splits),
-            num_warps=2,
-            **shared,
+            self._split_queries,
+            self._splits,
+            **self._constants,
+            **self._shared,
+            **windowed,
         )
-    return out
+        if self._splits > 1:
+            merge_kernel[self._slots, self._shape.heads](
+                out,
+                self._sums,
+                self._stats,
+                batch.query_start,
+                batch.kv_length,
+                window or 0,
+                self._split_queries,
+                self._splits,
+                SPLITS=power_of_two(self._splits),
+                num_warps=2,
+                **self._shared,
+                **windowed,
+            )
+        return out

@@ -7,18 +7,15 @@ import torch
 from torch import Tensor
 
 from personae.kernels import reference
-from personae.kernels.attention import AttentionBatch
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import Finish, RankTable, WeightPool, WorkList
 from personae.kernels.side_stream import SideStream
-from personae.kernels.triton import attention as triton_attention
 from personae.kernels.triton import pointwise
 from personae.kernels.triton import sampling as triton_sampling
 from personae.kernels.triton import sgmv as triton_sgmv
+from personae.kernels.triton.attention import TYPES, TritonAttention
 from personae.kernels.triton.sizes import Gpu
-
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class TritonOperators:
@@ -26,24 +23,11 @@ class TritonOperators:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.paged_attention = TritonAttention(gpu)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names, and `begin_sgmv`."""
         return {name: getattr(self, name) for name in (*reference.OPERATORS, "begin_sgmv")}
-
-    def paged_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None = None,
-    ) -> Tensor:
-        """See `reference.paged_attention`."""
-        if q.dtype not in TYPES or k_cache.dtype not in (q.dtype, reference.FP8) or not _dense_heads(q):
-            return reference.paged_attention(q, k_cache, v_cache, batch, scale, window)
-        return triton_attention.paged_attention(q, k_cache, v_cache, batch, scale, window, self.gpu)
 
     def sgmv(
         self,

@@ -235,7 +235,9 @@ def test_the_pass_with_the_real_operators_needs_no_value_from_the_device(
     from personae.kernels.triton.sizes import Gpu
 
     operators = TritonOperators(Gpu(132, hopper=True)).by_name()
-    monkeypatch.setattr(registry, "operators", lambda _device: operators)
+    own = {name: registry.Implementation(run) for name, run in operators.items()}
+    monkeypatch.setattr(registry, "operators", lambda _backend: own)
+    monkeypatch.setitem(registry.BACKENDS, "meta", ("triton",))
     meta, layout = torch.device("meta"), MemoryLayout(64, 16, 8, 1024, 512)
     config = read_config(base)
     model = Decoder(config, dtype=torch.bfloat16, device=meta)

@@ -116,10 +116,11 @@ def test_decoding_token_by_token_gives_the_logits_of_transformers_at_every_lengt
     folder = model_folder(family)
     prompt = tokens_of(8, 150)
     truth = hf_logits(hf_model(folder), prompt)
-    growing = PagedSequences(decoder_of(folder), page_size=8)
     with kernels():
-        for index, token in enumerate(prompt):
-            assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
+        decoder = load_model(folder, device=CPU, dtype="float32")
+    growing = PagedSequences(decoder, page_size=8)
+    for index, token in enumerate(prompt):
+        assert relative_error(growing.step({"a": [token]})["a"], truth[index]) < 1e-4
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])

@@ -4,11 +4,21 @@ import random
 
 import pytest
 import torch
-from paged import attention_batch
+from paged import PagedSequences, attention_batch
+from tiny_models import model_folder
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from personae.kernels.attention import append_kv, paged_attention
+from personae.engine.loader import load_model
+from personae.kernels.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionPlan,
+    AttentionShape,
+    ReferenceAttention,
+    append_kv,
+    paged_attention,
+)
 from personae.kernels.reference import QUERY_BLOCK
 from personae.kernels.registry import reference_only
 
@@ -103,3 +113,21 @@ def test_append_writes_the_named_places_and_no_others() -> None:
         assert torch.equal(k_cache[page, :, offset], k[token])
         assert torch.equal(v_cache[page, :, offset], v[token])
     assert k_cache.any(-1).sum() == v_cache.any(-1).sum() == len(places) * 2
+
+
+def test_a_step_is_planned_once_for_layers_with_windows_of_their_own() -> None:
+    class Counting(AttentionBackend):
+        plans = 0
+
+        def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+            self.plans += 1
+            return ReferenceAttention().plan(batch, shape)
+
+    decoder = load_model(model_folder("gemma3"), device=CPU, dtype="float32")
+    chunks = {"a": list(range(5, 60)), "b": [8]}
+    truth = PagedSequences(decoder).step(chunks)
+    decoder._attention = counting = Counting()
+    found = PagedSequences(decoder).step(chunks)
+    assert counting.plans == 1
+    for name, logits in truth.items():
+        torch.testing.assert_close(found[name], logits, atol=1e-4, rtol=1e-4)

@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def cpu() -> dict:
     found = operators()
     assert found, "there is a compiler, so the operators must build"
-    return found
+    return {name: own.run for name, own in found.items()}
 
 
 def close(ours: torch.Tensor, truth: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ has the kernels that knows AVX-512 and no products of bfloat16.
 import ctypes
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from hf import hf_logits, hf_model, quantized, relative_error
-from paged import PagedSequences
+from paged import PagedSequences, layer_by_layer
 from safetensors import safe_open
 from tiny_adapters import lora_shapes, make_adapter_folder
 from tiny_models import VOCAB, model_folder
@@ -29,7 +29,6 @@ from personae.kernels.cpu.build import compile_library, find_compiler, library
 from personae.kernels.cpu.fused import CpuLinear, Fused
 from personae.kernels.decoder import LinearWeights
 from personae.kernels.quantized import QuantizedWeight
-from personae.kernels.registry import reference_only
 from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, work_list
@@ -97,8 +96,9 @@ def skylake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def on_skylake(skylake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder is the one that was compiled for Skylake."""
     fused = Fused(skylake)
-    monkeypatch.setitem(registry.operators("cpu"), "fuse", fused.take)
-    monkeypatch.setitem(registry.operators("cpu"), "pack_quantized", fused.pack_quantized)
+    for name, run in (("fuse", fused.take), ("pack_quantized", fused.pack_quantized)):
+        own = registry.operators("cpu")
+        monkeypatch.setitem(own, name, replace(own[name], run=run))
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS)
@@ -138,7 +138,7 @@ def test_logits_are_those_of_transformers_and_no_worse_than_layer_by_layer(varia
     truth = hf_logits(way.truth(folder), prompt)
     decoder = way.decoder(folder)
     fused = all_logits(decoder, prompt)
-    with reference_only():
+    with layer_by_layer(decoder):
         layered = all_logits(decoder, prompt)
     assert fused.dtype == torch.float32
     errors = [float((found - truth).norm() / truth.norm()) for found in (fused, layered)]
@@ -259,7 +259,7 @@ def test_adapters_change_what_they_change_layer_by_layer(
     lora = batch_of(pool, [None if name is None else slots[name] for name in names], counts)
     fused = {name: logits.clone() for name, logits in PagedSequences(decoder).step(chunks, lora).items()}
     plain = {name: logits.clone() for name, logits in PagedSequences(decoder).step(chunks).items()}
-    with reference_only():
+    with layer_by_layer(decoder):
         layered = PagedSequences(decoder).step(chunks, lora)
     for name in chunks:
         assert relative_error(fused[name], layered[name]) < 0.05
@@ -350,7 +350,7 @@ def test_prompts_with_adapters_are_those_in_float32_and_no_worse_than_the_layers
     found, _ = PagedSequences(decoder).forward(chunks, lora)
     fused = found.clone()
     plain, _ = PagedSequences(decoder).forward(chunks)
-    with reference_only():
+    with layer_by_layer(decoder):
         layered, _ = PagedSequences(decoder).forward(chunks, lora)
     ends = torch.tensor(counts).cumsum(0).tolist()
     errors = [float((found - truth).norm() / truth.norm()) for found in (fused, layered.float())]
@@ -409,7 +409,7 @@ HALVES = pytest.mark.parametrize("way", [Way("halves")], indirect=True)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    backend = registry.operators("cpu")["fuse"].__self__
+    backend = registry.operators("cpu")["fuse"].run.__self__
     return CpuLinear(backend, LinearWeights(weight, None))(x)
 
 

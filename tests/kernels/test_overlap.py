@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged import PagedSequences
+from paged import PagedSequences, layer_by_layer
 from patience import PATIENCE
 from tiny_models import model_folder
 
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
 from personae.kernels.cpu import operators
-from personae.kernels.registry import reference_only
 
 PROMPT = list(range(3, 43))
 
@@ -44,8 +43,8 @@ def test_others_compute_meanwhile_and_the_result_is_the_same(decoder: Decoder) -
     assert torch.equal(hidden, PagedSequences(decoder).forward({"a": PROMPT})[0])
 
 
-@pytest.mark.parametrize("layer_by_layer", [False, True])
-def test_it_is_done_once_and_what_it_raises_is_raised(decoder: Decoder, layer_by_layer: bool) -> None:
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_it_is_done_once_and_what_it_raises_is_raised(decoder: Decoder, in_turn: bool) -> None:
     done = []
 
     def fails() -> None:
@@ -54,7 +53,7 @@ def test_it_is_done_once_and_what_it_raises_is_raised(decoder: Decoder, layer_by
     def forward(overlap: object) -> None:
         PagedSequences(decoder).forward({"a": PROMPT}, overlap=overlap)
 
-    with reference_only() if layer_by_layer else nullcontext():
+    with layer_by_layer(decoder) if in_turn else nullcontext():
         forward(lambda: done.append(True))
         assert done == [True]
         with pytest.raises(LookupError, match="a grammar has a fault"):

@@ -119,14 +119,14 @@ def test_attention_runs_on_tensor_cores_without_spills(
 ) -> None:
     from triton_aot import compiled, launches
 
-    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.attention import TritonAttention
     from personae.kernels.triton.sizes import Gpu
 
     caches = meta(2, 4096, 8, 16, 128, dtype=dtype)
     batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), max_query, max_kv=8192)
     q = meta(63 + max_query, 6144, dtype=dtype)[:, :4096].view(-1, 32, 128)
     with launches() as found:
-        paged_attention(q, caches[0], caches[1], batch, 0.1, window, Gpu(132, hopper=capability == 90))
+        TritonAttention(Gpu(132, hopper=capability == 90))(q, caches[0], caches[1], batch, 0.1, window)
     attention, merge = (compiled(launch, capability, tmp_path) for launch in found)
     for machine in (attention, merge):
         print(max_query, dtype, window, capability, machine)
@@ -147,14 +147,14 @@ def test_attention_runs_on_tensor_cores_without_spills(
 def test_prompts_of_models_with_large_heads_compile_without_spills(capability: int, tmp_path: Path) -> None:
     from triton_aot import compiled, launches
 
-    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.attention import TritonAttention
     from personae.kernels.triton.sizes import Gpu
 
     caches = meta(2, 4096, 4, 16, 256)  # Gemma 3
     batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), max_query=512, max_kv=8192)
     with launches() as found:
         gpu = Gpu(132, hopper=capability == 90)
-        paged_attention(meta(575, 8, 256), caches[0], caches[1], batch, 0.1, 1024, gpu)
+        TritonAttention(gpu)(meta(575, 8, 256), caches[0], caches[1], batch, 0.1, 1024)
     machine = compiled(found[0], capability, tmp_path)
     assert machine.stack == machine.spills == 0
     assert machine.instructions["HGMMA" if capability == 90 else "HMMA"]
@@ -167,7 +167,7 @@ def test_what_takes_most_shared_memory_compiles_for_other_gpus_and_fits(
     """An L40S has less than two thirds of what an A100 has."""
     from triton_aot import compiled, launches
 
-    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.attention import TritonAttention
     from personae.kernels.triton.sgmv import sgmv
     from personae.kernels.triton.sizes import Gpu
 
@@ -180,7 +180,7 @@ def test_what_takes_most_shared_memory_compiles_for_other_gpus_and_fits(
             caches = meta(2, 4096, kv_heads, 16, dim)
             for most in (1, 512):
                 batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), most, max_kv=8192)
-                paged_attention(meta(63 + most, heads, dim), caches[0], caches[1], batch, 0.1, 1024, gpu)
+                TritonAttention(gpu)(meta(63 + most, heads, dim), caches[0], caches[1], batch, 0.1, 1024)
         for tokens in (64, 2048):
             ys = meta(tokens, sum(outputs)).split(list(outputs), dim=1)
             sgmv(meta(tokens, inputs), ys, weight_pools, tables, WorkList(ints(64), ints(64), ints(64)), gpu)
@@ -195,14 +195,14 @@ def test_a_cache_of_fp8_compiles_for_hopper_without_spills(max_query: int, tmp_p
 
     from personae.kernels.reference import FP8
     from personae.kernels.triton import pointwise
-    from personae.kernels.triton.attention import paged_attention
+    from personae.kernels.triton.attention import TritonAttention
     from personae.kernels.triton.sizes import Gpu
 
     caches = meta(2, 4096, 8, 16, 128, dtype=FP8)
     batch = AttentionBatch(ints(65), ints(64), ints(64, 512), ints(64), max_query, max_kv=8192)
     q, k = meta(63 + max_query, 32, 128), meta(64, 8, 128)
     with launches() as found:
-        paged_attention(q, caches[0], caches[1], batch, 0.1, None, Gpu(132, hopper=True))
+        TritonAttention(Gpu(132, hopper=True))(q, caches[0], caches[1], batch, 0.1, None)
         pointwise.append_kv(k, k, caches[0], caches[1], meta(64, dtype=torch.int64))
     for launch in found:
         machine = compiled(launch, 90, tmp_path)

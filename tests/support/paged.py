@@ -1,7 +1,8 @@
 """Drives a decoder over a paged cache whose pages lie anywhere and hold NaN until they are written."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -73,6 +74,16 @@ class PagedSequences:
             chunk = [int(self.step({name: chunk})[name].argmax())]
             answer += chunk
         return answer
+
+
+@contextmanager
+def layer_by_layer(decoder: Decoder) -> Iterator[None]:
+    """Within the block the decoder runs its layers in turn, even if a backend has taken them over."""
+    fused, decoder._fused = decoder._fused, None
+    try:
+        yield
+    finally:
+        decoder._fused = fused
 
 
 def attention_batch(

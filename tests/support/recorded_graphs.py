@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from personae.kernels import reference
+from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
+from personae.kernels.registry import Implementation
 
 REFUSED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh", "aten::masked_select"}
 ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
@@ -107,6 +109,16 @@ class Recording(TorchDispatchMode):
             call.again()
 
 
+class Unplanned(AttentionBackend):
+    """Attention by a function that plans nothing."""
+
+    def __init__(self, run: Callable[..., Tensor]) -> None:
+        self._run = run
+
+    def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+        return lambda q, k, v, scale, window: self._run(q, k, v, batch, scale, window)
+
+
 class RecordedGraphs:
     """The capture; `recordings` has one for each time that it was called, `replays` counts repetitions."""
 
@@ -130,9 +142,11 @@ class RecordedGraphs:
 
         return replay, result
 
-    def operators(self, _device: str) -> dict[str, Callable[..., Any]]:
+    def operators(self, _backend: str) -> dict[str, Implementation]:
         """What stands in for `registry.operators`: the references, each one thing to the recorder."""
-        return {name: self._whole(getattr(reference, name)) for name in OPERATORS}
+        found = {name: self._whole(getattr(reference, name)) for name in OPERATORS}
+        found["paged_attention"] = Unplanned(found["paged_attention"])
+        return {name: Implementation(run) for name, run in found.items()}
 
     def _whole(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def operator(*args: Any, **kwargs: Any) -> Any:

@@ -204,7 +204,7 @@ def measure(findings: Findings, seconds: float, seed: int) -> None:
     """All parts, none begun after so many seconds but the checks."""
     deadline = Deadline.after(seconds - findings.seconds)
     generator = torch.Generator("cuda").manual_seed(seed)
-    operators = registry.operators("cuda")
+    operators = {name: own.run for name, own in registry.operators("triton").items()}
     missing = set(OPERATORS) - operators.keys()
     if missing:
         raise SystemExit(f"no Triton kernels for {', '.join(sorted(missing))} on this GPU")

@@ -1,6 +1,7 @@
 """One decoder layer of the 8B shape out of our kernels and cuBLAS, with weights of its own."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +19,10 @@ from personae.evals.bench.gpu.shapes import (
     noise,
 )
 from personae.kernels.activation import silu_and_mul
-from personae.kernels.attention import AttentionBatch, append_kv, paged_attention
+from personae.kernels.attention import AttentionBatch, AttentionShape, append_kv, attention_backend
 from personae.kernels.norm import add_rms_norm
 from personae.kernels.rotary import rotary
-from personae.kernels.sgmv import WorkList, begin_sgmv
+from personae.kernels.sgmv import WorkList, sgmv_calls
 from personae.kernels.side_stream import SideStream
 
 
@@ -55,12 +56,19 @@ class BenchStep:
     ) -> None:
         self.layers, self.batch, self.adapters, self.work = layers, batch, adapters, work
         self.side_stream = side_stream
+        self._begin_sgmv = sgmv_calls(batch.kv_length.device, torch.bfloat16)
+        backend = attention_backend(batch.kv_length.device, torch.bfloat16)
+        self._plan = partial(
+            backend.plan, shape=AttentionShape(HEADS, KV_HEADS, DIM, PAGE, *[torch.bfloat16] * 2)
+        )
 
     def run(self, x: Tensor, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """All layers, one after the other, as the engine runs them.
 
-        Each run plans its adapters anew, as each step does: a captured run has the plan in its graph.
+        Each run plans its adapters and its attention anew, as each step does: a captured run has the plans in
+        its graph.
         """
+        attend = self._plan(self.batch)
         work = None if self.work is None else replace(self.work, plans={})
         for index, layer in enumerate(self.layers):
             normed, residual = add_rms_norm(x, residual, layer.norms[0], 1e-5)
@@ -69,7 +77,7 @@ class BenchStep:
             q, k, v = q.view(-1, HEADS, DIM), k.view(-1, KV_HEADS, DIM), v.view(-1, KV_HEADS, DIM)
             rotary(q, k, positions, cos, sin)
             append_kv(k, v, layer.caches[0], layer.caches[1], self.batch.write_index)
-            mixed = paged_attention(q, layer.caches[0], layer.caches[1], self.batch, DIM**-0.5)
+            mixed = attend(q, layer.caches[0], layer.caches[1], DIM**-0.5, None)
             mixed = self._linear(work, index, "o", mixed.flatten(1))
             normed, residual = add_rms_norm(mixed, residual, layer.norms[1], 1e-5)
             x = self._linear(work, index, "down", silu_and_mul(self._linear(work, index, "gate_up", normed)))
@@ -80,7 +88,7 @@ class BenchStep:
         if self.adapters is None or work is None:
             return F.linear(x, weight)
         weight_pools, tables = self.adapters.weight_pools[group], self.adapters.tables[group]
-        finish = begin_sgmv(x, weight_pools[index % len(weight_pools)], tables, work, self.side_stream)
+        finish = self._begin_sgmv(x, weight_pools[index % len(weight_pools)], tables, work, self.side_stream)
         y = F.linear(x, weight)
         finish(torch.split(y, list(GROUPS[group][1]), 1))
         return y

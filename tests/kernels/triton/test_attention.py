@@ -77,7 +77,7 @@ def truth(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, scale: float, 
 )
 def test_it_equals_the_reference(mix: str, window: int | None, dtype: torch.dtype) -> None:
     q, k, v, batch = case(MIXES[mix], 6, 2, 16, 16, dtype)
-    found = host.paged_attention(q, k, v, batch, 0.3, window, GPU)
+    found = host.TritonAttention(GPU)(q, k, v, batch, 0.3, window)
     expected = truth(q, k, v, batch, 0.3, window)
     torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -90,7 +90,7 @@ def test_every_shape_of_heads_and_pages_equals_the_reference(
     heads: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype
 ) -> None:
     q, k, v, batch = case([(70, 1), (140, 3)], heads, kv_heads, dim, page_size, dtype)
-    found = host.paged_attention(q, k, v, batch, dim**-0.5, None, GPU)
+    found = host.TritonAttention(GPU)(q, k, v, batch, dim**-0.5, None)
     assert found.dtype == dtype
     expected = truth(q, k, v, batch, dim**-0.5, None)
     torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -101,7 +101,7 @@ def test_every_shape_of_heads_and_pages_equals_the_reference(
 def test_a_cache_of_fp8_is_read_as_what_was_rounded(mix: str, dtype: torch.dtype) -> None:
     q, k, v, batch = case(MIXES[mix], 6, 2, 16, 16, dtype)
     k, v = (cache.to(reference.FP8) for cache in (k, v))
-    found = host.paged_attention(q, k, v, batch, 0.3, None, GPU)
+    found = host.TritonAttention(GPU)(q, k, v, batch, 0.3, None)
     assert found.dtype == dtype
     expected = truth(q, k, v, batch, 0.3, None)
     torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -111,11 +111,11 @@ def test_a_cache_of_fp8_is_read_as_what_was_rounded(mix: str, dtype: torch.dtype
 def test_a_decode_rows_bits_are_the_same_alone_and_in_any_company(window: int | None) -> None:
     rows = [(300, 1), (20, 1), (0, 1), (130, 1)]
     q, k, v, batch = case(rows, 4, 2, 16, 16, torch.float32)
-    together = host.paged_attention(q, k, v, batch, 0.25, window, GPU)
+    together = host.TritonAttention(GPU)(q, k, v, batch, 0.25, window)
     for row, (start, _) in enumerate(rows):
         table = batch.page_table[row, : start // 16 + 1].tolist()
         alone = attention_batch([(start, 1, table)], 16, CPU)
-        one = host.paged_attention(q[row : row + 1], k, v, alone, 0.25, window, GPU)
+        one = host.TritonAttention(GPU)(q[row : row + 1], k, v, alone, 0.25, window)
         assert torch.equal(one[0], together[row])
 
 
@@ -130,7 +130,7 @@ def test_a_graphs_unused_rows_change_nothing_and_read_nothing() -> None:
         max_kv=512,
     )
     padded.page_table[:2] = batch.page_table
-    found = host.paged_attention(q, k, v, padded, 0.25, None, GPU)
+    found = host.TritonAttention(GPU)(q, k, v, padded, 0.25, None)
     torch.testing.assert_close(found, truth(q, k, v, batch, 0.25, None), atol=2e-6, rtol=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_pages_may_lie_further_away_than_32_bits_reach(tmp_path: Path) -> None:
     batch = attention_batch([(0, 5, [2])], 16, CPU)
     new_k, new_v, q = torch.randn(3, 5, 2, 16, generator=torch.Generator().manual_seed(0)).half()
     pointwise.append_kv(new_k, new_v, k, v, batch.write_index)
-    found = host.paged_attention(q, k, v, batch, 0.25, None, GPU)
+    found = host.TritonAttention(GPU)(q, k, v, batch, 0.25, None)
     near = torch.zeros(2, 1, 2, 16, 16, dtype=torch.float16)
     batch.page_table.zero_()
     reference.append_kv(new_k, new_v, near[0], near[1], batch.write_index - 32)

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN)
 
 @pytest.fixture(autouse=True)
 def _in_the_samplers_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "operators", lambda _device: {"choose": OURS.choose})
+    monkeypatch.setattr(
+        registry, "operators", lambda _backend: {"choose": registry.Implementation(OURS.choose)}
+    )
 
 
 @pytest.fixture

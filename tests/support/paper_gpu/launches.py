@@ -23,6 +23,7 @@ from paper_gpu.driver import Mapped
 from paper_gpu.machine import Machine, Mistake
 from paper_gpu.tensors import PaperTensor, leaves, mapped
 from personae.kernels import reference, registry
+from personae.kernels.attention import AttentionBackend, AttentionBatch, AttentionPlan, AttentionShape
 from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 
@@ -52,16 +53,16 @@ def install(machine: Machine, capability: tuple[int, int], patch: pytest.MonkeyP
     patch.setattr(JITFunction, "run", run)
     plain, found = registry.operators, None
 
-    def operators(device_type: str) -> dict[str, Callable[..., Any]]:
+    def operators(backend: str) -> dict[str, registry.Implementation]:
         nonlocal found
-        if device_type != "cuda":
-            return plain(device_type)
+        if backend != "triton":
+            return plain(backend)
         if found is None:
-            from personae.kernels import triton as backend
+            from personae.kernels import triton
 
             found = {
-                name: run if name in ("sgmv", "begin_sgmv") else _whole(machine, name, run)
-                for name, run in backend.operators().items()
+                name: replace(own, run=_own(machine, name, own.run))
+                for name, own in triton.operators().items()
             }
         return found
 
@@ -131,6 +132,28 @@ def _check_pointer(what: str, tensor: PaperTensor) -> None:
         raise Mistake(f"{what} is not on a multiple of 16 bytes: another kernel would be compiled for it")
 
 
+def _own(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    if name == "paged_attention":
+        return _Attention(machine, run)
+    return run if name in ("sgmv", "begin_sgmv") else _whole(machine, name, run)
+
+
+class _Attention(AttentionBackend):
+    """Its plan is the real one, each layer's numbers are the reference's."""
+
+    def __init__(self, machine: Machine, own: AttentionBackend) -> None:
+        self._machine, self._own = machine, own
+
+    def plan(self, batch: AttentionBatch, shape: AttentionShape) -> AttentionPlan:
+        planned = self._own.plan(batch, shape)
+
+        def run(q: Any, k: Any, v: Any, _batch: AttentionBatch, scale: float, window: int | None) -> Any:
+            return planned(q, k, v, scale, window)
+
+        whole = _whole(self._machine, "paged_attention", run)
+        return lambda q, k, v, scale, window: whole(q, k, v, batch, scale, window)
+
+
 def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """An operator whose kernels are on paper: its host's code as it is, its numbers by the reference."""
 
@@ -149,8 +172,7 @@ def _whole(machine: Machine, name: str, run: Callable[..., Any]) -> Callable[...
                 given[1:3] = _asked(
                     sampling["rows_ptr"].sheet, sampling["masks_ptr"].sheet, given[0].shape[1]
                 )
-            with registry.reference_only():
-                found = leaves(truth(*given))
+            found = leaves(truth(*given))
             for target, value in zip(targets, found if targets else [], strict=False):
                 target.copy_(value)
 
