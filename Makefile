@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup clients serve test lint lock eval bench
+.PHONY: setup clients serve test lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -49,6 +49,10 @@ bench: setup
 # Hashes for what constraints.txt pins, of what is needed to run; needs uv on the PATH.
 lock: setup
 	$(BIN)/python tests/support/lock.py
+
+# The tables of docs/operate/options.md.
+docs: setup
+	$(BIN)/python tests/support/options_page.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,12 +13,11 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 from anyio import current_time, to_thread
-from msgspec.structs import replace
 
 from personae.actors.frontend.engine_process import EngineProcess, Progress
 from personae.actors.frontend.frontend import Frontend, LocalClient, ModelInfo, watch_restarts

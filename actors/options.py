@@ -1,44 +1,153 @@
-"""What an engine is asked for, as plain data that travels to the engine core's process."""
+"""The options of the engine, each written once: its type, default, bounds and help.
+
+The command line, the configuration file, `personae.open` and docs/operate/options.md are made from these
+classes and those of `api/options.py`. A class is a group of options; the first line of its docstring is the
+group's title.
+"""
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
+from personae.engine.quantization import QUANTIZATIONS
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-class EngineOptions(msgspec.Struct, frozen=True):
-    """Everything that opening an engine needs; None means that the engine chooses.
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """What `Annotated` says of an option's field. The option's name is the field's, with hyphens.
 
-    `model` is a Hugging Face model folder. Each sub-folder of each folder in `adapters` is an adapter,
-    known by its folder's name; those that come later lie in `adapter_store`, by digest. `served_model_name`
-    is the base's name, or all of its names; else its folder's. `kv_cache_dtype`:
-    "fp8" keeps keys and values in half the memory. `kv_memory` and `adapter_memory` are in bytes, the other
-    sizes are in tokens or sequences; `background_tokens` is what batches may have of a step beside other
-    requests. `secret` is what the tenants' prefix-cache salts are derived from. `cuda_graphs`: on a GPU
-    decode steps are captured as graphs (`engine/graphs.py`). `quantize`: how the base's weights
-    are kept, None for as `dtype` says.
+    `min` and `max` bound a number. `unset` says what None stands for, `metavar` how the help calls a value.
+    `parse` makes a value from its text, `check` returns the value to use; both raise ValueError. A `folder`
+    must exist. `env` is a variable of the environment with a default.
+    """
+
+    help: str
+    min: float | None = None
+    max: float | None = None
+    unset: str | None = None
+    metavar: str | None = None
+    parse: Callable[[str], object] | None = None
+    check: Callable[[Any], object] | None = None
+    folder: bool = False
+    env: str | None = None
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as `2GiB`, `512MB`, `1.5g` or `4096`; GiB is 1024^3, GB and g are 1000^3.
+
+    Raises ValueError for any other text.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is no size; write one like 2GiB, 512MB or 4096")
+    number, unit, binary, _ = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+def parse_quantization(name: str) -> str:
+    """The name of a weight format. Raises ValueError for any other."""
+    if name not in QUANTIZATIONS:
+        raise ValueError(f"{name!r} is not one of {', '.join(map(repr, QUANTIZATIONS))}.")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Model."""
+
+    served_model_name: Annotated[
+        str | tuple[str, ...] | None,
+        OptionInfo("The base's name in requests. Repeat the option for more names.", metavar="NAME"),
+    ] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], OptionInfo("Where the model runs.")] = "auto"
+    dtype: Annotated[Dtype, OptionInfo("The precision of weights and KV cache.")] = "auto"
+    quantize: Annotated[
+        str | None,
+        OptionInfo(
+            "On a CPU, keep the base's weights in 8 or 4.5 bits, so that a token reads fewer bytes.",
+            parse=parse_quantization,
+            metavar=f"[{'|'.join(QUANTIZATIONS)}]",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"],
+        OptionInfo("fp8 keeps keys and values in half the memory (GPUs from Ada and Hopper on)."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        OptionInfo(
+            "Tokens of a sequence, prompt and answer together.",
+            min=1,
+            unset="as many as the model and the memory allow",
+        ),
+    ] = None
+    cuda_graphs: Annotated[
+        bool, OptionInfo("On a GPU, launch a decode step as one graph instead of kernel by kernel.")
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingOptions:
+    """Batching and memory."""
+
+    max_seqs: Annotated[
+        int | None, OptionInfo("Sequences computed in one step.", min=1, unset="64 on a CPU, 256 on a GPU")
+    ] = None
+    max_batch_tokens: Annotated[
+        int | None, OptionInfo("Tokens computed in one step.", min=1, unset="512 on a CPU, 4096 on a GPU")
+    ] = None
+    background_tokens: Annotated[
+        int | None,
+        OptionInfo(
+            "Tokens of a step for batch jobs while other requests run.", min=1, unset="chosen by the engine"
+        ),
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        OptionInfo(
+            "Memory for the KV cache, such as 2GiB. Adapters may borrow half of it.",
+            min=0,
+            parse=parse_size,
+            metavar="SIZE",
+            unset="on a CPU 2GiB, or half of a small memory; most of what is free on a GPU",
+        ),
+    ] = None
+    adapter_memory: Annotated[
+        int | None,
+        OptionInfo(
+            "Memory for adapters on the device.",
+            min=0,
+            parse=parse_size,
+            metavar="SIZE",
+            unset="what the adapters of --adapters need, and some to spare",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EngineOptions(ModelOptions, BatchingOptions):
+    """What an engine is opened with, as plain data that travels to the engine core's process.
+
+    `model` is a Hugging Face model folder or a GGUF file. Each sub-folder of each folder in `adapters` is an
+    adapter, known by its folder's name. Adapters that come later lie in `adapter_store`, by digest. `secret`
+    is what the tenants' prefix-cache salts are derived from. None in any option means that the engine
+    chooses.
     """
 
     model: Path
     adapters: tuple[Path, ...] = ()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    max_model_len: int | None = None
-    max_batch_tokens: int | None = None
-    max_seqs: int | None = None
-    kv_memory: int | None = None
-    adapter_memory: int | None = None
     adapter_store: Path | None = None
-    served_model_name: str | tuple[str, ...] | None = None
     secret: bytes | None = None
-    background_tokens: int | None = None
-    cuda_graphs: bool = True
-    quantize: str | None = None
 
     def base_names(self, own: str) -> tuple[str, ...]:
         """The names of the base, at least one, each once; its `own` if it is given none."""

@@ -159,15 +159,15 @@ def create_app(
         routes=[each.route() for each in OPERATIONS],
         middleware=[
             *([Middleware(Prefix, prefix=settings.root_path)] if settings.root_path else []),
-            *_cross_origin(settings.allowed_origins),
+            *_cross_origin(settings.allowed_origin),
             Middleware(AnthropicErrors),
             Middleware(Gate, settings=settings, metrics=context.metrics),
             Middleware(
                 Access,
                 store=tenants,
                 meter=context.meter,
-                insecure=settings.insecure,
-                origins=settings.allowed_origins,
+                insecure=settings.insecure_no_auth,
+                origins=settings.allowed_origin,
             ),
         ],
         exception_handlers={PersonaeError: personae_error, HTTPException: http_error},

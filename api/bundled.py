@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from personae.api.options import DtypeChoice
+from personae.actors.options import Dtype
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Bundled:
     model: Path
     adapters: tuple[Path, ...]
     name: str
-    dtype: DtypeChoice = "auto"
+    dtype: Dtype = "auto"
 
 
 def bundled(model: Path | None) -> Bundled | None:
@@ -65,13 +65,15 @@ def is_model(path: Path) -> bool:
     return path.is_dir() or is_demo(path) or (path.is_file() and _is_gguf(path))
 
 
-def no_model(path: Path) -> str:
-    """What is said of a path that is no model."""
+def check_model(path: Path) -> Path:
+    """The path, if it may be a model's. Raises ValueError otherwise."""
+    if is_model(path):
+        return path
     if path.exists():
-        return f"'{path}' is no model: that is a folder with a config.json, or a file in GGUF."
+        raise ValueError(f"'{path}' is no model: that is a folder with a config.json, or a file in GGUF.")
     hint = f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
     from_hub = not path.is_absolute() and len(path.parts) == 2
-    return f"'{path}' does not exist.{hint if from_hub else ''}"
+    raise ValueError(f"'{path}' does not exist.{hint if from_hub else ''}")
 
 
 def _is_gguf(path: Path) -> bool:

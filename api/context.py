@@ -126,7 +126,7 @@ class RequestContext:
         Raises RequestError for a timeout that is none.
         """
         arrived = anyio.current_time() if self.arrived is None else self.arrived
-        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_seconds]
+        limits = [timeout if timeout is None else seconds(timeout, "timeout"), self.settings.request_timeout]
         return min(self.patience, *(arrived + limit for limit in limits if limit is not None), math.inf)
 
     def keep(self, size: int) -> None:
@@ -205,7 +205,7 @@ class RequestContext:
         or NotBrief where a template that has to be `brief` is not; one of the request's own never is."""
         family = self.family
         if chat_template is not None:
-            if not self.settings.trust_chat_template:
+            if not self.settings.trust_request_chat_template:
                 raise UnsupportedParameter(
                     "`chat_template` is not served here: the server needs --trust-request-chat-template.",
                     param="chat_template",

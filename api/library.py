@@ -20,14 +20,13 @@ import msgspec
 
 from personae.actors.client import EngineStats
 from personae.api.app import make_door
-from personae.api.bundled import is_model, no_model
 from personae.api.chat import admit as admit_chat
 from personae.api.choices import Part
 from personae.api.completions import admit as admit_completion
 from personae.api.context import RequestContext
 from personae.api.generation import Job
 from personae.api.local import open_engine
-from personae.api.options import ServeOptions, parse_size
+from personae.api.options import ServeOptions, checked
 from personae.api.python_types import with_types
 from personae.api.settings import serve_settings
 from personae.api.stream import AnswerBuilder
@@ -35,7 +34,7 @@ from personae.api.tenants.access import NOBODY_ASKED, Caller
 from personae.api.wire.answers import ChatChunk, ChatCompletion, Completion
 from personae.api.wire.decode import decode
 from personae.api.wire.schema import ChatRequest, CompletionRequest
-from personae.errors import LoadError, ModelLoadError, UnsupportedParameter
+from personae.errors import LoadError, UnsupportedParameter
 
 
 class Engine:
@@ -95,39 +94,29 @@ class Engine:
 
 @asynccontextmanager
 async def open(
-    model: str | Path | None = None,
+    model: str | Path | ServeOptions | None = None,
     *,
-    adapters: str | Path | Sequence[str | Path] = (),
     on_progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> AsyncIterator[Engine]:
     """Open an engine; without a model SmolLM2-135M-Instruct. `options` are those of `personae serve`.
 
-    model: a Hugging Face model folder, a GGUF file, or "demo" for the small synthetic one. adapters: one
-    folder or several, whose sub-folders are adapters.
-    `on_progress(done, total)` is told the bytes loaded, from another thread. Raises LoadError, and TypeError
-    for an option that there is not.
+    model: a Hugging Face model folder, a GGUF file, or "demo" for the small synthetic one; or all options as
+    one `ServeOptions`. adapters: one folder or several, whose sub-folders are adapters. Unless they say
+    otherwise the engine runs `one_process`. `on_progress(done, total)` is told the bytes loaded, from another
+    thread. Raises LoadError, and TypeError for an unknown option.
     """
-    folder = None if model is None else Path(model)
-    if folder is not None and not is_model(folder):
-        raise ModelLoadError(no_model(folder))
-    roots = [adapters] if isinstance(adapters, str | Path) else adapters
-    serve = _checked(ServeOptions(folder, tuple(map(Path, roots)), **{"one_process": True, **options}))
+    if not isinstance(model, ServeOptions):
+        folder = model if model is None else Path(model)
+        model = ServeOptions(folder, **{"one_process": True, **options})
+    elif options:
+        raise TypeError("The options are in ServeOptions already; give no others.")
+    try:
+        serve = checked(model)
+    except ValueError as error:
+        raise LoadError(f"An option is wrong: {error}") from None
     async with open_engine(serve, on_progress) as opened:
         yield Engine(make_door(opened.client, serve_settings(serve, opened)))
-
-
-def _checked(options: ServeOptions) -> ServeOptions:
-    """The options if each is of its type, as no constructor checks; sizes may be texts as `2GiB`. Raises
-    LoadError."""
-    fields = msgspec.structs.asdict(options)
-    try:
-        for name in ("kv_memory", "adapter_memory"):
-            if isinstance(size := fields[name], str):
-                fields[name] = parse_size(size)
-        return msgspec.convert(fields, ServeOptions, dec_hook=lambda type, value: type(value))
-    except (msgspec.ValidationError, ValueError) as error:
-        raise LoadError(f"An option is wrong: {error}.") from None
 
 
 def _check_whole(fields: dict[str, Any]) -> None:

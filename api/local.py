@@ -12,7 +12,8 @@ from personae.actors.in_process import open_in_process
 from personae.actors.multi_process import open_multi_process
 from personae.actors.options import EngineOptions
 from personae.api.bundled import bundled
-from personae.api.options import Opened, ServeOptions
+from personae.api.opened import Opened
+from personae.api.options import ServeOptions, shared
 
 
 @asynccontextmanager
@@ -30,30 +31,15 @@ async def open_engine(
     `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
     Raises LoadError.
     """
-    model, adapters, dtype, name = options.model, options.adapters, options.dtype, options.served_model_name
+    asked = shared(options, EngineOptions)
+    model, adapters = options.model, options.adapters
     if (ours := bundled(model)) is not None:
-        model, adapters, name = ours.model, (*ours.adapters, *adapters), name or ours.name
-        if dtype == "auto" and options.device != "cuda" and options.quantize is None:
-            dtype = ours.dtype
+        model, adapters = ours.model, (*ours.adapters, *adapters)
+        asked["served_model_name"] = options.served_model_name or ours.name
+        if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
+            asked["dtype"] = ours.dtype
     assert model is not None
-    engine_options = EngineOptions(
-        model,
-        adapters,
-        device=options.device,
-        dtype=dtype,
-        kv_cache_dtype=options.kv_cache_dtype,
-        max_model_len=options.max_model_len,
-        max_batch_tokens=options.max_batch_tokens,
-        max_seqs=options.max_seqs,
-        kv_memory=options.kv_memory,
-        adapter_memory=options.adapter_memory,
-        adapter_store=adapter_store,
-        served_model_name=name,
-        secret=secret,
-        background_tokens=options.background_tokens,
-        cuda_graphs=options.cuda_graphs,
-        quantize=options.quantize,
-    )
+    engine_options = EngineOptions(model, adapters, adapter_store, secret, **asked)
     if not options.one_process:
         async with open_multi_process(
             engine_options,

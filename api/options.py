@@ -1,154 +1,272 @@
-"""What `personae serve` is asked for, as plain data."""
+"""The options of the server and of `personae.open`, each written once: its type, default, bounds and help.
+
+Adding an option takes one field in the class of its group, here or in `actors/options.py`, and the code that
+reads it. `api/commands/command_line.py` makes the command line and the configuration file from the fields,
+`make docs` the table in docs/operate/options.md, and `checked` the errors of `personae.open`.
+"""
 
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-import anyio
 import msgspec
-from typer import BadParameter
 
+from personae.actors.options import BatchingOptions, ModelOptions, OptionInfo
+from personae.api.bundled import check_model
 from personae.api.telemetry.logs import LogFormat
-from personae.engine.quantization import QUANTIZATIONS
-from personae.errors import PersonaeError
 
-if TYPE_CHECKING:
-    from personae.actors.client import EngineClient
-    from personae.engine.config import GenerationDefaults
-    from personae.lora.bounds import AdapterBounds
-
-DeviceChoice = Literal["auto", "cpu", "cuda"]
-DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
-KvDtypeChoice = Literal["auto", "fp8"]
 UnknownFields = Literal["refuse", "ignore"]
 
-QUANTIZE_METAVAR = f"[{'|'.join(QUANTIZATIONS)}]"
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9._~/-]*)?")
 
 
-class ServeOptions(msgspec.Struct, frozen=True):
-    """Everything that opening an engine needs; None means that the engine chooses.
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins as browsers send them."""
+    for origin in origins:
+        if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            raise ValueError(f"'{origin}' is no site; write it as https://app.example, with no path.")
+    return origins
 
-    `model` is a Hugging Face model folder, a GGUF file or "demo", None the default (`bundled.py`). Each
-    sub-folder of each folder in `adapters` is an adapter. `kv_memory` and `adapter_memory` are in bytes, the
-    other sizes are in tokens or sequences. `seed` is that of requests that give none. Unless it is in
-    `one_process`, the engine is started again when it dies, `max_restarts` times within a minute, or when a
-    step takes more than `hang_timeout` seconds. A server that is to stop gives answers `drain_timeout`
-    seconds to finish. `request_timeout` is the most seconds that any request may take.
-    `otlp_traces_endpoint` is the URL of an OpenTelemetry collector.
-    `tool_format` and `reasoning_format` are names of formats, or "none". Batches have `batch_concurrency`
-    sequences in the engine, and beside other requests `background_tokens` of a step. `cuda_graphs`: on a
-    GPU decode steps are captured as graphs. `kv_cache_dtype`: "fp8" keeps keys and values in half the memory.
-    `quantize` is how the base's weights are kept, None for as `dtype` says. `jump_forward`: text that a
-    grammar forces is appended without asking the model, unless a request says otherwise.
-    `disable_any_whitespace`: bound JSON has no blanks between its tokens, unless a request says otherwise.
-    `served_model_name` is the base's name, or all of its names. `default_model` answers requests that name
-    none. `unknown_fields` of a request are refused or ignored. `root_path` is the prefix that a proxy puts
-    before every route. With `trust_request_chat_template` requests may bring a chat template.
-    `default_strict`: a schema or function without `strict` is strict.
+
+def _check_prefix(path: str) -> str:
+    """A path prefix, without a slash at its end."""
+    if _PREFIX.fullmatch(path) is None or "//" in path:
+        raise ValueError(f"'{path}' is not a path prefix; write it as /llm.")
+    return path.rstrip("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """Adapters."""
+
+    adapters: Annotated[
+        tuple[Path, ...],
+        OptionInfo(
+            "Each sub-folder is an adapter, served under its name. Can be repeated.",
+            metavar="DIR",
+            folder=True,
+        ),
+    ] = ()
+    adapter_root: Annotated[
+        tuple[Path, ...],
+        OptionInfo(
+            "Admins may load adapters from below this folder. Can be repeated.", metavar="DIR", folder=True
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """Answers."""
+
+    default_model: Annotated[
+        str | None, OptionInfo("Answers requests without a `model`.", metavar="NAME", unset="the base")
+    ] = None
+    tool_format: Annotated[
+        str | None,
+        OptionInfo(
+            "How the model writes tool calls.",
+            metavar="NAME",
+            unset="detected from the model's chat template",
+        ),
+    ] = None
+    reasoning_format: Annotated[
+        str | None,
+        OptionInfo(
+            "How the model writes reasoning.", metavar="NAME", unset="detected from the model's chat template"
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, OptionInfo("Seed of requests that give none.", unset="each request draws its own")
+    ] = None
+    default_strict: Annotated[
+        bool,
+        OptionInfo("Treat a schema or function without `strict` as strict: enforce all of it or refuse it."),
+    ] = False
+    jump_forward: Annotated[
+        bool | None,
+        OptionInfo(
+            "Append text that a grammar forces without asking the model. A request can override this.",
+            unset="on, except where decode steps are graphs",
+        ),
+    ] = None
+    disable_any_whitespace: Annotated[
+        bool,
+        OptionInfo("Write bound JSON without whitespace between its tokens. A request can override this."),
+    ] = False
+    unknown_fields: Annotated[UnknownFields, OptionInfo("What to do about unknown fields in a request.")] = (
+        "refuse"
+    )
+    trust_request_chat_template: Annotated[
+        bool,
+        OptionInfo("Run chat templates that requests bring. Use it only where every client is trusted."),
+    ] = False
+    request_timeout: Annotated[
+        float | None, OptionInfo("Seconds that any request may take, waiting included.", min=0.001)
+    ] = None
+    batch_concurrency: Annotated[
+        int, OptionInfo("Most sequences of batch jobs that are computed at the same time.", min=1)
+    ] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """Tenants and access."""
+
+    data_dir: Annotated[
+        Path | None,
+        OptionInfo(
+            "Where tenants, keys and uploads are kept.", metavar="DIR", unset="they are lost at the end"
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        OptionInfo(
+            "An admin's key, in addition to those in --data-dir. Safer in the environment.",
+            metavar="KEY",
+            env="PERSONAE_SERVER_KEY",
+        ),
+    ] = field(default=None, repr=False)
+    insecure_no_auth: Annotated[bool, OptionInfo("Serve without keys on any address.")] = False
+    allowed_origin: Annotated[
+        tuple[str, ...],
+        OptionInfo(
+            "A site whose pages may send requests (https://app.example); * is any. Can be repeated.",
+            metavar="ORIGIN",
+            check=_check_origins,
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Server."""
+
+    host: Annotated[str, OptionInfo("The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, OptionInfo("The port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000
+    root_path: Annotated[
+        str,
+        OptionInfo(
+            "The prefix under which a proxy serves the API, such as /llm.",
+            metavar="PATH",
+            check=_check_prefix,
+        ),
+    ] = ""
+    drain_timeout: Annotated[
+        float, OptionInfo("Seconds that running answers have to finish when the server stops.", min=0)
+    ] = 30.0
+    log_format: Annotated[LogFormat, OptionInfo("Logs on stderr as text, or as one JSON object a line.")] = (
+        "text"
+    )
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        OptionInfo(
+            "Send traces to an OpenTelemetry collector, such as http://localhost:4318/v1/traces.",
+            metavar="URL",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Engine process."""
+
+    hang_timeout: Annotated[
+        float, OptionInfo("Seconds in one step after which the engine is restarted.", min=2)
+    ] = 60.0
+    max_restarts: Annotated[
+        int, OptionInfo("Restarts of the engine within a minute before the server gives up.", min=0)
+    ] = 5
+    one_process: Annotated[bool, OptionInfo("Run the engine in the server's own process, for debugging.")] = (
+        False
+    )
+
+
+GROUPS = (
+    ModelOptions,
+    BatchingOptions,
+    AdapterOptions,
+    AnswerOptions,
+    ServerOptions,
+    AccessOptions,
+    ProcessOptions,
+)
+
+
+@dataclass(frozen=True)
+class ServeOptions(
+    ModelOptions, BatchingOptions, AdapterOptions, AnswerOptions, ServerOptions, AccessOptions, ProcessOptions
+):
+    """Every option of `personae serve`; `personae.open` takes them, too."""
+
+    model: Annotated[
+        Path | None,
+        OptionInfo(
+            "A Hugging Face model folder, a GGUF file, or `demo` for the small synthetic model.",
+            unset="SmolLM2-135M-Instruct",
+            check=check_model,
+        ),
+    ] = None
+
+
+class Option(NamedTuple):
+    """One option as its class describes it."""
+
+    name: str
+    type: Any
+    default: Any
+    info: OptionInfo
+
+    @property
+    def text(self) -> str:
+        """How the command line spells it."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def options_of(group: type) -> Iterator[Option]:
+    """The options of a group, or of all groups in one class, in the order of the text."""
+    hints = get_type_hints(group, include_extras=True)
+    for each in fields(group):
+        annotated = get_args(hints[each.name])
+        if annotated and isinstance(annotated[-1], OptionInfo):
+            yield Option(each.name, annotated[0], each.default, annotated[-1])
+
+
+def shared(options: Any, kind: type) -> dict[str, Any]:
+    """The values of those options that a class of options has, too."""
+    names = {each.name for each in options_of(kind)} & {each.name for each in options_of(type(options))}
+    return {name: getattr(options, name) for name in names}
+
+
+def checked(options: ServeOptions) -> ServeOptions:
+    """The options with every value checked, and made what it stands for: sizes may be texts such as `2GiB`.
+
+    A dataclass does not check by itself. Raises ValueError, which names the option.
     """
-
-    model: Path | None = None
-    adapters: tuple[Path, ...] = ()
-    device: DeviceChoice = "auto"
-    dtype: DtypeChoice = "auto"
-    kv_cache_dtype: KvDtypeChoice = "auto"
-    max_model_len: int | None = None
-    max_batch_tokens: int | None = None
-    max_seqs: int | None = None
-    kv_memory: int | None = None
-    adapter_memory: int | None = None
-    served_model_name: str | tuple[str, ...] | None = None
-    default_model: str | None = None
-    seed: int | None = None
-    one_process: bool = False
-    max_restarts: int = 5
-    hang_timeout: float = 60.0
-    drain_timeout: float = 30.0
-    request_timeout: float | None = None
-    log_format: LogFormat = "text"
-    otlp_traces_endpoint: str | None = None
-    tool_format: str | None = None
-    reasoning_format: str | None = None
-    batch_concurrency: int = 64
-    background_tokens: int | None = None
-    cuda_graphs: bool = True
-    quantize: str | None = None
-    jump_forward: bool | None = None
-    disable_any_whitespace: bool = False
-    unknown_fields: UnknownFields = "refuse"
-    root_path: str = ""
-    trust_request_chat_template: bool = False
-    default_strict: bool = False
+    values = {each.name: getattr(options, each.name) for each in options_of(ServeOptions)}
+    for each in options_of(ServeOptions):
+        try:
+            values[each.name] = _checked(each, values[each.name])
+        except ValueError as error:
+            raise ValueError(f"`{each.name}`: {str(error).rstrip('.')}.") from None
+    return ServeOptions(**values)
 
 
-async def _never() -> None:
-    await anyio.sleep_forever()
-
-
-def _ignore(error: PersonaeError) -> None:
-    pass
-
-
-def _nothing() -> str:
-    return ""
-
-
-class AccessOptions(msgspec.Struct, frozen=True):
-    """Who may use the server, and what it keeps.
-
-    `data_dir` has the tenants, their keys and their adapters; None keeps nothing. `adapter_roots` are the
-    folders below which admins may load adapters by path. `insecure_no_auth` asks nobody for a key. `api_key`
-    is an admin's, beside those of `data_dir`, and is kept nowhere. Pages of `allowed_origins` may ask from a
-    browser.
-    """
-
-    data_dir: Path | None = None
-    adapter_roots: tuple[Path, ...] = ()
-    insecure_no_auth: bool = False
-    api_key: str | None = None
-    allowed_origins: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An open engine, and what the API wants to know of the model besides.
-
-    `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
-    nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
-    error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
-    """
-
-    client: "EngineClient"
-    defaults: "GenerationDefaults"
-    max_adapters: int | None = None
-    bounds: "AdapterBounds | None" = None
-    lost: Callable[[], Awaitable[None]] = _never
-    end_all: Callable[[PersonaeError], None] = _ignore
-    describe: Callable[[], str] = _nothing
-    about: str = ""
-
-
-def quantization(name: str) -> str:
-    """The option of `--quantize`. Raises BadParameter where there is no such format."""
-    if name not in QUANTIZATIONS:
-        raise BadParameter(f"{name!r} is not one of {', '.join(map(repr, QUANTIZATIONS))}.")
-    return name
-
-
-def parse_size(text: str) -> int:
-    """Bytes in a size such as `2GiB`, `512MB`, `1.5g` or `4096`; GiB is 1024^3, GB and g are 1000^3.
-
-    Raises ValueError when it is none.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no size; write one like 2GiB, 512MB or 4096")
-    number, unit, binary, _ = match.groups()
-    if binary and not unit:
-        raise ValueError(f"{text!r} is no size; write one like 2GiB, 512MB or 4096")
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+def _checked(each: Option, value: Any) -> Any:
+    """One option's value, or what its text stands for. Raises ValueError."""
+    info = each.info
+    if info.parse is not None and isinstance(value, str):
+        value = info.parse(value)
+    if get_origin(each.type) is tuple and isinstance(value, str | Path):
+        value = (value,)
+    value = msgspec.convert(value, each.type, dec_hook=lambda kind, raw: kind(raw))
+    if value is None:
+        return None
+    if info.min is not None and value < info.min:
+        raise ValueError(f"{value} is less than {info.min:g}")
+    if info.max is not None and value > info.max:
+        raise ValueError(f"{value} is more than {info.max:g}")
+    return value if info.check is None else info.check(value)

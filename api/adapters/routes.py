@@ -143,7 +143,7 @@ async def load_lora_adapter(request: Request) -> Response:
     name = _checked(body.lora_name, "lora_name")
     with _as_in_vllm():
         registry.check_name(who, name, body.load_inplace)
-    source = await to_thread.run_sync(_below, body.lora_path, context.settings.adapter_roots)
+    source = await to_thread.run_sync(_below, body.lora_path, context.settings.adapter_root)
     async with registry.stage_in_turn(who.tenant) as folder:
         try:
             await to_thread.run_sync(copy_folder, source, folder, context.settings.max_upload_bytes)

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
 
 import anyio
 import uvloop
@@ -21,7 +22,8 @@ from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
 from personae.api.http.server import HttpServer, bind, url
 from personae.api.local import open_engine
-from personae.api.options import AccessOptions, Opened, ServeOptions
+from personae.api.opened import Opened
+from personae.api.options import ServeOptions
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
 from personae.api.telemetry.tracing import UNTRACED, Tracing
@@ -35,28 +37,28 @@ logger = logging.getLogger(__name__)
 LOST_SECONDS = 5.0  # for load balancers to notice that a server has lost its engine
 
 
-def run(options: ServeOptions, host: str, port: int, access: AccessOptions) -> None:
+def run(options: ServeOptions) -> None:
     """Serve until told to stop. Raises LoadError when the address, the model or an adapter is refused, or
     when others than this machine could use a server that asks nobody for a key; EngineLost when the engine
     fails for good."""
     logs.configure(options.log_format)
-    if (key := access.api_key) is not None and not re.fullmatch("[!-~]+", key):
+    if (key := options.api_key) is not None and not re.fullmatch("[!-~]+", key):
         raise LoadError("--api-key must be printable ASCII without blanks.")
     check_formats(options.tool_format, options.reasoning_format)
-    with bind(host, port) as listener, serving(access.data_dir) as data:
-        tenants = TenantStore(data, access.api_key)
+    with bind(options.host, options.port) as listener, serving(options.data_dir) as data:
+        tenants = TenantStore(data, options.api_key)
         local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-        if not local and not tenants.has_keys() and not access.insecure_no_auth:
-            folder = access.data_dir or "DIR"
+        if not local and not tenants.has_keys() and not options.insecure_no_auth:
+            folder = options.data_dir or "DIR"
             raise LoadError(
-                f"There are no API keys, so {host} would be open to everybody who reaches it. "
+                f"There are no API keys, so {options.host} would be open to everybody who reaches it. "
                 "Make one, and serve from where it is kept:\n"
                 f"  personae tenants create me --data-dir {folder}\n"
                 f"  personae keys create me --admin --data-dir {folder}\n"
-                f"  personae serve --host {host} --data-dir {folder} …\n"
+                f"  personae serve --host {options.host} --data-dir {folder} …\n"
                 "Or give one as PERSONAE_SERVER_KEY, listen on 127.0.0.1, or say --insecure-no-auth."
             )
-        uvloop.run(_serve(options, access, listener, data, tenants))
+        uvloop.run(_serve(options, listener, data, tenants))
         logger.info("stopped")
 
 
@@ -79,9 +81,7 @@ async def serve_until_lost(server: HttpServer, listener: socket.socket, opened: 
         raise EngineLost("The engine failed too often and was not started again; its last words are above.")
 
 
-async def _serve(
-    options: ServeOptions, access: AccessOptions, listener: socket.socket, data: DataDir, tenants: TenantStore
-) -> None:
+async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, tenants: TenantStore) -> None:
     console = Console(stderr=True)
     drawn = console.is_terminal and options.log_format == "text"
     progress = Progress(
@@ -116,8 +116,8 @@ async def _serve(
                 shorten_switch_interval()
                 print(f"personae ready {url(listener)} model={base} adapters={adapters}", flush=True)  # noqa: T201  the answer to the command
 
-            settings = serve_settings(options, opened, access)
-            lasting = access.data_dir is not None
+            settings = serve_settings(options, opened)
+            lasting = options.data_dir is not None
             with (
                 _registry(opened, data) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
@@ -130,7 +130,7 @@ async def _serve(
                     batches=batches,
                     tracing=tracing,
                 )
-                _tell(opened, app.state.context.family, access)
+                _tell(opened, app.state.context.family, options.data_dir)
                 named = options.default_model
                 if named is not None and named not in models:
                     known = registry is not None and registry.find(DEFAULT_TENANT, named) is not None
@@ -150,14 +150,14 @@ async def _serve(
         progress.stop()
 
 
-def _tell(opened: Opened, family: Family, access: AccessOptions) -> None:
+def _tell(opened: Opened, family: Family, data_dir: Path | None) -> None:
     """Write down what was started."""
     tools, reasoning = (format.name if format else "none" for format in (family.tools, family.reasoning))
     if tools == GENERIC:
         tools = f"{GENERIC} (the server describes tools in the system message)"
     if opened.about:
         logger.info("the engine: %s", opened.about)
-    kept = f"data in {access.data_dir}" if access.data_dir else "no data directory"
+    kept = f"data in {data_dir}" if data_dir else "no data directory"
     logger.info("tool format %s, reasoning format %s, %s", tools, reasoning, kept)
 
 

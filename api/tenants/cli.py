@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from personae.api.options import parse_size
+from personae.actors.options import parse_size
+from personae.api.commands.command_line import option_parser
 from personae.errors import LoadError, PersonaeError, StorageFailed
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="
 
 tenants_app = typer.Typer(help="Who may use the server, and how much.", no_args_is_help=True)
 keys_app = typer.Typer(help="The API keys of tenants.", no_args_is_help=True)
-
-
-def size_option(text: str) -> int:
-    """Parses an option such as `2GiB`."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def reporting(command: Callable[P, None]) -> Callable[P, None]:
@@ -90,14 +83,18 @@ Concurrent = Annotated[int | None, _limit("Requests at the same time; 1024 unles
 Adapters = Annotated[int | None, _limit("Adapters at the same time; 256 unless given.", min=0)]
 AdapterBytes = Annotated[
     int | None,
-    _limit("What its adapters may take on the disk; 8GiB unless given.", parser=size_option, metavar="SIZE"),
+    _limit(
+        "What its adapters may take on the disk; 8GiB unless given.",
+        parser=option_parser(parse_size),
+        metavar="SIZE",
+    ),
 ]
 Files = Annotated[int | None, _limit("Files at the same time; 10000 unless given.", min=0)]
 FileBytes = Annotated[
     int | None,
     _limit(
         "Bytes of all its files, results of batches included; 8GiB unless given.",
-        parser=size_option,
+        parser=option_parser(parse_size),
         metavar="SIZE",
     ),
 ]
@@ -109,7 +106,7 @@ BodyBytes = Annotated[
     int | None,
     _limit(
         "Bytes of request bodies that are received at the same time; 64MiB unless given.",
-        parser=size_option,
+        parser=option_parser(parse_size),
         metavar="SIZE",
     ),
 ]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from personae.api.bundled import NAMED
-from personae.api.options import QUANTIZE_METAVAR, quantization
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
-from personae.evals.options import AdaptersOption, ModelOption
+from personae.evals.options import AdaptersOption, ModelOption, QuantizeOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,14 +51,7 @@ def bench(
     ] = None,
     model: ModelOption = None,
     adapters: AdaptersOption = None,
-    quantize: Annotated[
-        str | None,
-        typer.Option(
-            parser=quantization,
-            metavar=QUANTIZE_METAVAR,
-            help="Without --url: how the model's weights are kept.",
-        ),
-    ] = None,
+    quantize: QuantizeOption = None,
     models: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A model to ask; else all that are served. Repeatable."),
@@ -173,10 +165,7 @@ def steps(
     rows: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 64,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 64,
     count: Annotated[int, typer.Option("--steps", min=16, help="Steps.")] = 64,
-    quantize: Annotated[
-        str | None,
-        typer.Option(parser=quantization, metavar=QUANTIZE_METAVAR, help="How the model's weights are kept."),
-    ] = None,
+    quantize: QuantizeOption = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Also which operators the time goes to.")
     ] = False,

@@ -1,8 +1,8 @@
 """What stops a start-up, and the sizes that are chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from safetensors.torch import load_file
 from tiny_adapters import make_adapter_folder
@@ -100,7 +100,7 @@ def test_a_container_with_little_memory_has_a_smaller_cache_and_refuses_a_larger
     monkeypatch.setattr("personae.kernels.memory.memory_limit", lambda: 2**20)
     assert assemble(options).engine_spec.layout.num_pages == pytest.approx(whole * 2**19 / (2 * 2**30), abs=1)
     with pytest.raises(LoadError, match="or container has 1048576"):
-        assemble(msgspec.structs.replace(options, kv_memory=2**20, adapter_memory=2**20))
+        assemble(replace(options, kv_memory=2**20, adapter_memory=2**20))
 
 
 def test_more_than_is_free_now_is_told(monkeypatch, caplog) -> None:

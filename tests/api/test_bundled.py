@@ -6,7 +6,7 @@ import pytest
 from tiny_models import model_folder
 
 from personae.api import bundled as bundled_models
-from personae.api.bundled import DEMO, NAMED, bundled, is_model, no_model, smollm2
+from personae.api.bundled import DEMO, NAMED, bundled, check_model, is_model, smollm2
 
 DEFAULT = "SmolLM2-135M-Instruct"
 
@@ -68,4 +68,7 @@ def test_any_other_model_is_served_as_it_is(tmp_path: Path) -> None:
     assert is_model(file)
     file.write_bytes(b"PK")
     assert not is_model(file)
-    assert no_model(file) == f"'{file}' is no model: that is a folder with a config.json, or a file in GGUF."
+    with pytest.raises(
+        ValueError, match=r"is no model: that is a folder with a config\.json, or a file in GGUF"
+    ):
+        check_model(file)

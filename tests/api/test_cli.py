@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from personae.api.cli import app
-from personae.api.options import AccessOptions, ServeOptions
+from personae.api.options import ServeOptions, options_of
 from personae.api.wire.compat_names import option_here
 
 OPTION = re.compile(r"--[a-z-]+[a-z]")
@@ -27,7 +27,7 @@ PROGRAM = """
 import sys, types
 from contextlib import asynccontextmanager
 from fake_engine import FakeEngine
-from personae.api.options import Opened
+from personae.api.opened import Opened
 from personae.engine.config import GenerationDefaults
 from personae.errors import ModelLoadError
 
@@ -201,7 +201,9 @@ def test_every_option_is_passed_on(
         "--no-cuda-graphs --no-jump-forward --disable-any-whitespace --kv-cache-dtype fp8 --quantize int8 "
         "--default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
-        "--allowed-origin https://a.example --allowed-origin https://b.example"
+        "--allowed-origin https://a.example --allowed-origin https://b.example "
+        "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
+        "--otlp-traces-endpoint http://o --tool-format hermes --reasoning-format none"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -231,14 +233,35 @@ def test_every_option_is_passed_on(
         default_strict=True,
         kv_cache_dtype="fp8",
         quantize="int8",
+        host="::1",
+        port=9,
+        data_dir=Path("d"),
+        adapter_root=(Path("r"),),
+        insecure_no_auth=True,
+        api_key="k",
+        allowed_origin=("https://a.example", "https://b.example"),
+        batch_concurrency=5,
+        background_tokens=6,
+        request_timeout=1.5,
+        log_format="json",
+        otlp_traces_endpoint="http://o",
+        tool_format="hermes",
+        reasoning_format="none",
     )
-    origins = ("https://a.example", "https://b.example")
-    assert asked == [(options, "::1", 9, AccessOptions(Path("d"), (Path("r"),), True, "k", origins))]
+    plain = ServeOptions()
+    same = [
+        each.name
+        for each in options_of(ServeOptions)
+        if getattr(options, each.name) == getattr(plain, each.name)
+    ]
+    assert same == [], "the line above leaves these at their defaults"
+    assert asked == [(options,)]
 
 
 def test_the_defaults_are_loopback_and_nothing_chosen(asked: list[tuple[object, ...]]) -> None:
     assert CliRunner().invoke(app, ["serve"]).exit_code == 0
-    assert asked == [(ServeOptions(), "127.0.0.1", 8000, AccessOptions())]
+    assert asked == [(ServeOptions(),)]
+    assert (ServeOptions().host, ServeOptions().port) == ("127.0.0.1", 8000)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class TestWhoeverIsFirst:
         limit: float | None,
         after: float,
     ) -> None:
-        app = create_app(engine, ApiSettings(request_seconds=limit))
+        app = create_app(engine, ApiSettings(request_timeout=limit))
         asked = body if seconds is None else body | {"timeout": seconds}
         done, took = await visit(app, asked, header)
         assert (done.status, done.error["code"], done.error["type"]) == (
@@ -73,7 +73,7 @@ class TestWhoeverIsFirst:
         limit: float | None,
         after: float,
     ) -> None:
-        app = create_app(engine, ApiSettings(request_seconds=limit))
+        app = create_app(engine, ApiSettings(request_timeout=limit))
         asked = body | {"stream": True} | ({} if seconds is None else {"timeout": seconds})
         done, took = await visit(app, asked, header)
         events = done.events()

@@ -127,7 +127,7 @@ def test_a_key_that_cannot_be_revoked_is_told_to_work_still(
 async def test_the_last_of_a_disk_is_not_taken_by_uploads_batches_and_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    roots = ApiSettings(adapter_roots=(tmp_path / "roots",))
+    roots = ApiSettings(adapter_root=(tmp_path / "roots",))
     folder = tmp_path / "roots" / "poet"
     folder.mkdir(parents=True)
     for name, content in whole().items():

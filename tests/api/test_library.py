@@ -8,6 +8,7 @@ from tiny_adapters import make_adapter_folder
 from tiny_models import model_folder
 
 import personae
+from personae.api.options import ServeOptions
 from personae.errors import LoadError, NotFound, RequestError, UnsupportedParameter
 
 pytestmark = pytest.mark.anyio
@@ -82,6 +83,9 @@ async def test_an_answer_in_chunks_is_not_given_whole_in_its_place(engine) -> No
     [
         ({"device": "gpu"}, "'gpu'"),
         ({"max_seqs": "4"}, "max_seqs"),
+        ({"max_seqs": 0}, "`max_seqs`: 0 is less than 1"),
+        ({"quantize": "int3"}, "`quantize`: 'int3' is not one of"),
+        ({"root_path": "llm"}, "`root_path`: .* write it as /llm"),
         ({"kv_memory": "2 apples"}, "is no size"),
         ({"model": "acme/poet"}, "hf download acme/poet"),
     ],
@@ -97,6 +101,17 @@ async def test_an_option_may_be_written_as_on_the_command_line(tmp_path) -> None
     options = {"adapters": str(tmp_path), "device": "cpu", "kv_memory": "64MiB"}
     async with personae.open(str(model_folder("qwen3")), **options) as engine:
         assert engine.models[1:] == ("poet",)
+
+
+async def test_one_value_with_all_options_opens_an_engine_as_keywords_do() -> None:
+    options = ServeOptions(
+        model_folder("qwen3"), device="cpu", one_process=True, served_model_name=("a", "b")
+    )
+    async with personae.open(options) as engine:
+        assert engine.models == ("a", "b")
+    with pytest.raises(TypeError):
+        async with personae.open(options, max_seqs=3):
+            pass
 
 
 async def test_what_is_left_out_is_not_said_and_a_salt_of_ones_own_parts_the_cache(engine) -> None:

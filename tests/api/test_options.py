@@ -1,7 +1,11 @@
+from dataclasses import fields
+
+import options_page
 import pytest
 
+from personae.actors.options import parse_size
 from personae.api.commands.remote import server_root
-from personae.api.options import parse_size
+from personae.api.options import GROUPS, ServeOptions, options_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +33,14 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize("given", ["h:1", "http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_a_servers_address_may_be_that_of_openais_clients(given: str) -> None:
     assert server_root(given) == "http://h:1"
+
+
+def test_the_page_of_options_is_made_from_the_options() -> None:
+    assert options_page.written() == options_page.tables(), "run `make docs`"
+
+
+def test_every_option_is_in_one_group_and_has_a_sentence_of_help() -> None:
+    grouped = [each.name for group in GROUPS for each in options_of(group)]
+    assert sorted([*grouped, "model"]) == sorted(each.name for each in options_of(ServeOptions))
+    assert sorted([*grouped, "model"]) == sorted(field.name for field in fields(ServeOptions))
+    assert [each.name for each in options_of(ServeOptions) if not each.info.help.endswith(".")] == []

@@ -13,7 +13,7 @@ from uploads import TENSORS, UploadFixture, open_fixture, whole
 from personae.api.adapters.registry import AdapterRecord
 from personae.api.cli import app
 from personae.api.commands.serve import run
-from personae.api.options import AccessOptions, ServeOptions
+from personae.api.options import ServeOptions
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import DEFAULTS, Identity, TenantLimits, TenantStore
 from personae.errors import LoadError
@@ -74,9 +74,9 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(line: str, tmp_path: Path) -
 
 def test_a_server_that_others_reach_does_not_start_without_keys(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"(?s)no API keys.*keys create me.*--insecure-no-auth"):
-        run(ServeOptions(), "0.0.0.0", 0, AccessOptions(tmp_path))
+        run(ServeOptions(host="0.0.0.0", port=0, data_dir=tmp_path))
     with pytest.raises(LoadError, match="no API keys"):
-        run(ServeOptions(), "0.0.0.0", 0, AccessOptions())
+        run(ServeOptions(host="0.0.0.0", port=0))
 
 
 @pytest.mark.parametrize("reason", ["keys", "insecure", "loopback"])
@@ -86,10 +86,11 @@ def test_it_starts_with_keys_or_on_the_loopback_or_when_told_not_to_care(reason:
         TenantStore(data).create_tenant("ann", TenantLimits())
         TenantStore(data).create_key("ann", "tenant")
     data.close()
-    access = AccessOptions(tmp_path, insecure_no_auth=reason == "insecure")
     host = "127.0.0.1" if reason == "loopback" else "0.0.0.0"
+    insecure = reason == "insecure"
+    options = ServeOptions(Path("nowhere"), host=host, port=0, data_dir=tmp_path, insecure_no_auth=insecure)
     with pytest.raises(LoadError, match="nowhere"):  # that is, it comes as far as looking for the model
-        run(ServeOptions(model=Path("nowhere")), host, 0, access)
+        run(options)
 
 
 @pytest.fixture
@@ -185,6 +186,6 @@ def test_a_key_of_the_command_line_is_an_admins_and_closes_the_server(tmp_path: 
         assert store.identify("sesam") is None
         assert not TenantStore(data).has_keys(), "it is kept nowhere"
     with pytest.raises(LoadError, match="--api-key"):
-        run(ServeOptions(), "127.0.0.1", 0, AccessOptions(api_key=""))
+        run(ServeOptions(port=0, api_key=""))
     with pytest.raises(LoadError, match="nowhere"):
-        run(ServeOptions(model=Path("nowhere")), "0.0.0.0", 0, AccessOptions(api_key="sesame"))
+        run(ServeOptions(Path("nowhere"), host="0.0.0.0", port=0, api_key="sesame"))

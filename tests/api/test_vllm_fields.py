@@ -111,7 +111,7 @@ async def test_a_request_may_bring_its_chat_template_where_the_server_allows_it(
         True,
     )
     assert engine.submitted == []
-    app = create_app(engine, ApiSettings(trust_chat_template=True))
+    app = create_app(engine, ApiSettings(trust_request_chat_template=True))
     await chat(app, chat_template=template)
     assert engine.tokenizer.decode(engine.submitted[0].tokens) == "[user] hi"
     async with asgi.client(app) as client:
@@ -122,7 +122,7 @@ async def test_a_request_may_bring_its_chat_template_where_the_server_allows_it(
 
 async def test_a_model_without_a_template_takes_one_from_the_request() -> None:
     engine = FakeEngine(tokenizer=byte_tokenizer(None))
-    app = create_app(engine, ApiSettings(trust_chat_template=True))
+    app = create_app(engine, ApiSettings(trust_request_chat_template=True))
     await chat(app, chat_template="{{ messages[0].content }}")
     assert engine.tokenizer.decode(engine.submitted[0].tokens) == "hi"
 
@@ -143,7 +143,7 @@ async def test_a_model_without_a_template_takes_one_from_the_request() -> None:
     ids=range(9),
 )
 async def test_a_template_that_cannot_be_run_is_refused(template: str, said: str, engine: FakeEngine) -> None:
-    app = create_app(engine, ApiSettings(trust_chat_template=True))
+    app = create_app(engine, ApiSettings(trust_request_chat_template=True))
     response = await post(app, "chat/completions", chat_template=template)
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]

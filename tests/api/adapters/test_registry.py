@@ -230,7 +230,7 @@ def rooted(tmp_path: Path) -> Iterator[tuple[UploadFixture, Path]]:
     folder_of(root / "no-files", {})
     (root / "folders").mkdir()
     (root / "folders" / CONFIG).mkdir()
-    with open_fixture(tmp_path / "data", settings=ApiSettings(adapter_roots=(root,))) as fixture:
+    with open_fixture(tmp_path / "data", settings=ApiSettings(adapter_root=(root,))) as fixture:
         yield fixture, root
 
 

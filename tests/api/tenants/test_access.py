@@ -176,7 +176,7 @@ async def test_pages_of_an_allowed_origin_can_ask_and_read_what_they_are_told(
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization, content-type",
     }
-    with open_fixture(tmp_path, settings=ApiSettings(allowed_origins=("https://app.example",))) as fixture:
+    with open_fixture(tmp_path, settings=ApiSettings(allowed_origin=("https://app.example",))) as fixture:
         key = fixture.key("ann") if keys else None
         async with fixture.client() as client:
             before = await client.options("/v1/chat/completions", headers=page | preflight)
@@ -219,13 +219,13 @@ async def test_a_name_that_leads_here_opens_nothing_without_keys(
             assert (await client.get("/v1/models", headers={"host": host})).status_code == 200, host
     async with fixture.client(fixture.key("ann")) as client:
         assert (await client.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
-    with open_fixture(tmp_path / "other", settings=ApiSettings(insecure=True)) as open_to_all:
+    with open_fixture(tmp_path / "other", settings=ApiSettings(insecure_no_auth=True)) as open_to_all:
         async with open_to_all.client() as client:
             assert (await client.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
 
 
 async def test_insecure_asks_for_no_key_though_there_are_some(tmp_path: Path) -> None:
-    with open_fixture(tmp_path, settings=ApiSettings(insecure=True)) as fixture:
+    with open_fixture(tmp_path, settings=ApiSettings(insecure_no_auth=True)) as fixture:
         fixture.key("ann")
         async with fixture.client() as client:
             assert (await client.get("/v1/models")).status_code == 200

@@ -1,0 +1,45 @@
+"""An open engine, and what the API wants to know of its model."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from personae.errors import PersonaeError
+
+if TYPE_CHECKING:
+    from personae.actors.client import EngineClient
+    from personae.engine.config import GenerationDefaults
+    from personae.lora.bounds import AdapterBounds
+
+
+async def _never() -> None:
+    await anyio.sleep_forever()
+
+
+def _ignore(error: PersonaeError) -> None:
+    pass
+
+
+def _nothing() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open engine, and what the API wants to know of the model besides.
+
+    `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
+    nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
+    error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
+    """
+
+    client: "EngineClient"
+    defaults: "GenerationDefaults"
+    max_adapters: int | None = None
+    bounds: "AdapterBounds | None" = None
+    lost: Callable[[], Awaitable[None]] = _never
+    end_all: Callable[[PersonaeError], None] = _ignore
+    describe: Callable[[], str] = _nothing
+    about: str = ""
