@@ -24,6 +24,7 @@ from personae.api.batches import routes as batch_routes
 from personae.api.batches.manager import BatchManager
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
+from personae.api.console import check, pages
 from personae.api.context import RequestContext, context_of
 from personae.api.family import Family
 from personae.api.files import routes as files
@@ -49,6 +50,7 @@ async def openapi(request: Request) -> Response:
 
 OPERATIONS = (
     chat_completions,
+    check.check_request,
     completions,
     responses.create_response,
     anthropic.create_message,
@@ -80,6 +82,10 @@ OPERATIONS = (
     routes.version,
     routes.metrics,
     openapi,
+    pages.home,
+    pages.console,
+    pages.docs,
+    pages.console_file,
 )
 """Every route there is."""
 

@@ -204,13 +204,7 @@ class Job:
         except (RequestError, Overloaded) as refusal:
             if not isinstance(refusal, GrammarTooSlow):
                 clocks.clear()  # it never began
-            if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
-                refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
-            if isinstance(refusal, BudgetTooSmall):
-                refusal.message = f"`{self.budget_param}` is too small. {refusal.message}"
-                refusal.param = self.budget_param
-            if isinstance(refusal, RequestError):
-                self.rename(refusal)
+            self._place(refusal)
             raise
         except anyio.get_cancelled_exc_class():
             reason = "abort"
@@ -219,6 +213,28 @@ class Job:
             self.context.meter.answer(self.context.caller.identity, self.completion_tokens)
             for clock in clocks.values():
                 clock.end(reason)
+
+    def _place(self, refusal: RequestError | Overloaded) -> None:
+        """Have a refusal of the engine's name the client's fields."""
+        if isinstance(refusal, GrammarError) and refusal.param in (None, *PARAMS.values()):
+            refusal.param = self.bound_by  # a grammar knows its kind, not the field that it came in
+        if isinstance(refusal, BudgetTooSmall):
+            refusal.message = f"`{self.budget_param}` is too small. {refusal.message}"
+            refusal.param = self.budget_param
+        if isinstance(refusal, RequestError):
+            self.rename(refusal)
+
+    async def probe(self) -> None:
+        """Have the first sequence's grammar compiled, and withdraw it before it says anything. Raises what
+        `run` raises before the first token."""
+        self.context.meter.prompt(self.context.caller.identity, self.prompt_tokens, spare=False)
+        try:
+            async with self.context.client.stream(self.logs[:1]) as stream:
+                async for _ in stream:
+                    break
+        except (RequestError, Overloaded) as refusal:
+            self._place(refusal)
+            raise
 
     async def _follow(self, clocks: Mapping[str, SequenceClock], sink: Sink) -> None:
         failure: PersonaeError | None = None

@@ -35,6 +35,7 @@ PAGES = (
     "README.md",
     "docs/guide/batches.md",
     "docs/guide/bench.md",
+    "docs/guide/console.md",
     "docs/guide/examples.md",
     "docs/guide/structured_output.md",
 )

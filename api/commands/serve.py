@@ -119,7 +119,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
             settings = serve_settings(options, opened)
             lasting = options.data_dir is not None
             with (
-                _registry(opened, data) as registry,
+                registry_of(opened, data) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
             ):
                 app = create_app(
@@ -180,7 +180,7 @@ async def _traced(endpoint: str | None) -> AsyncIterator[tuple[Tracing, Callable
 
 
 @contextmanager
-def _registry(opened: Opened, data: DataDir) -> Iterator[Registry | None]:
+def registry_of(opened: Opened, data: DataDir) -> Iterator[Registry | None]:
     """The registry for an engine whose bounds are known."""
     if opened.bounds is None:
         yield None

@@ -1,6 +1,6 @@
 """The lock on every door: who asks is known before anything else happens.
 
-Every route is closed unless it stands in OPEN; a route that is for operators only says so with `admin_only`.
+Every route is closed unless it is in OPEN; a route that is for operators only says so with `admin_only`.
 As long as no key was ever made there is one tenant, `default`, and whoever reaches the server is its admin;
 then the server listens on the loopback only, unless it was told not to care.
 """
@@ -25,10 +25,18 @@ from personae.errors import Forbidden, Unauthorized
 if TYPE_CHECKING:
     from personae.api.tenants.workers import Turn
 
-OPEN = {"/health", "/ready", "/ping"}  # they say yes or no; probes cannot send keys
+_PROBES = frozenset({"/health", "/ready", "/ping"})  # they say yes or no; probes cannot send keys
+_PAGES = frozenset({"/", "/console", "/docs", "/console/{name}"})  # static files; the page asks for a key
+OPEN = _PROBES | _PAGES
+"""The paths of routes that need no key."""
 NOBODY_ASKED = Identity(DEFAULT_TENANT, "admin")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def is_open(path: str) -> bool:
+    """Whether a request to this path needs no key."""
+    return path in OPEN or path.startswith("/console/")
 
 
 class Caller:
@@ -82,11 +90,11 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = Caller(NOBODY_ASKED if scope["path"] in OPEN else self._identify(headers))
+        caller = Caller(NOBODY_ASKED if is_open(scope["path"]) else self._identify(headers))
         scope.setdefault("state", {})["caller"] = caller
         logs.note(tenant=caller.tenant)
         with caller.until_done:
-            if scope["path"] not in OPEN:
+            if not is_open(scope["path"]):
                 reads = scope["method"] in ("GET", "HEAD")  # asking how a batch goes costs nothing
                 caller.until_done.enter_context(self._meter.request(caller.identity, reads=reads))
             await self._app(scope, receive, send)

@@ -70,7 +70,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _ROUTES = {
     "chat": "/v1/chat/completions",
     "completion": "/v1/completions",
-    "docs": "/openapi.json",
     "generate": "/v1/completions",
     "generate_stream": "/v1/completions",
     "healthz": "/health",
@@ -79,7 +78,7 @@ _ROUTES = {
     "livez": "/health",
     "lora-adapters": "/v1/adapters",
     "readyz": "/ready",
-    "redoc": "/openapi.json",
+    "redoc": "/docs",
     "props": "/v1/models",
     "slots": "/metrics",
 }

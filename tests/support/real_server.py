@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import uvloop
@@ -11,11 +11,13 @@ from patience import PATIENCE, eventually
 from personae.actors.client import EngineClient
 from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
+from personae.api.commands.serve import registry_of
 from personae.api.http.server import HttpServer, bind, url
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import serving as data_dir
+from personae.api.tenants.store import TenantStore
 
 
 @dataclass
@@ -34,11 +36,13 @@ def running(options: ServeOptions) -> Iterator[Running]:
     found: dict[str, object] = {}
 
     async def serve() -> None:
-        with data_dir(None) as data, closing(BatchManager(data)) as batches:
-            async with open_engine(options) as opened:
+        with data_dir(None) as data, closing(BatchManager(data)) as batches, ExitStack() as uploads:
+            async with open_engine(options, adapter_store=data.adapters) as opened:
                 found["client"] = opened.client
                 settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
-                app = create_app(opened.client, settings, batches=batches)
+                tenants = TenantStore(data)
+                registry = uploads.enter_context(registry_of(opened, data))
+                app = create_app(opened.client, settings, tenants=tenants, registry=registry, batches=batches)
                 server = HttpServer(app, settings, on_ready=listening.set)
                 found["server"] = server
                 async with batches.running(app.state.context):

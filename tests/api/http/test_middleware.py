@@ -69,7 +69,7 @@ async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app:
         ("//v1/completions", "There is /v1/completions."),
         ("/v1/health", "There is /health."),
         ("/generate", "Here it is /v1/completions."),
-        ("/docs", "Here it is /openapi.json."),
+        ("/redoc", "Here it is /docs."),
         ("/api/chat", "Here it is /v1/chat/completions."),
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/tokenise", "Did you mean /tokenize?"),
@@ -85,7 +85,7 @@ async def test_a_route_that_is_not_there_names_the_one_that_was_meant(
     assert visit.error["message"].endswith(hint) or f"{hint}: " in visit.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/nope", "/v1", "/"])
+@pytest.mark.parametrize("path", ["/v1/nope", "/v1", "/nowhere/at/all"])
 async def test_a_route_that_is_like_none_is_told_those_that_there_are(path: str, app: Starlette) -> None:
     message = (await asgi.Visit(path, {}).run(app)).error["message"]
     said, there = message.removesuffix(".").split(". There are ")

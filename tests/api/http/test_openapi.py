@@ -64,10 +64,10 @@ def test_operations_of_one_kind_have_one_tag() -> None:
     }
 
 
-def test_probes_need_no_key_and_everything_else_says_that_it_does() -> None:
+def test_probes_and_the_console_need_no_key_and_everything_else_says_that_it_does() -> None:
     for path, methods in DESCRIBED["paths"].items():
         for described in methods.values():
-            probe = path in ("/health", "/ready", "/ping")
+            probe = path in ("/health", "/ready", "/ping", "/", "/console", "/docs", "/console/{name}")
             assert (described.get("security") == []) == probe
             assert ("401" in described["responses"]) != probe
 

@@ -1,0 +1,139 @@
+// Adapters: what there is, uploads, removal.
+
+import { html, useState } from "./preact-htm.js";
+import { call, upload } from "./api.js";
+import { Failure, Field, bytes, useAnswer, when } from "./parts.js";
+
+const CONFIG = "adapter_config.json";
+const TENSORS = "adapter_model.safetensors";
+
+function Upload({ done }) {
+  const [name, setName] = useState("");
+  const [files, setFiles] = useState({});
+  const [flags, setFlags] = useState({ replace: false, shared: false });
+  const [share, setShare] = useState(null);
+  const [error, setError] = useState(null);
+  const [over, setOver] = useState(false);
+  const take = (list) => {
+    const found = { ...files };
+    for (const file of list) if (file.name === CONFIG || file.name === TENSORS) found[file.name] = file;
+    setFiles(found);
+    setOver(false);
+  };
+  const send = async (event) => {
+    event.preventDefault();
+    setError(null);
+    const form = new FormData();
+    form.append("name", name);
+    for (const [flag, on] of Object.entries(flags)) if (on) form.append(flag, "true");
+    form.append(CONFIG, files[CONFIG]);
+    form.append(TENSORS, files[TENSORS]);
+    setShare(0);
+    try {
+      const record = await upload("v1/adapters", form, setShare);
+      setFiles({});
+      setName("");
+      done(record);
+    } catch (failure) {
+      setError(failure);
+    }
+    setShare(null);
+  };
+  const ready = name && files[CONFIG] && files[TENSORS] && share === null;
+  return html`<form class="card" onSubmit=${send}>
+    <h3>Upload an adapter</h3>
+    <${Field} label="Name"><input required value=${name} onInput=${(event) => setName(event.target.value)} /><//>
+    <label
+      class=${over ? "drop over" : "drop"}
+      onDragOver=${(event) => {
+        event.preventDefault();
+        setOver(true);
+      }}
+      onDragLeave=${() => setOver(false)}
+      onDrop=${(event) => {
+        event.preventDefault();
+        take(event.dataTransfer.files);
+      }}
+    >
+      <span>Drop <code>${CONFIG}</code> and <code>${TENSORS}</code> here, or choose them</span>
+      <input type="file" multiple aria-label="Files of the adapter" onChange=${(event) => take(event.target.files)} />
+    </label>
+    <ul class="files">
+      ${[CONFIG, TENSORS].map(
+        (one) => html`<li class=${files[one] ? "good" : ""}>${one}${files[one] ? `: ${bytes(files[one].size)}` : " is missing"}</li>`,
+      )}
+    </ul>
+    ${["replace", "shared"].map(
+      (flag) =>
+        html`<label class="check"
+          ><input
+            type="checkbox"
+            checked=${flags[flag]}
+            onChange=${(event) => setFlags({ ...flags, [flag]: event.target.checked })}
+          />
+          ${flag === "replace" ? "Replace an adapter of this name" : "Share with all tenants (admins)"}</label
+        >`,
+    )}
+    ${share !== null &&
+    html`<label class="progress"
+      >${share < 1 ? "Sending" : "The server checks it"} <progress value=${share} max="1"></progress
+    ></label>`}
+    <${Failure} error=${error} />
+    <button class="primary" disabled=${!ready}>Upload</button>
+  </form>`;
+}
+
+function Card({ adapter, remove }) {
+  const ranks = [...new Set(Object.values(adapter.ranks))].join(", ");
+  return html`<article class="card adapter">
+    <h3>${adapter.name}</h3>
+    <dl>
+      <div><dt>Version</dt><dd>${adapter.version}</dd></div>
+      <div><dt>Ranks</dt><dd>${ranks}</dd></div>
+      <div><dt>Modules</dt><dd>${adapter.targets.join(", ")}</dd></div>
+      <div><dt>Size</dt><dd>${bytes(adapter.bytes)}</dd></div>
+      <div><dt>Created</dt><dd>${when(adapter.created)}</dd></div>
+      ${adapter.tenant && html`<div><dt>Tenant</dt><dd>${adapter.tenant}</dd></div>`}
+      ${adapter.traits.length > 0 && html`<div><dt>Besides LoRA</dt><dd>${adapter.traits.join(", ")}</dd></div>`}
+      <div><dt>Shared</dt><dd>${adapter.shared ? "with all tenants" : "no"}</dd></div>
+      <div><dt>SHA-256</dt><dd><code>${adapter.sha256.slice(0, 16)}…</code></dd></div>
+    </dl>
+    <button type="button" class="danger" onClick=${remove}>Delete</button>
+  </article>`;
+}
+
+export function Adapters({ models, refresh }) {
+  const [list, error, again] = useAnswer(() => call("GET", "v1/adapters"));
+  const [told, setTold] = useState("");
+  const [failure, setFailure] = useState(null);
+  const changed = (text) => {
+    setTold(text);
+    again();
+    refresh();
+  };
+  const remove = async (adapter) => {
+    if (!confirm(`Delete the adapter ${adapter.name}?`)) return;
+    try {
+      await call("DELETE", `v1/adapters/${encodeURIComponent(adapter.name)}`);
+      setFailure(null);
+      changed(`${adapter.name} was deleted.`);
+    } catch (one) {
+      setFailure(one);
+    }
+  };
+  const uploaded = new Set((list?.data ?? []).map((one) => one.name));
+  const fixed = models.filter((model) => model.parent && !uploaded.has(model.id));
+  return html`<div class="pair">
+    <div>
+      <p role="status" class="good">${told}</p>
+      <${Failure} error=${failure} />
+      ${error?.status === 404
+        ? html`<p>This server takes no uploads.</p>`
+        : html`<${Failure} error=${error} />`}
+      ${list?.data.map((adapter) => html`<${Card} adapter=${adapter} remove=${() => remove(adapter)} />`)}
+      ${fixed.length > 0 &&
+      html`<div class="card"><h3>From the server's start</h3><ul>${fixed.map((one) => html`<li>${one.id}</li>`)}</ul></div>`}
+    </div>
+    <${Upload} done=${(record) => changed(`${record.name} was uploaded and checked (version ${record.version}).`)} />
+  </div>`;
+}

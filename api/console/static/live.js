@@ -1,0 +1,132 @@
+// What the server does now, from /metrics every two seconds.
+
+import { html, useRef, useState } from "./preact-htm.js";
+import { text } from "./api.js";
+import { Chart } from "./chart.js";
+import { parse, percentile, sum } from "./metrics.js";
+import { Failure, bytes, useEvery } from "./parts.js";
+
+const SECONDS = 2;
+const KEPT = 150; // five minutes
+const BACK = 15; // scrapes that percentiles look back: half a minute
+
+const FIRST = "vllm:time_to_first_token_seconds";
+const GAP = "vllm:inter_token_latency_seconds";
+
+function point(now, before, back, seconds) {
+  const rate = (name, labels) => (before ? (sum(now, name, labels) - sum(before, name, labels)) / seconds : null);
+  const share = (part, whole) => {
+    const all = sum(now, whole) - sum(back ?? new Map(), whole);
+    return all > 0 ? (sum(now, part) - sum(back ?? new Map(), part)) / all : null;
+  };
+  return {
+    tokens: rate("vllm:generation_tokens_total"),
+    prompt: rate("vllm:prompt_tokens_total"),
+    requests: rate("vllm:request_success_total"),
+    running: sum(now, "vllm:num_requests_running"),
+    waiting: sum(now, "vllm:num_requests_waiting"),
+    kv: sum(now, "vllm:kv_cache_usage_perc"),
+    hits: share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+    first50: percentile(now, back, FIRST, 0.5),
+    first95: percentile(now, back, FIRST, 0.95),
+    gap50: percentile(now, back, GAP, 0.5),
+    gap95: percentile(now, back, GAP, 0.95),
+  };
+}
+
+const rate = (value) => (value == null ? "–" : `${value >= 100 ? Math.round(value) : value.toFixed(1)}/s`);
+const whole = (value) => (value == null ? "–" : String(Math.round(value)));
+const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(1)} %`);
+const time = (value) => (value == null ? "–" : value < 1 ? `${(1000 * value).toFixed(0)} ms` : `${value.toFixed(2)} s`);
+
+function Queue({ metrics }) {
+  const rows = new Map();
+  for (const { labels, value } of metrics.get("personae:adapter_sequences") ?? []) {
+    if (!rows.has(labels.adapter)) rows.set(labels.adapter, {});
+    rows.get(labels.adapter)[labels.state] = value;
+  }
+  return html`<div class="card">
+    <h3>Adapters at work</h3>
+    ${rows.size
+      ? html`<table>
+          <thead>
+            <tr>
+              <th scope="col">Adapter</th>
+              <th scope="col">Running</th>
+              <th scope="col">Waiting</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${[...rows].map(
+              ([name, states]) =>
+                html`<tr>
+                  <td>${name}</td>
+                  <td>${states.running ?? 0}</td>
+                  <td>${states.waiting ?? 0}</td>
+                </tr>`,
+            )}
+          </tbody>
+        </table>`
+      : html`<p>None.</p>`}
+  </div>`;
+}
+
+function Facts({ metrics }) {
+  const facts = [
+    ["Ready", sum(metrics, "personae:ready") ? "yes" : "no"],
+    ["Backlog", time(sum(metrics, "personae:backlog_seconds"))],
+    ["Preemptions", whole(sum(metrics, "vllm:num_preemptions_total"))],
+    ["Engine restarts", whole(sum(metrics, "personae:back_restarts_total"))],
+    ["Steps", whole(sum(metrics, "personae:steps_total"))],
+    ["Forced tokens", whole(sum(metrics, "personae:jumped_tokens_total"))],
+    ["KV pages", whole(sum(metrics, "personae:kv_pages"))],
+    ["KV pages lent to adapters", whole(sum(metrics, "personae:kv_pages_lent"))],
+    ["Adapters on the device", whole(sum(metrics, "personae:adapters_held", { place: "device" }))],
+    ["Adapters on the host", whole(sum(metrics, "personae:adapters_held", { place: "host" }))],
+    ["Host memory of adapters", bytes(sum(metrics, "personae:adapter_host_bytes"))],
+    ["Adapter evictions", whole(sum(metrics, "personae:adapter_evictions_total"))],
+  ];
+  return html`<div class="card">
+    <h3>State</h3>
+    <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+  </div>`;
+}
+
+export function Live({ shown }) {
+  const scrapes = useRef([]);
+  const points = useRef([]);
+  const [error, setError] = useState(null);
+  const [, drawn] = useState(0);
+  useEvery(
+    SECONDS,
+    async () => {
+      if (!shown) return;
+      try {
+        const metrics = parse(await text("metrics"));
+        const at = performance.now() / 1000;
+        const last = scrapes.current.at(-1);
+        const back = scrapes.current.at(-BACK) ?? scrapes.current[0];
+        points.current = [...points.current, point(metrics, last?.metrics, back?.metrics, at - (last?.at ?? at))].slice(-KEPT);
+        scrapes.current = [...scrapes.current, { at, metrics }].slice(-BACK - 1);
+        setError(null);
+        drawn(at);
+      } catch (failure) {
+        setError(failure);
+      }
+    },
+    [shown],
+  );
+  const latest = scrapes.current.at(-1)?.metrics;
+  const line = (name, field) => ({ name, values: points.current.map((one) => one[field]) });
+  return html`<${Failure} error=${error} />
+    ${latest &&
+    html`<div class="charts">
+        <${Chart} title="Tokens" say=${rate} series=${[line("written", "tokens"), line("prompts", "prompt")]} />
+        <${Chart} title="Sequences" say=${whole} series=${[line("running", "running"), line("waiting", "waiting")]} />
+        <${Chart} title="Ended" say=${rate} series=${[line("sequences", "requests")]} />
+        <${Chart} title="First token" say=${time} series=${[line("median", "first50"), line("95 %", "first95")]} />
+        <${Chart} title="Between tokens" say=${time} series=${[line("median", "gap50"), line("95 %", "gap95")]} />
+        <${Chart} title="KV memory and prefix hits" say=${percent} series=${[line("KV in use", "kv"), line("hits", "hits")]} />
+      </div>
+      <div class="pair"><${Facts} metrics=${latest} /><${Queue} metrics=${latest} /></div>`}`;
+}

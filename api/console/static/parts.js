@@ -1,0 +1,68 @@
+// Small parts that several tabs have.
+
+import { html, useEffect, useRef, useState } from "./preact-htm.js";
+
+export function Field({ label, children, hint, wide }) {
+  return html`<label class=${wide ? "field wide" : "field"}>
+    <span>${label}</span>${children}${hint && html`<small>${hint}</small>`}
+  </label>`;
+}
+
+export function Failure({ error }) {
+  if (!error) return null;
+  return html`<p class="failure" role="alert">
+    ${error.param && html`<code>${error.param}</code> `}${error.message}
+  </p>`;
+}
+
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (number >= 1024 && unit < units.length - 1) {
+    number /= 1024;
+    unit += 1;
+  }
+  return `${number < 10 && unit ? number.toFixed(1) : Math.round(number)} ${units[unit]}`;
+}
+
+export function when(seconds) {
+  return seconds == null ? "–" : new Date(seconds * 1000).toLocaleString();
+}
+
+export function Copy({ text, children }) {
+  const [done, setDone] = useState(false);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text());
+      setDone(true);
+      setTimeout(() => setDone(false), 1500);
+    } catch {
+      setDone(false);
+    }
+  };
+  return html`<button type="button" onClick=${copy}>${done ? "Copied" : children}</button>`;
+}
+
+// Calls `work` now and every so many seconds while the page is looked at.
+export function useEvery(seconds, work, dependencies = []) {
+  const latest = useRef(work);
+  latest.current = work;
+  useEffect(() => {
+    const tick = () => document.visibilityState === "visible" && latest.current();
+    tick();
+    const timer = setInterval(tick, seconds * 1000);
+    return () => clearInterval(timer);
+  }, dependencies);
+}
+
+// What a request brought: [value, error, ask again].
+export function useAnswer(ask, dependencies = []) {
+  const [state, setState] = useState([null, null]);
+  const again = () =>
+    ask().then(
+      (value) => setState([value, null]),
+      (error) => setState([null, error]),
+    );
+  useEffect(() => void again(), dependencies);
+  return [...state, again];
+}

@@ -1,0 +1,292 @@
+// Two columns that answer the same conversation: base and adapter, or two adapters.
+
+import { html, useEffect, useRef, useState } from "./preact-htm.js";
+import { call, stream, url } from "./api.js";
+import { Answer, Turn } from "./answer.js";
+import { Copy, Failure, Field } from "./parts.js";
+import { KINDS, asCurl, asJavaScript, asPython, binding, chatBody } from "./request.js";
+import { Verdict } from "./verdict.js";
+
+const START = {
+  system: "",
+  temperature: "",
+  topP: "",
+  topK: "",
+  maxTokens: "256",
+  seed: "",
+  thinking: "default",
+  logprobs: false,
+  kind: "none",
+  source: "",
+  strict: true,
+  tools: "",
+  toolChoice: "auto",
+};
+
+function Sampling({ options, set }) {
+  const input = (name, label, more) =>
+    html`<${Field} label=${label}>
+      <input type="number" step="any" value=${options[name]} placeholder="default" ...${more} onInput=${set(name)} />
+    <//>`;
+  return html`<details class="card" open>
+    <summary>Sampling</summary>
+    <div class="grid">
+      ${input("temperature", "Temperature", { min: 0, max: 2, step: 0.1 })}
+      ${input("topP", "Top p", { min: 0, max: 1, step: 0.05 })} ${input("topK", "Top k", { min: 0, step: 1 })}
+      ${input("maxTokens", "Most tokens", { min: 1, step: 1 })} ${input("seed", "Seed", { step: 1 })}
+      <${Field} label="Reasoning">
+        <select value=${options.thinking} onChange=${set("thinking")}>
+          <option value="default">as the model does</option>
+          <option value="on">on</option>
+          <option value="off">off</option>
+        </select>
+      <//>
+      <label class="check">
+        <input type="checkbox" checked=${options.logprobs} onChange=${set("logprobs", "checked")} /> Token probabilities
+      </label>
+    </div>
+  </details>`;
+}
+
+function Binding({ options, set, model }) {
+  const [verdict, setVerdict] = useState(null);
+  const [error, setError] = useState(null);
+  const needed = options.kind !== "none" || options.tools.trim();
+  useEffect(() => {
+    setVerdict(null);
+    setError(null);
+    if (!needed) return undefined;
+    const abort = new AbortController();
+    const timer = setTimeout(async () => {
+      try {
+        const body = { model, messages: [{ role: "user", content: "hi" }], ...binding(options) };
+        setVerdict(await call("POST", "v1/chat/completions/check", body, abort.signal));
+      } catch (failure) {
+        if (!abort.signal.aborted) setError(failure);
+      }
+    }, 500);
+    return () => {
+      clearTimeout(timer);
+      abort.abort();
+    };
+  }, [options.kind, options.source, options.strict, options.tools, options.toolChoice, model]);
+  return html`<details class="card" open>
+    <summary>Shape of the answer</summary>
+    <${Field} label="Bound by">
+      <select value=${options.kind} onChange=${set("kind")}>
+        ${Object.entries(KINDS).map(([id, name]) => html`<option value=${id}>${name}</option>`)}
+      </select>
+    <//>
+    ${options.kind !== "none" &&
+    html`<${Field} label=${KINDS[options.kind]} wide>
+      <textarea class="code" rows="8" spellcheck=${false} value=${options.source} onInput=${set("source")}></textarea>
+    <//>`}
+    ${options.kind === "schema" &&
+    html`<label class="check">
+      <input type="checkbox" checked=${options.strict} onChange=${set("strict", "checked")} /> Strict: enforce all or
+      refuse
+    </label>`}
+    <details open=${Boolean(options.tools)}>
+      <summary>Tools</summary>
+      <${Field} label="Tools, as JSON" wide>
+        <textarea class="code" rows="6" spellcheck=${false} value=${options.tools} onInput=${set("tools")}></textarea>
+      <//>
+      <${Field} label="Choice">
+        <select value=${options.toolChoice} onChange=${set("toolChoice")}>
+          <option value="auto">auto</option>
+          <option value="required">required</option>
+          <option value="none">none</option>
+        </select>
+      <//>
+    </details>
+    <${Failure} error=${error} />
+    ${verdict && html`<${Verdict} verdict=${verdict} />`}
+  </details>`;
+}
+
+function Column({ index, column, models, change, close, options }) {
+  const copies = () => {
+    const body = chatBody(column.model, options, column.messages);
+    return body.messages.length ? body : { ...body, messages: [{ role: "user", content: "Hello!" }] };
+  };
+  const address = url("").href;
+  return html`<article class="column card" aria-label=${`Column ${index + 1}`}>
+    <div class="bar">
+      <select
+        aria-label=${`Model of column ${index + 1}`}
+        value=${column.model}
+        onChange=${(event) => change({ model: event.target.value })}
+      >
+        ${models.map((model) => html`<option value=${model.id}>${model.id}${model.parent ? " (adapter)" : ""}</option>`)}
+      </select>
+      ${close && html`<button type="button" class="quiet" onClick=${close}>Close</button>`}
+    </div>
+    <div class="talk" aria-live="polite">
+      ${column.messages.map(
+        (message, place) =>
+          html`<${Turn}
+            message=${message}
+            answer=${(result) =>
+              change({
+                messages: [...column.messages.slice(0, place), { ...message, content: result }, ...column.messages.slice(place + 1)],
+              })}
+          />`,
+      )}
+      ${column.running && html`<${Answer} answer=${column.running} />`}
+      <${Failure} error=${column.error} />
+    </div>
+    <div class="bar">
+      <${Copy} text=${() => asCurl(address, copies())}>Copy as curl<//>
+      <${Copy} text=${() => asPython(address, copies())}>Python<//>
+      <${Copy} text=${() => asJavaScript(address, copies())}>JavaScript<//>
+    </div>
+  </article>`;
+}
+
+export function Playground({ models }) {
+  const [options, setOptions] = useState(START);
+  const [columns, setColumns] = useState([{ model: models[0].id, messages: [] }]);
+  const [prompt, setPrompt] = useState("");
+  const running = useRef(new Map());
+  const [busy, setBusy] = useState(false);
+  const set =
+    (name, property = "value") =>
+    (event) =>
+      setOptions((now) => ({ ...now, [name]: event.target[property] }));
+  const change = (index, what) =>
+    setColumns((now) => now.map((one, at) => (at === index ? { ...one, ...what } : one)));
+
+  const run = async (index, column, messages) => {
+    const abort = new AbortController();
+    running.current.set(index, abort);
+    const answer = { content: "", reasoning: "", calls: [], tokens: [], finish: null, began: performance.now() };
+    let drawn = 0;
+    const draw = () => {
+      if (drawn) return;
+      drawn = requestAnimationFrame(() => {
+        drawn = 0;
+        if (running.current.has(index)) change(index, { running: { ...answer } });
+      });
+    };
+    change(index, { messages, running: answer, error: null });
+    try {
+      const body = { ...chatBody(column.model, options, messages), stream: true, stream_options: { include_usage: true } };
+      for await (const chunk of stream("v1/chat/completions", body, abort.signal)) {
+        take(answer, chunk);
+        draw();
+      }
+    } catch (error) {
+      if (!abort.signal.aborted) change(index, { error });
+    }
+    running.current.delete(index);
+    change(index, { running: null, messages: [...messages, ...asMessages(answer)] });
+    setBusy(running.current.size > 0);
+  };
+
+  const send = (event) => {
+    event.preventDefault();
+    const said = prompt.trim() ? [{ role: "user", content: prompt }] : [];
+    if (!said.length && !columns.some((column) => column.messages.at(-1)?.role === "tool")) return;
+    setPrompt("");
+    setBusy(true);
+    columns.forEach((column, index) => run(index, column, [...column.messages, ...said]));
+  };
+  const stop = () => running.current.forEach((abort) => abort.abort());
+  const keys = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !busy) send(event);
+  };
+  const other = models.find((model) => model.id !== columns[0].model) ?? models[0];
+
+  return html`<div class="playground">
+    <aside>
+      <${Field} label="System prompt" wide>
+        <textarea rows="3" value=${options.system} onInput=${set("system")}></textarea>
+      <//>
+      <${Sampling} options=${options} set=${set} />
+      <${Binding} options=${options} set=${set} model=${columns[0].model} />
+    </aside>
+    <div class="columns">
+      <div class="pair">
+        ${columns.map(
+          (column, index) =>
+            html`<${Column}
+              index=${index}
+              column=${column}
+              models=${models}
+              options=${options}
+              change=${(what) => change(index, what)}
+              close=${index > 0 && !busy && (() => setColumns((now) => now.slice(0, 1)))}
+            />`,
+        )}
+      </div>
+      <form class="prompt card" onSubmit=${send}>
+        <textarea
+          aria-label="Message"
+          rows="2"
+          placeholder="Say something; Enter sends, Shift+Enter breaks the line"
+          value=${prompt}
+          onInput=${(event) => setPrompt(event.target.value)}
+          onKeyDown=${keys}
+        ></textarea>
+        <div class="bar">
+          ${busy
+            ? html`<button type="button" onClick=${stop}>Stop</button>`
+            : html`<button class="primary">Send</button>`}
+          ${columns.length === 1 &&
+          html`<button
+            type="button"
+            disabled=${busy}
+            onClick=${() => setColumns((now) => [...now, { model: other.id, messages: [] }])}
+          >
+            Compare
+          </button>`}
+          <button
+            type="button"
+            class="quiet"
+            disabled=${busy}
+            onClick=${() => setColumns((now) => now.map((one) => ({ model: one.model, messages: [] })))}
+          >
+            Clear
+          </button>
+        </div>
+      </form>
+    </div>
+  </div>`;
+}
+
+function take(answer, chunk) {
+  if (chunk.usage) answer.usage = chunk.usage;
+  for (const choice of chunk.choices) {
+    const delta = choice.delta;
+    answer.content += delta.content ?? "";
+    answer.reasoning += delta.reasoning_content ?? "";
+    for (const call of delta.tool_calls ?? []) {
+      const known = (answer.calls[call.index] ??= { id: call.id, name: "", arguments: "" });
+      known.name += call.function?.name ?? "";
+      known.arguments += call.function?.arguments ?? "";
+    }
+    answer.tokens.push(...(choice.logprobs?.content ?? []));
+    if (choice.finish_reason) {
+      answer.finish = choice.finish_reason;
+      answer.validation = choice.personae?.validation;
+      answer.seconds = (performance.now() - answer.began) / 1000;
+    }
+  }
+}
+
+// An answer as messages of the history: what was said, and a place for the result of each call.
+function asMessages(answer) {
+  if (!answer.content && !answer.calls.length && !answer.reasoning) return [];
+  const message = { role: "assistant", content: answer.content };
+  Object.defineProperty(message, "answer", { value: answer }); // for this page alone: it is not sent
+  if (answer.reasoning) message.reasoning_content = answer.reasoning;
+  if (answer.calls.length) {
+    message.tool_calls = answer.calls.map((one) => ({
+      id: one.id,
+      type: "function",
+      function: { name: one.name, arguments: one.arguments },
+    }));
+  }
+  const results = answer.calls.map((one) => ({ role: "tool", tool_call_id: one.id, content: "" }));
+  return [message, ...results];
+}

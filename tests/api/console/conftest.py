@@ -1,0 +1,46 @@
+"""A real Chromium, without a window. Tests that need one are skipped where there is none."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from real_server import Running, running
+
+from personae.api.bundled import NAMED
+from personae.api.options import ServeOptions
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """For one module: Playwright keeps an event loop in this thread, where other tests have their own."""
+    if CHROMIUM is None:
+        assert os.environ.get("PERSONAE_CLIENTS") != "required", "CI must have a Chromium"
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page on which no script fails and nothing breaks the content security policy."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if "Content Security" in said.text else None)
+    yield page
+    context.close()
+    assert faults == []
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(ServeOptions(NAMED, device="cpu")) as server:
+        yield server
