@@ -156,13 +156,13 @@ def _parts(body: ChatRequest, default: bool) -> Iterator[_Part]:
             continue
         strict = default if tool.function.strict is None else tool.function.strict
         one = replace(bare, tools=[tool], tool_choice="required")
-        strictly = Tool(replace(tool.function, strict=True))
+        strict_tool = Tool(replace(tool.function, strict=True))
         yield _Part(
             f"tools[{index}].function.parameters",
             tool.function.parameters,
             strict,
             one,
-            replace(one, tools=[strictly]),
+            replace(one, tools=[strict_tool]),
         )
 
 
