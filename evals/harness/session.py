@@ -58,7 +58,8 @@ async def run_session(options: EvalOptions, console: Console) -> Path:
 
     Raises RequestError for options that make no sense, LoadError when our own engine does not start.
     """
-    chosen = {name: {} for name in options.suites} or default_suites(await _served(options))
+    chosen: dict[str, Settings] = {name: {} for name in options.suites}
+    chosen = chosen or default_suites(await _served(options))
     settings = {name: suite_settings(name, options, defaults) for name, defaults in chosen.items()}
     suites = {name: open_suite(name, settings[name]) for name in chosen}
     unknown = {key.partition(".")[0] for key in options.settings} - set(suites)

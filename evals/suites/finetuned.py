@@ -56,7 +56,7 @@ class Finetuned(Suite):
     async def play(self, case: Case, subject: Subject) -> Sequence[Outcome]:
         """Right is what passes. A refusal by the server is a failure, and says so."""
         question: Question = case.data
-        shown = {
+        shown: dict[str, Any] = {
             "prompt": "\n\n".join(str(one["content"]) for one in question.body(bound=False)["messages"]),
             "expected": question.turn.answer,
         }

@@ -44,7 +44,7 @@ def tool(function: dict[str, Json], category: str, *, strict: bool) -> dict[str,
     if language != "python":
         for schema in parameters["properties"].values():
             _as_text(schema, "Java" if language == "java" else "JavaScript")
-    made = {
+    made: dict[str, Json] = {
         "name": api_name(function["name"]),
         "description": f"{function['description']} Note that the provided function is in "
         f"{_SYNTAX[language]} syntax.",
