@@ -38,7 +38,7 @@ serve: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
-# The default suites on the small bundled model, through a server; ARGS="--model DIR" takes another.
+# The default suites on what `make serve` serves, through a server; ARGS="--model DIR" takes another.
 eval: setup
 	$(BIN)/personae eval run --serve $(ARGS)
 

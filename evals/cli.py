@@ -9,7 +9,7 @@ import typer
 from personae.api.adapters.cli import KeyOption
 from personae.api.tenants.cli import reporting
 from personae.errors import RequestError
-from personae.evals.options import AdaptersOption, ModelOption
+from personae.evals.options import AdaptersOption
 
 app = typer.Typer(help="Evaluate models, adapters and servers.", no_args_is_help=True)
 
@@ -20,12 +20,16 @@ _SOME_FAILED = 1
 @reporting
 def run(
     suites: Annotated[
-        list[str] | None, typer.Argument(metavar="[SUITE]...", help="See `personae eval list`.")
+        list[str] | None,
+        typer.Argument(metavar="[SUITE]...", help="See `personae eval list`; else those for what is served."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="A running server, any with OpenAI's API.")] = None,
     key: KeyOption = None,
     serve: Annotated[bool, typer.Option("--serve", help="Start a server for the run.")] = False,
-    model: ModelOption = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Without --url: the model, as `personae serve` takes it."),
+    ] = None,
     adapters: AdaptersOption = None,
     models: Annotated[
         list[str] | None,
@@ -64,17 +68,16 @@ def run(
     from rich.console import Console
 
     from personae.evals.harness.records import read_run
-    from personae.evals.harness.session import EvalOptions, sit
+    from personae.evals.harness.session import EvalOptions, run_session
     from personae.evals.report.terminal import summary
     from personae.evals.report.write import write_reports
     from personae.evals.served import exit_on_sigterm
-    from personae.evals.suites.registry import DEFAULT
 
     if resume and out is None:
         raise RequestError("`--resume` needs `--out`, the folder of the run to go on with.", param="out")
     folder = out or Path("runs") / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     options = EvalOptions(
-        suites=tuple(suites or DEFAULT),
+        suites=tuple(suites or ()),
         out=folder,
         name=name,
         url=url,
@@ -96,7 +99,7 @@ def run(
     )
     earlier = [read_run(path) for path in against or ()]
     with exit_on_sigterm():
-        anyio.run(sit, options, Console(stderr=True))
+        anyio.run(run_session, options, Console(stderr=True))
     finished = read_run(folder)
     html, plain = write_reports([*earlier, finished], folder)
     console = Console()

@@ -22,7 +22,7 @@ from personae.actors.options import EngineOptions
 from personae.api.bundled import DEMO
 from personae.evals.adversarial.engine import serving
 from personae.evals.harness.records import OutcomeRecord, read_run
-from personae.evals.harness.session import EvalOptions, sit
+from personae.evals.harness.session import EvalOptions, run_session
 from personae.evals.suites.adversarial import Adversarial
 
 SUITE = "adversarial"
@@ -55,7 +55,7 @@ async def play(
 ) -> Path:
     """Serve, and put the suite to it."""
     async with serving(engine, tool_format) as url:
-        return await sit(msgspec.structs.replace(options, url=url), console)
+        return await run_session(msgspec.structs.replace(options, url=url), console)
 
 
 def main(

@@ -28,7 +28,7 @@ class Board:
         self._tallies: dict[str, Tally] = {}
 
     def begin(self, suite: str, total: int, done: list[OutcomeRecord]) -> None:
-        """Show a suite; `done` are outcomes of an earlier sitting."""
+        """Show a suite; `done` are outcomes of an earlier session."""
         self._lines[suite] = self._progress.add_task(suite, total=total, score="")
         self._tallies[suite] = Tally()
         for record in done:

@@ -18,7 +18,8 @@ RESULTS = "results.jsonl"
 
 
 class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
-    """What was asked for. `suites` maps each to its settings, `tasks` to its rows in order."""
+    """What was asked for. `suites` maps each to its settings, `tasks` to its rows in order. Adapters are
+    compared with `base`, if it was asked."""
 
     name: str
     target: str
@@ -28,6 +29,7 @@ class Head(msgspec.Struct, tag_field="type", tag="run", kw_only=True):
     sampling: dict[str, float | int]
     version: str
     started: str
+    base: str = ""
 
 
 class OutcomeRecord(msgspec.Struct, tag_field="type", tag="case", omit_defaults=True, kw_only=True):
@@ -60,7 +62,7 @@ class OutcomeRecord(msgspec.Struct, tag_field="type", tag="case", omit_defaults=
 
 
 class SessionRecord(msgspec.Struct, tag_field="type", tag="session", kw_only=True):
-    """The end of one sitting: how long it took, and whether everything has been played."""
+    """The end of one session: how long it took, and whether everything has been played."""
 
     seconds: float
     complete: bool
@@ -153,7 +155,7 @@ class Log:
         self._add(records)
 
     def end(self, seconds: float, *, complete: bool) -> None:
-        """Write how the sitting ended."""
+        """Write how the session ended."""
         self._add([SessionRecord(seconds=seconds, complete=complete)])
 
     def _add(self, lines: list[OutcomeRecord] | list[Head] | list[SessionRecord]) -> None:

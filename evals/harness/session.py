@@ -1,4 +1,4 @@
-"""One sitting of `personae eval run`: from options to results and report."""
+"""One session of `personae eval run`: from options to results and report."""
 
 import time
 from collections.abc import AsyncIterator
@@ -10,19 +10,26 @@ import msgspec
 from rich.console import Console
 
 from personae import __version__
-from personae.api.bundled import NAMED
 from personae.errors import RequestError
 from personae.evals.harness.progress import Board
 from personae.evals.harness.records import Head, Log, key_of, now
 from personae.evals.harness.runner import choose_models, plan, run
-from personae.evals.harness.target import Target, open_in_process, open_server, source_of
+from personae.evals.harness.target import (
+    Target,
+    TargetModel,
+    names_of,
+    open_in_process,
+    open_server,
+    source_of,
+)
 from personae.evals.served import Served
-from personae.evals.suites.registry import open_suite, suite_type
+from personae.evals.suites.registry import Settings, default_suites, open_suite, suite_type
 
 
 class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is asked for. Without `url` it is an engine of our own: in this process, or with `serve` a
-    server started for the run. `settings` are those of suites, as {"suite.name": text}."""
+    server started for the run. Without `suites` they are chosen by what is served. `settings` are those of
+    suites, as {"suite.name": text}."""
 
     suites: tuple[str, ...]
     out: Path
@@ -45,22 +52,32 @@ class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
 
 
-async def sit(options: EvalOptions, console: Console) -> Path:
+async def run_session(options: EvalOptions, console: Console) -> Path:
     """Play everything that has not been played, and return the folder: it is made when there is something to
-    put there, and stays as it is when the sitting breaks off, which is said.
+    put there, and stays as it is when the session breaks off, which is said.
 
     Raises RequestError for options that make no sense, LoadError when our own engine does not start.
     """
-    settings = {name: suite_settings(name, options) for name in options.suites}
-    suites = {name: open_suite(name, settings[name]) for name in options.suites}
+    chosen: dict[str, Settings] = {name: {} for name in options.suites}
+    chosen = chosen or default_suites(await _served(options))
+    settings = {name: suite_settings(name, options, defaults) for name, defaults in chosen.items()}
+    suites = {name: open_suite(name, settings[name]) for name in chosen}
     unknown = {key.partition(".")[0] for key in options.settings} - set(suites)
     if unknown:
         raise RequestError(f"`--set` names {', '.join(sorted(unknown))}, which is not run.", param="set")
     async with open_target(options) as target:
-        models = choose_models(await target.models(), options.models)
+        served = await target.models()
+        models = choose_models(served, options.models)
         seeds = range(options.seed, options.seed + options.repeat)
         plans = [
-            plan(name, suite, models, modes=options.modes, tasks=options.tasks, seeds=seeds)
+            plan(
+                name,
+                suite,
+                _asked(models, served, settings[name]),
+                modes=options.modes,
+                tasks=options.tasks,
+                seeds=seeds,
+            )
             for name, suite in suites.items()
         ]
         if not any(one.plays for one in plans):
@@ -75,6 +92,7 @@ async def sit(options: EvalOptions, console: Console) -> Path:
             sampling={**sampling, "seed": options.seed, "repeat": options.repeat},
             version=__version__,
             started=now(),
+            base=next((model.name for model in models if model.base), ""),
         )
         begun = time.monotonic()
         complete = False
@@ -105,14 +123,29 @@ async def sit(options: EvalOptions, console: Console) -> Path:
     return options.out
 
 
-def suite_settings(name: str, options: EvalOptions) -> dict[str, str]:
+def suite_settings(name: str, options: EvalOptions, defaults: Settings) -> Settings:
     """The settings of one suite; `count` is that of every suite that has one."""
     prefix = f"{name}."
     own = {key.removeprefix(prefix): text for key, text in options.settings.items() if key.startswith(prefix)}
     fields = {field.name for field in msgspec.structs.fields(suite_type(name).settings)}
     if options.count is not None and "count" in fields:
         own = {"count": str(options.count), **own}
-    return own
+    return defaults | own
+
+
+def _asked(models: list[TargetModel], served: list[TargetModel], settings: Settings) -> list[TargetModel]:
+    """The models that one suite asks: its setting chooses among those of the run. Raises RequestError."""
+    names = [name for name in settings.get("models", "").split(",") if name]
+    own = choose_models(served, names) if names else models
+    return [model for model in models if model in own]
+
+
+async def _served(options: EvalOptions) -> list[str]:
+    """The names of the models that the target has, before an engine of our own is started."""
+    if options.url is None:
+        return names_of(options.model, options.adapters)
+    async with open_server(options.url, options.key, options.timeout) as server:
+        return [model.name for model in await server.models()]
 
 
 @asynccontextmanager
@@ -124,7 +157,7 @@ async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
         async with open_server(options.url, options.key, options.timeout) as server:
             yield server
     elif options.serve:
-        arguments = [str(options.model or NAMED)]
+        arguments = [] if options.model is None else [str(options.model)]
         for folder in options.adapters:
             arguments += ["--adapters", str(folder)]
         options.out.mkdir(parents=True, exist_ok=True)
@@ -132,7 +165,7 @@ async def open_target(options: EvalOptions) -> AsyncIterator[Target]:
         await anyio.to_thread.run_sync(served.__enter__)
         try:
             async with open_server(served.url, patience=options.timeout) as server:
-                server.about = f"personae serve {options.model.name if options.model else '(bundled model)'}"
+                server.about = f"personae serve {options.model.name if options.model else ''}".rstrip()
                 server.source = source_of(options.model, options.adapters)
                 yield server
         finally:

@@ -13,7 +13,7 @@ import anyio
 import httpx
 import msgspec
 
-from personae.api.bundled import DEMO, NAMED
+from personae.api.bundled import bundled
 from personae.api.commands.remote import server_root
 from personae.api.library import Engine
 from personae.api.library import open as open_library
@@ -179,17 +179,26 @@ async def open_in_process(
     model: Path | None, adapters: tuple[Path, ...] = (), **options: Any
 ) -> AsyncIterator[InProcess]:
     """An engine of our own. Raises LoadError."""
-    async with open_library(model or NAMED, adapters=adapters, **options) as engine:
-        about = f"in process: {model.name if model else 'the bundled model'}"
+    async with open_library(model, adapters=adapters, **options) as engine:
+        about = f"in process: {model.name if model else engine.models[0]}"
         yield InProcess(engine, about, source_of(model, adapters))
 
 
 def source_of(model: Path | None, adapters: tuple[Path, ...]) -> Source:
     """What an engine of our own loads for these options."""
-    if model is None:
-        model, adapters = DEMO / "model", (DEMO / "adapters", *adapters)
-    named = {path.name: path for folder in adapters for path in sorted(folder.iterdir()) if path.is_dir()}
+    if (ours := bundled(model)) is not None:
+        model, adapters = ours.model, (*ours.adapters, *adapters)
+    assert model is not None
+    found = (path for folder in adapters if folder.is_dir() for path in sorted(folder.iterdir()))
+    named = {path.name: path for path in found if path.is_dir()}
     return Source(model, named)
+
+
+def names_of(model: Path | None, adapters: tuple[Path, ...]) -> list[str]:
+    """The names of the models that an engine of our own will have, the base first."""
+    ours = bundled(model)
+    base = ours.name if ours is not None else str(model)
+    return [base, *source_of(model, adapters).adapters]
 
 
 @asynccontextmanager

@@ -36,6 +36,9 @@ def _lines(runs: Sequence[Run]) -> Iterator[str]:
         yield ""
         yield from _suite(table, runs)
         for index, run in enumerate(runs):
+            title = f"Adapters against {run.head.base}" + (f", {run.head.name}" if len(runs) > 1 else "")
+            yield from _changes(title, table.by_adapter(index, run.head.base), ("base", "adapter"))
+        for index, run in enumerate(runs):
             title = "Constrained against free" + (f", {run.head.name}" if len(runs) > 1 else "")
             yield from _changes(title, table.by_constraint(index), ("free", "constrained"))
         for index, run in enumerate(runs[1:], 1):

@@ -104,6 +104,18 @@ class SuiteTable:
             )
         )
 
+    def by_adapter(self, run: int, base: str) -> list[Change]:
+        """How adapters differ from the base, in one run; none where no case went another way."""
+        pairs = ((own, (own[0], base, own[2])) for own in self.rows if own[1] != base)
+        changes = list(
+            _changes(
+                (own, self.rows[other][run].records, self.rows[own][run].records)
+                for own, other in pairs
+                if other in self.rows
+            )
+        )
+        return changes if any(one.difference.gained or one.difference.lost for one in changes) else []
+
     def failures(self, run: int) -> dict[RowKey, list[OutcomeRecord]]:
         """What did not pass, errors included."""
         failed = {

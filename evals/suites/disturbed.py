@@ -1,6 +1,5 @@
 """Engines of our own that are disturbed while they answer: too little memory, or a process that is killed."""
 
-import json
 import logging
 import os
 import random
@@ -11,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from personae.engine.checkpoints import open_checkpoint
 from personae.evals.harness.target import Body, Source
 
 WORDS = ["lamp", "tea", "mask", "red", "seven", "river", "parcel", "stage", "actor", "verse", "moon", "bread"]
@@ -51,11 +51,8 @@ async def restarted(source: Source) -> Answers:
 
 def _tight(source: Source) -> int:
     """Bytes of KV cache, in single precision, for some 500 tokens: a quarter of what all requests want."""
-    config = json.loads((source.model / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    width = config.get("head_dim") or config["hidden_size"] // heads
-    per_token = 2 * 4 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * width
-    return int(500 * per_token)
+    config = open_checkpoint(source.model).config()
+    return 500 * 2 * 4 * config.layers * config.kv_heads * config.head_dim
 
 
 Disturb = Callable[[Any], Coroutine[Any, Any, None]]

@@ -1,6 +1,6 @@
 """The suites by name. A suite's module is imported when it is asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import get_origin
 
@@ -10,6 +10,7 @@ from personae.errors import RequestError
 from personae.evals.suites.suite import Suite
 
 SUITES = {
+    "finetuned": "personae.evals.suites.finetuned:Finetuned",
     "demo": "personae.evals.suites.demo:DemoTasks",
     "schemas": "personae.evals.suites.schemas:Schemas",
     "bfcl": "personae.evals.suites.bfcl.suite:Bfcl",
@@ -21,7 +22,29 @@ SUITES = {
     "entrypoints": "personae.evals.suites.entrypoints.suite:Entrypoints",
     "lm_eval": "personae.evals.suites.lm_eval:LmEval",
 }
-DEFAULT = ("demo", "schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
+
+Settings = dict[str, str]
+"""Of one suite, as text."""
+
+ANY_MODEL = ("schemas", "bfcl", "reasoning", "lora", "determinism", "acceptance")
+DEMO = ("demo", *ANY_MODEL)
+SMOLLM2: dict[str, Settings] = {
+    "finetuned": {"count": "20"},
+    "bfcl": {"models": "base,tools", "limit": "256"},
+    "schemas": {"models": "base,extract"},
+    "lora": {"tolerance": "0.5"},
+    "determinism": {"models": "base,tools", "requests": "3", "crowd": "12"},
+    "acceptance": {},
+}
+"""Chosen so that the run takes less than a quarter of an hour on two cores: docs/guide/evals.md."""
+FINETUNED = frozenset({"tools", "extract", "sql", "triage", "verse"})
+
+
+def default_suites(models: Sequence[str]) -> dict[str, Settings]:
+    """What is run where no suite is named, by the names of the models that are served."""
+    if set(models) >= FINETUNED:
+        return {name: dict(settings) for name, settings in SMOLLM2.items()}
+    return {name: {} for name in (DEMO if "personae-demo" in models else ANY_MODEL)}
 
 
 def suite_type(name: str) -> type[Suite]:

@@ -15,7 +15,12 @@ FREE, CONSTRAINED = "free", "constrained"
 
 
 class SuiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be set of a suite, as `--set SUITE.NAME=VALUE`; suites add fields of their own."""
+    """What can be set of a suite, as `--set SUITE.NAME=VALUE`; suites add fields of their own.
+
+    models: only these of the models that are asked, `base` for the first base.
+    """
+
+    models: tuple[str, ...] = ()
 
 
 class Case(msgspec.Struct, frozen=True):

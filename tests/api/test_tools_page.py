@@ -1,13 +1,11 @@
-"""The examples of docs/guide/tools.md run as they stand."""
+"""The examples of docs/guide/tools.md run with a model that calls and reasons."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from fake_engine import FakeEngine, byte_tokenizer
 from live_server import serving
-from openai import OpenAI
 from tool_chat import TAGS, TEMPLATE, call
 
 from personae.api.app import create_app
@@ -31,11 +29,12 @@ def test_the_examples_run() -> None:
 
     engine = FakeEngine(answer, tokenizer=tokenizer, max_model_len=4096)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 5
-    with serving(create_app(engine)) as address, OpenAI(base_url=f"{address}/v1", api_key="none") as client:
-        names: dict[str, Any] = {"client": client, "model": "base", "json": json, "re": re}
+    assert len(blocks) == 7
+    with serving(create_app(engine)) as address:
+        names: dict[str, Any] = {}
         for block in blocks:
-            exec(block, names)
+            exec(block.replace("http://127.0.0.1:8000", address).replace('"tools"', '"base"'), names)
+        names["client"].close()
 
 
 def test_the_page_lists_every_format() -> None:

@@ -13,12 +13,14 @@ import pytest
 from real_server import Running, running
 from typer.testing import CliRunner, Result
 
+from personae.api import bundled as bundled_models
 from personae.api.bundled import NAMED
 from personae.api.cli import app
 from personae.api.options import ServeOptions
 from personae.evals.harness.progress import Board
 from personae.evals.harness.records import RESULTS, read_run
-from personae.evals.suites.registry import DEFAULT, SUITES, open_suite
+from personae.evals.harness.target import names_of
+from personae.evals.suites.registry import ANY_MODEL, DEMO, FINETUNED, SUITES, default_suites, open_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "evals.md").read_text(encoding="utf-8")
@@ -60,7 +62,7 @@ def test_all_default_suites_run_against_a_server(server: Running, tmp_path: Path
     assert done.exit_code == 0, done.output
     run = read_run(tmp_path / "results")
     assert run.complete
-    assert {record.suite for record in run.records} == set(DEFAULT)
+    assert {record.suite for record in run.records} == set(DEMO)
     assert {record.model for record in run.records} == {"personae-demo", "triage"}
     assert not [record for record in run.records if record.error]
     skipped = {(record.suite, record.task) for record in run.records if record.skipped}
@@ -71,13 +73,14 @@ def test_all_default_suites_run_against_a_server(server: Running, tmp_path: Path
     exact = [r for r in run.records if r.suite == "demo" and r.model == "triage" and r.mode == "constrained"]
     assert exact[0].scores == {"valid": 1.0, "well-formed": 1.0}
     html = (tmp_path / "results" / "report.html").read_text()
-    assert all(f'id="{suite}"' in html for suite in DEFAULT)
+    assert all(f'id="{suite}"' in html for suite in DEMO)
     assert "| tool | personae-demo | free |" in (tmp_path / "results" / "report.md").read_text()
 
 
 def test_an_engine_in_process_is_compared_with_peft_and_disturbed(tmp_path: Path) -> None:
     done = apart(
-        *("eval", "run", "lora", "determinism", "--out", "results", "--models", "base", "--models", "verse"),
+        *("eval", "run", "lora", "determinism", "--model", "demo", "--out", "results"),
+        *("--models", "base", "--models", "verse"),
         *("--task", "logprobs", "--task", "preempted", "--task", "restarted"),
         cwd=tmp_path,
     )
@@ -87,6 +90,53 @@ def test_an_engine_in_process_is_compared_with_peft_and_disturbed(tmp_path: Path
     assert all(record.passed for record in records), [record.note for record in records]
     assert all(r.values["disturbances"] >= 1 for r in records if r.suite == "determinism")
     assert all(r.values["largest difference"] < 1e-3 for r in records if r.suite == "lora")
+
+
+def test_the_suites_that_are_run_by_default_are_those_for_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tuple(default_suites(["personae-demo", "verse"])) == DEMO
+    assert tuple(default_suites(["qwen"])) == ANY_MODEL
+    real = default_suites(["SmolLM2-135M-Instruct", *FINETUNED])
+    assert "finetuned" in real
+    assert "demo" not in real
+    for name, settings in real.items():
+        open_suite(name, settings)
+    monkeypatch.setattr(bundled_models, "smollm2", lambda: tmp_path / "model.gguf")
+    assert set(names_of(None, ())) == {"SmolLM2-135M-Instruct", *FINETUNED}
+    assert names_of(NAMED, ())[0] == "personae-demo"
+    monkeypatch.setattr(bundled_models, "smollm2", lambda: None)
+    assert names_of(None, ())[0] == "personae-demo"
+
+
+def test_a_setting_of_a_suite_chooses_the_models_that_it_asks(server: Running, tmp_path: Path) -> None:
+    line = ("eval", "run", "demo", "bfcl", "--url", server.url, "--count", "1", "--out", "a")
+    chosen = ("--task", "chat", "--task", "verse", "--task", "multiple", "--set", "bfcl.models=verse")
+    done = personae(*line, *chosen, "--models", "base", "--models", "verse", cwd=tmp_path)
+    assert done.exit_code == 0, done.output
+    run = read_run(tmp_path / "a")
+    assert run.head.base == "personae-demo"
+    asked = {(record.suite, record.model) for record in run.records}
+    assert asked == {("demo", "personae-demo"), ("demo", "verse"), ("bfcl", "verse")}
+    wrong = personae(*line[:-1], "b", "--set", "bfcl.models=bard", cwd=tmp_path)
+    assert wrong.exit_code == 2
+    assert "'bard'" in wrong.output
+
+
+def test_free_answers_are_those_of_transformers_and_peft(tmp_path: Path) -> None:
+    done = apart(
+        *("eval", "run", "finetuned", "--model", "demo", "--out", "results", "--count", "2"),
+        *("--mode", "free", "--mode", "transformers", "--task", "verse", "--task", "triage"),
+        *("--set", "finetuned.dtype=float32", "--set", "finetuned.limit=24"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = read_run(tmp_path / "results").records
+    assert {record.model for record in records} == {"personae-demo", "triage", "verse"}
+    answers = {(r.case, r.model, r.mode): r.answer for r in records}
+    assert len(answers) == 2 * 2 * 2 * 2
+    for (case, model, _), answer in answers.items():
+        assert answers[case, model, "free"] == answer, (case, model)
 
 
 def test_lm_evaluation_harness_asks_the_server(server: Running, tmp_path: Path) -> None:
@@ -205,6 +255,9 @@ def test_the_page_documents_every_suite_option_and_setting() -> None:
     listed = CliRunner().invoke(app, ["eval", "list"]).output
     assert all(f"| `{name}` |" in PAGE for name in SUITES)
     for suite, setting in re.findall(r"--set (\w+)\.(\w+)=", listed):
+        if setting == "models":  # every suite's
+            assert "`SUITE.models`" in PAGE
+            continue
         row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{suite}` |"))
         assert f"`{setting}`" in row, f"{suite}.{setting}"
     options = re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["eval", "run", "--help"]).output)

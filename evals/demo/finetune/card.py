@@ -1,20 +1,32 @@
-"""Writes an adapter's model card, README.md beside its weights, from the results and the training's log.
+"""Writes an adapter's model card, README.md beside its weights, from runs of `personae eval` and the training's log.
 
-python -m personae.evals.demo.finetune.card --results results --runs runs --adapters evals/demo/smollm2
+    python -m personae.evals.demo.finetune.card RUN… --runs runs --adapters evals/demo/smollm2
+
+The runs have the suites `finetuned` and `bfcl` in any order; what several have counts as in the last.
 """
 
 import argparse
 import json
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from personae.evals.demo.finetune.score import CATEGORIES, read_rows
 from personae.evals.demo.finetune.tasks import GENERATORS
+from personae.evals.harness.records import Key, OutcomeRecord, key_of, read_run
 from personae.evals.harness.statistics import wilson
+from personae.evals.suites.bfcl.suite import CATEGORIES
+from personae.evals.suites.finetuned import TRANSFORMERS
+from personae.evals.suites.suite import CONSTRAINED, FREE
 
-Rows = list[dict[str, Any]]
-ORDER = ("base free", "base bound", "adapter free", "adapter bound", "PEFT free")
+Rows = Sequence[OutcomeRecord]
+COLUMNS = {
+    "base free": (False, FREE),
+    "base bound": (False, CONSTRAINED),
+    "adapter free": (True, FREE),
+    "adapter bound": (True, CONSTRAINED),
+    "PEFT free": (True, TRANSFORMERS),
+}
+"""Title of each column: whether it is the adapter's, and the mode."""
 ABOUT = {
     "tools": "Chooses among one to eight tools that training never showed, fills their arguments, makes several calls "
     "where several are asked for, and answers in text where no tool fits.",
@@ -39,38 +51,44 @@ PARTS = {"one": "one call", "same": "calls of one tool", "two": "calls of two to
 
 
 def share(rows: Rows, score: str) -> str:
-    """A share in percent with its 95 % interval; a dash without rows."""
-    values = [row["scores"][score] for row in rows if score in row["scores"]]
+    """A share in percent with its 95 % interval; a dash without rows. Without a score's name, what passed."""
+    values = [row.scores.get(score, 0.0) if score else float(row.passed) for row in rows]
     if not values:
         return "–"
     found = wilson(sum(values), len(values))
     return f"{100 * found.share:.0f} % ({100 * found.low:.0f}–{100 * found.high:.0f})"
 
 
-def table(rows: Rows, parts: list[tuple[str, str, str]]) -> str:
-    """Lines: part, score, title. Columns: the variants."""
-    variants = [variant for variant in ORDER if any(row["variant"] == variant for row in rows)]
-    counts: dict[str, int] = defaultdict(int)
-    for row in rows:
-        counts[row["variant"]] += 1
-    lines = ["| | " + " | ".join(variants) + " |", "|---" * (len(variants) + 1) + "|"]
-    for part, score, title in parts:
-        chosen = [row for row in rows if not part or row["part"] == part]
-        cells = [share([row for row in chosen if row["variant"] == variant], score) for variant in variants]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    lines.append("| questions | " + " | ".join(str(counts[variant]) for variant in variants) + " |")
-    return "\n".join(lines)
+def table(rows: Rows, adapter: str, lines: Sequence[tuple[str, str, str]]) -> str:
+    """`lines` are the end of a case's id, or its task, then score and title."""
+    columns = {
+        title: found
+        for title, (own, mode) in COLUMNS.items()
+        if (found := [row for row in rows if (row.model == adapter) == own and row.mode == mode])
+    }
+    made = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for part, score, title in lines:
+        cells = [
+            share(
+                [row for row in found if not part or row.case.endswith(f"/{part}") or row.task == part], score
+            )
+            for found in columns.values()
+        ]
+        made.append(f"| {title} | " + " | ".join(cells) + " |")
+    made.append("| questions | " + " | ".join(str(len(found)) for found in columns.values()) + " |")
+    return "\n".join(made)
 
 
 def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: dict[str, Any]) -> str:
-    """The card's text."""
-    parts = [("", "right", "right")]
+    """The card's text, from the task's outcomes and, for `tools`, the leaderboard's."""
+    lines = [("", "", "right")]
     if task == "tools":
-        parts += [("", "tool", "right tools")] + [
-            (part, "right", f"right: {name}") for part, name in PARTS.items()
+        lines += [
+            ("", "tool", "right tools"),
+            *((part, "", f"right: {name}") for part, name in PARTS.items()),
         ]
     if task in ("extract", "triage"):
-        parts.append(("", "fields", "fields"))
+        lines.append(("", "fields", "fields"))
     last = log[-10:]
     loss = sum(line["loss"] for line in last) / max(1, len(last))
     tokens = sum(line["tokens"] for line in log)
@@ -83,21 +101,15 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
         "## Held-out questions",
         HOW[task] + " Through Personae's server in bfloat16, greedy; 95 % intervals (Wilson's) in brackets. "
         "*PEFT free* is the adapter through plain transformers and PEFT in bfloat16, on the first questions of the same.",
-        table(rows, parts),
+        table(rows, task, lines),
     ]
     if board:
+        categories = [name for name in CATEGORIES if any(row.task == name for row in board)]
         text += [
             "## Berkeley Function-Calling Leaderboard v4",
-            "A sample of the questions, drawn by a seed; no question of the leaderboard was trained on. `tool_choice` is "
-            "`auto`. The number of questions is that of all categories together.",
-            table(
-                board,
-                [
-                    (name, "right", f"`{name}`")
-                    for name in CATEGORIES
-                    if any(r["part"] == name for r in board)
-                ],
-            ),
+            "A sample of the questions, drawn by a seed; no question of the leaderboard was trained on. *bound*: `tools` "
+            "with `strict`, `tool_choice` is `auto`. The number of questions is that of all categories together.",
+            table(board, task, [(name, "", f"`{name}`") for name in categories]),
         ]
     text += [
         "## Training",
@@ -108,24 +120,43 @@ def card(task: str, rows: Rows, board: Rows, log: list[dict[str, Any]], config: 
     return "\n\n".join(text) + "\n"
 
 
+def outcomes(runs: Sequence[Path]) -> dict[str, list[OutcomeRecord]]:
+    """What was judged, by suite."""
+    found: dict[Key, OutcomeRecord] = {}
+    for run in runs:
+        found |= {key_of(record): record for record in read_run(run).records if record.judged}
+    by_suite: dict[str, list[OutcomeRecord]] = {}
+    for record in found.values():
+        by_suite.setdefault(record.suite, []).append(record)
+    return by_suite
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The training's steps in order; one that was done again counts as it was the last time."""
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    steps = {line["step"]: line for line in lines}
+    return [steps[number] for number in sorted(steps)]
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("results", type=Path, nargs="+", help="folders of `personae eval run`")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the training")
     parser.add_argument("--adapters", type=Path, required=True)
+    parser.add_argument("--task", choices=list(GENERATORS), action="append", help="else all")
     given = parser.parse_args()
-    for task in GENERATORS:
+    found = outcomes(given.results)
+    for task in given.task or GENERATORS:
         folder = given.adapters / task
-        if not folder.exists():
-            continue
-        board = read_rows(given.results / "bfcl.jsonl") if task == "tools" else []
-        steps = {line["step"]: line for line in read_rows(given.runs / task / "log.jsonl")}
-        log = [steps[number] for number in sorted(steps)]
+        rows = [row for row in found.get("finetuned", ()) if row.task == task]
+        board = found.get("bfcl", ()) if task == "tools" else ()
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        made = card(task, read_rows(given.results / f"{task}.jsonl"), board, log, config)
+        made = card(task, rows, board, read_log(given.runs / task / "log.jsonl"), config)
         (folder / "README.md").write_text(made, encoding="utf-8")
 
 

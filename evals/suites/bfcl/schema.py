@@ -37,19 +37,33 @@ _SYNTAX = {"java": "Java 8 SDK", "javascript": "JavaScript", "python": "Python 3
 
 
 def tool(function: dict[str, Json], category: str, *, strict: bool) -> dict[str, Json]:
-    """The tool of a function. Java and JavaScript values are asked for as text."""
+    """The tool of a function. Java and JavaScript values are asked for as text. `strict` closes objects, as
+    OpenAI's strict mode demands."""
     language = "javascript" if "javascript" in category else "java" if "java" in category else "python"
     parameters = copy.deepcopy(function["parameters"])
     if language != "python":
         for schema in parameters["properties"].values():
             _as_text(schema, "Java" if language == "java" else "JavaScript")
-    made = {
+    made: dict[str, Json] = {
         "name": api_name(function["name"]),
         "description": f"{function['description']} Note that the provided function is in "
         f"{_SYNTAX[language]} syntax.",
         "parameters": _json_schema({**parameters, "type": "object"}),
     }
-    return {"type": "function", "function": {**made, "strict": True} if strict else made}
+    if strict:
+        made |= {"parameters": closed(made["parameters"]), "strict": True}
+    return {"type": "function", "function": made}
+
+
+def closed(schema: dict[str, Json]) -> dict[str, Json]:
+    """The schema with objects that have no other properties than those listed."""
+    made = dict(schema)
+    if isinstance(made.get("properties"), dict):
+        made["properties"] = {name: closed(value) for name, value in made["properties"].items()}
+        made["additionalProperties"] = False
+    if isinstance(made.get("items"), dict):
+        made["items"] = closed(made["items"])
+    return made
 
 
 def _as_text(schema: dict[str, Json], language: str) -> None:

@@ -5,6 +5,7 @@ free: tools without `strict`, as the leaderboard sends them. constrained: strict
 """
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,10 +37,12 @@ SAMPLE = Path(__file__).parent / "sample"
 
 class BfclSettings(SuiteSettings, frozen=True):
     """data: a folder with the leaderboard's files; without it a small sample of our own. count: entries a
-    category, 0 for all. limit: tokens of an answer."""
+    category, 0 for all. sample: a seed by which they are drawn; without it they are the first. limit: tokens
+    of an answer."""
 
     data: str = ""
     count: int = 0
+    sample: str = ""
     limit: int = 512
 
 
@@ -62,7 +65,10 @@ class Bfcl(Suite):
         return cases
 
     def _category(self, folder: Path, category: str) -> list[Case]:
-        entries = read_entries(folder, category)[: self._settings.count or None]
+        entries = read_entries(folder, category)
+        if self._settings.sample:
+            random.Random(self._settings.sample).shuffle(entries)
+        entries = entries[: self._settings.count or None]
         answers: dict[str, Any] = {}
         if "relevance" not in category and entries:
             found = read_entries(folder / "possible_answer", category)

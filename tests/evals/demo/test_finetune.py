@@ -9,8 +9,8 @@ from tiny_models import CHATML, make_model_folder
 
 from personae.evals.demo.finetune import extract, sql
 from personae.evals.demo.finetune.encode import Batch, Encoder
+from personae.evals.demo.finetune.questions import Question, grade, held_out
 from personae.evals.demo.finetune.scene import Scene
-from personae.evals.demo.finetune.score import Question, grade, held_out
 from personae.evals.demo.finetune.tasks import GENERATORS
 from personae.evals.demo.finetune.train import Trainer
 

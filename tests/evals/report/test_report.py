@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from personae.evals.harness.records import Head, OutcomeRecord, Run
@@ -109,6 +110,21 @@ def test_rows_come_in_the_suites_order_and_count_what_was_judged() -> None:
     _, poet = table.rows["even", "poet", "free"]
     assert (len(poet.judged), poet.errors, poet.skipped) == (0, 1, 1)
     assert table.skips == [("cannot", 1)]
+
+
+def test_adapters_are_compared_with_the_base_on_the_same_cases() -> None:
+    adapter = [msgspec.structs.replace(record, model="poet") for record in records(28)]
+    run = Run(msgspec.structs.replace(head("one"), base="base"), [*records(10), *adapter], 5.0, True)
+    [table] = tables([run])
+    [change] = table.by_adapter(0, "base")
+    assert change.label == ("even", "poet", "free")
+    assert (change.before.share, change.after.share) == (10 / 30, 28 / 30)
+    assert (change.difference.gained, change.difference.lost) == (18, 0)
+    assert "Adapters against base" in page([run])
+    assert "### Adapters against base" in markdown([run])
+    same = Run(run.head, [record for record in run.records if record.case == "even/1"], 5.0, True)
+    assert tables([same])[0].by_adapter(0, "base") == []
+    assert "Adapters against" not in page([same, OLD])
 
 
 def test_differences_are_of_the_same_cases() -> None:
