@@ -165,7 +165,7 @@ class EngineBuilder:
             memory=memory,
         )
         captures = on_gpu and self.graphs
-        kv = KVCache(model.config, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
+        kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), SideStream()) if captures else None
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
         if on_gpu:
@@ -194,11 +194,10 @@ def lora_shapes(model: Decoder) -> LoraShapes:
     copies = {"embedding": embedding, "output": model.fingerprints.get(OUTPUT, embedding)}
     return LoraShapes(
         config.layers,
-        config.linear_shapes,
+        config.lora_sites,
         (config.vocab_size, config.hidden_size),
         config.tie,
         copies,
-        config.merged,
     )
 
 

@@ -56,7 +56,7 @@ def choose_sizes(
     Raises LoadError, with the option to change, where the memory is too small for what was asked.
     """
     kv_dtype = _kv_dtype(options, model)
-    page_bytes = KVCache.bytes_per_page(model.config, PAGE_SIZE, kv_dtype)
+    page_bytes = KVCache.bytes_per_page(model.config.kv_specs, PAGE_SIZE, kv_dtype)
     ranks = _ranks(options, adapters, shapes, model.dtype)
     granule = granule_of(model.device)
     own = pool_bytes(shapes, ranks, model.dtype, granule or 0)

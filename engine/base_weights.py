@@ -1,11 +1,13 @@
 """The decoder's weights, as adapters that depend on them ask for them (`lora/base.py`)."""
 
+from collections.abc import Iterator
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
 from personae.engine.layers.linear import Linear
 from personae.engine.models.decoder import Decoder
-from personae.lora.adapter import GROUPS
 from personae.lora.base import Site, chunks
 
 
@@ -14,6 +16,7 @@ class DecoderBaseWeights:
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
+        self._sites = dict(_sites(model))
         self._squares: dict[Site, Tensor] = {}
 
     def squares(self, site: Site) -> Tensor:
@@ -49,17 +52,12 @@ class DecoderBaseWeights:
 
     def _find(self, site: Site) -> tuple[Linear, slice]:
         """The merged matrix that a module is part of, and which of its rows it is."""
-        if isinstance(site, str):
-            return self._model.output, slice(None)
-        layer, module = site
-        group = next(group for group, modules in GROUPS.items() if module in modules)
-        block = self._model.layers[layer]
-        linear = {
-            "qkv": block.attention.qkv,
-            "o": block.attention.o,
-            "gate_up": block.mlp.gate_up,
-            "down": block.mlp.down,
-        }[group]
-        place = GROUPS[group].index(module)
-        start = sum(linear.outputs[:place])
-        return linear, slice(start, start + linear.outputs[place])
+        return (self._model.output, slice(None)) if isinstance(site, str) else self._sites[site]
+
+
+def _sites(model: Decoder) -> Iterator[tuple[Site, tuple[Linear, slice]]]:
+    for index, layer in enumerate(model.layers):
+        for modules, linear in layer.lora_linears():
+            ends = list(accumulate(linear.outputs))
+            for module, size, end in zip(modules, linear.outputs, ends, strict=True):
+                yield (index, module), (linear, slice(end - size, end))

@@ -9,116 +9,66 @@ and 5 (`rope_parameters`, `dtype`).
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from personae.engine.layers.block import KVSpec, LayerSpec
 from personae.engine.models import FAMILIES, MODEL_TYPES, family
 from personae.errors import ModelLoadError
+from personae.lora.sites import LoraSite
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu_tanh"]
-QkNorm = Literal["head", "all"]  # over each head, or all heads of a token together
 Scalar = TypeVar("Scalar", int, float, bool, str)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding: the base `theta` and how its frequencies are stretched for long contexts.
-
-    `share` of a head's dimensions are rotated, the first ones. Fields with a comment are read only by the
-    types that it names.
-    """
-
-    theta: float
-    type: RopeType = "default"
-    factor: float = 1.0  # linear, llama3, yarn, longrope
-    original_max_position: int = 0  # llama3, yarn, longrope
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn
-    attention_factor: float | None = None  # yarn, longrope; None means derived from `factor`
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    short_factors: tuple[float, ...] = ()  # longrope: of each pair, for contexts within the original one
-    long_factors: tuple[float, ...] = ()  # longrope: for longer ones
-    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a decoder-only transformer.
 
-    `max_position` is the longest context in tokens, rope stretching included. `windows` and `ropes` have one
-    entry per layer: the sliding window in tokens (a query sees itself and the `window - 1` tokens before it),
-    or None for full attention; the rotary embedding, or None for a layer without. `tie` says that the output
-    matrix is the embedding. `merged`: the checkpoint has q, k and v as one tensor, and gate and up.
-    `pre_norms`: what attention and MLP read is normalised; `post_norms`: what they put out, before it is
-    added. `norm_offset` is added to
-    norms' weights as they are stored. The scales are those of what the embedding, and each half of a layer,
-    add to the residual stream, of scores (None: 1 / sqrt(head_dim)), and of the logits. `images`: the
-    checkpoint has a part for images as well. `dtype` is the dtype the checkpoint was made in, None where the
-    file does not say.
+    `max_position` is the longest context in tokens, rope stretching included. `layer_specs`: what each layer
+    is made of. `tie` says that the output matrix is the embedding. `pre_norms`: what each half of a layer
+    reads is normalised; `post_norms`: what it puts out, before it is added. `norm_offset` is added to norms'
+    weights as they are stored. The scales are those of what the embedding, and each half of a layer, add to
+    the residual stream, and of the logits. `images`: the checkpoint has a part for images as well. `dtype` is
+    the dtype the checkpoint was made in, None where the file does not say.
     """
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
     max_position: int
     eps: float
     tie: bool
-    windows: tuple[int | None, ...]
-    ropes: tuple[RopeConfig | None, ...]
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: QkNorm | None = None
-    merged: bool = False
-    activation: Activation = "silu"
+    layer_specs: tuple[LayerSpec, ...]
     pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    attention_scale: float | None = None
     logits_scale: float = 1.0
     images: bool = False
     dtype: str | None = None
 
     @property
-    def plain(self) -> bool:
-        """Whether it is Llama but for what `kernels/decoder.py` knows: biases, head norms, windows, rope."""
-        scales = {self.embedding_scale, self.residual_scale, self.logits_scale}
-        return (
-            scales == {1.0}
-            and self.attention_scale is None
-            and self.activation == "silu"
-            and self.pre_norms
-            and not self.post_norms
-            and self.qk_norm != "all"
-        )
+    def layers(self) -> int:
+        """How many."""
+        return len(self.layer_specs)
 
     @property
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """(input, output) sizes of the linear modules of one layer, by their short names."""
-        hidden, q, kv = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q": (hidden, q),
-            "k": (hidden, kv),
-            "v": (hidden, kv),
-            "o": (q, hidden),
-            "gate": (hidden, self.intermediate_size),
-            "up": (hidden, self.intermediate_size),
-            "down": (self.intermediate_size, hidden),
-        }
+    def lora_sites(self) -> dict[str, LoraSite]:
+        """The linear modules that adapters may change, by their short names: those that all layers have."""
+        first, *others = (layer.lora_sites(self.hidden_size) for layer in self.layer_specs)
+        return {key: site for key, site in first.items() if all(own.get(key) == site for own in others)}
+
+    @property
+    def kv_specs(self) -> tuple[KVSpec | None, ...]:
+        """What each layer keeps of every token."""
+        return tuple(layer.attention.kv for layer in self.layer_specs)
+
+    def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> "ModelConfig":
+        """The same with other layers."""
+        return replace(self, layer_specs=tuple(map(change, self.layer_specs)))
 
 
 @dataclass(frozen=True, slots=True)

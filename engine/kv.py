@@ -1,23 +1,30 @@
-"""The paged key/value cache: one tensor for all layers, cut into pages that page tables hand out.
+"""The paged key/value cache, cut into pages that page tables hand out.
+
+What a layer keeps of a token is its `KVSpec`. Layers with the same spec are a group, with one tensor; a page
+has a place in every group. Scheduling knows pages only.
 
 It lies by layers, which on a CPU is the faster way to read it. Where its memory is lent in granules, it lies
 by pages: a page's keys and values of all layers side by side fill whole granules, or a few pages together do
 (a run), where by layers it would take as many idle neighbours as fill a granule in each layer.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import gcd
 
 import torch
 from torch import Tensor
 
-from personae.engine.config import ModelConfig
+from personae.engine.layers.block import KVSpec
 from personae.engine.plan import MemoryLayout
 from personae.kernels.memory import Memory, giving_back_pages, memory_of
 
+Specs = Sequence[KVSpec | None]
+"""Of each layer; None for one that keeps nothing."""
+
 
 class KVCache:
-    """`data: [layers, 2, num_pages, kv_heads, page_size, head_dim]`; index 1 is 0 for keys, 1 for values.
+    """`groups`: by spec, `[layers, 2, num_pages, heads, page_size, head_dim]` of the layers that have it, in
+    their order; index 1 is 0 for keys, 1 for values. `layers`: the keys and values of each layer.
 
     Who owns which page is the scheduler's business; the cache only holds them. With `spare` there is one page
     more, `spare_page`, which nobody owns: what is written there is not wanted. `memory`: the device's.
@@ -25,7 +32,7 @@ class KVCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        specs: Specs,
         layout: MemoryLayout,
         dtype: torch.dtype,
         device: torch.device,
@@ -36,26 +43,50 @@ class KVCache:
         self.page_size = layout.page_size
         self.num_pages = layout.num_pages
         self.spare_page = layout.num_pages if spare else None
-        pages, place = layout.num_pages + spare, (config.kv_heads, layout.page_size, config.head_dim)
-        self.page_bytes = self.bytes_per_page(config, layout.page_size, dtype)
+        self.dtype = dtype
+        self.page_bytes = self.bytes_per_page(specs, layout.page_size, dtype)
         self._run = layout.run
         self._memory = memory_of(device, 0) if memory is None else memory
-        if self._memory.granule:
-            self._pages = self._memory.reserve((pages, config.layers, 2, *place), dtype)
-            self._memory.back(self._pages)
-            self.data = self._pages.permute(1, 2, 0, 3, 4, 5)
-        else:
-            self.data = self._memory.reserve((config.layers, 2, pages, *place), dtype)
-        self._layers = [(layer[0], layer[1]) for layer in self.data]
+        pages, members = layout.num_pages + spare, _members(specs)
+        self.groups = (
+            self._by_pages(members, pages) if self._memory.granule else self._by_layers(members, pages)
+        )
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for spec, layers in members.items():
+            for layer, (keys, values) in zip(layers, self.groups[spec], strict=True):
+                self.layers[layer] = keys, values
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """The keys and values of one layer, each `[num_pages, kv_heads, page_size, head_dim]`."""
-        return self._layers[index]
+    def _by_layers(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
+        return {
+            spec: self._memory.reserve((len(layers), 2, pages, *self._place(spec)), self.dtype)
+            for spec, layers in members.items()
+        }
+
+    def _by_pages(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
+        self._pages = self._memory.reserve((pages, self.page_bytes // self.dtype.itemsize), self.dtype)
+        self._memory.back(self._pages)
+        widths = [len(layers) * spec.numbers * self.page_size for spec, layers in members.items()]
+        parts = zip(members.items(), torch.split(self._pages, widths, dim=1), strict=True)
+        return {
+            spec: part.view(pages, len(layers), 2, *self._place(spec)).permute(1, 2, 0, 3, 4, 5)
+            for (spec, layers), part in parts
+        }
+
+    def _place(self, spec: KVSpec) -> tuple[int, int, int]:
+        """The shape of a page of one layer's keys."""
+        return spec.heads, self.page_size, spec.head_dim
+
+    @property
+    def data(self) -> Tensor:
+        """The only group."""
+        (data,) = self.groups.values()
+        return data
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, one pair after the other."""
-        for source, destination in pairs:
-            self.data[:, :, destination] = self.data[:, :, source]
+        for group in self.groups.values():
+            for source, destination in pairs:
+                group[:, :, destination] = group[:, :, source]
 
     def giving_back(self, pages: Collection[int]) -> Iterator[None]:
         """Let others have the memory of these pages, whole runs, a piece at a time; by layers, of which
@@ -65,8 +96,9 @@ class KVCache:
                 self._memory.give_back(run)
                 yield
             return
-        for half in self.data.flatten(0, 1):
-            yield from giving_back_pages(self._memory, half, pages)
+        for group in self.groups.values():
+            for half in group.flatten(0, 1):
+                yield from giving_back_pages(self._memory, half, pages)
 
     def having_back(self, pages: Collection[int]) -> Iterator[None]:
         """Have memory behind pages again that were given back, a run at a time."""
@@ -80,9 +112,18 @@ class KVCache:
             yield self._pages[run * self._run : (run + 1) * self._run]
 
     @staticmethod
-    def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_page(specs: Specs, page_size: int, dtype: torch.dtype) -> int:
         """What one page costs in memory, over all layers, keys and values."""
-        return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize
+        return sum(spec.numbers for spec in specs if spec is not None) * page_size * dtype.itemsize
+
+
+def _members(specs: Specs) -> dict[KVSpec, list[int]]:
+    """The layers of each group."""
+    members: dict[KVSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        if spec is not None:
+            members.setdefault(spec, []).append(layer)
+    return members
 
 
 def pages_of_a_run(page_bytes: int, granule: int) -> int:

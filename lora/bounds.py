@@ -65,10 +65,10 @@ class AdapterBounds:
 
     def _overflow(self, adapter: Adapter) -> AdapterError:
         """What is too large, by its tensor."""
-        for name, value in _peaks(adapter, self.shapes.merged):
+        for name, value in _peaks(adapter, self.shapes):
             if not value <= self.max_value:
                 return self._out_of_range(f"{name!r}: its", value, name)
-        for name, value in _reaches(adapter, self.shapes.merged):
+        for name, value in _reaches(adapter, self.shapes):
             if not value <= self.max_update:
                 return AdapterError(
                     f"{name!r}: its product with lora_A may reach {value:.3g} with the scaling, which is "
@@ -85,24 +85,24 @@ class AdapterBounds:
         )
 
 
-def _peaks(adapter: Adapter, merged: bool) -> Iterator[tuple[str, float]]:
+def _peaks(adapter: Adapter, shapes: LoraShapes) -> Iterator[tuple[str, float]]:
     """Each tensor's largest magnitude, with the scaling, by PEFT's name."""
     for (layer, module), pair in adapter.pairs.items():
         for role, value in zip("AB", pair.peaks(), strict=True):
-            yield tensor_name(layer, module, role, merged), value
+            yield tensor_name(layer, module, role, shapes), value
     for (layer, module), dora_bias in adapter.dora_bias.items():
         for role, tensor in dora_bias.tensors():
-            yield tensor_name(layer, module, role, merged), magnitude(tensor)
+            yield tensor_name(layer, module, role, shapes), magnitude(tensor)
     for change in adapter.vocabulary:
         for role, tensor in change.tensors():
             if role != "ids":
                 yield peft_vocabulary.tensor_name(change, role), magnitude(tensor)
 
 
-def _reaches(adapter: Adapter, merged: bool) -> Iterator[tuple[str, float]]:
+def _reaches(adapter: Adapter, shapes: LoraShapes) -> Iterator[tuple[str, float]]:
     """What no entry of each update exceeds, by PEFT's name of its B."""
     for (layer, module), pair in adapter.pairs.items():
-        yield tensor_name(layer, module, "B", merged), pair.reach()
+        yield tensor_name(layer, module, "B", shapes), pair.reach()
     for change in adapter.vocabulary:
         if reach := change.reach():
             yield peft_vocabulary.tensor_name(change, "b"), reach

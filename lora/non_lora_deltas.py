@@ -1,12 +1,12 @@
 """What resident adapters hold on the device beside their ranks, by slot."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from personae.lora.adapter import GROUPS, Adapter, LoraShapes
+from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.base import BaseWeights
 from personae.lora.copies import Copies
 from personae.lora.dora import DoraBiasRows, DoraBiasTable
@@ -27,6 +27,7 @@ class NonLoraDeltas:
         self._dora_bias = DoraBiasTable(
             shapes.layers, {m: out for m, (_, out) in shapes.modules.items()}, device
         )
+        self._groups = shapes.groups
         self._vocabulary: dict[int, list[DeviceDelta]] = {}
 
     def __contains__(self, slot: int) -> bool:
@@ -72,7 +73,7 @@ class NonLoraDeltas:
             for first, count, slot in ours
             if slot in self._vocabulary
         ]
-        return StepDeltas(self._dora_bias.rows(ours), vocabulary)
+        return StepDeltas(self._dora_bias.rows(ours), vocabulary, self._groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,12 @@ class StepDeltas:
 
     dora_bias: DoraBiasRows | None
     vocabulary: list[tuple[slice, list[DeviceDelta]]]
+    groups: Mapping[str, tuple[str, ...]]
 
     def apply(self, layer: int, group: str, ys: tuple[Tensor, ...]) -> None:
         """Scale and shift the base's outputs of a group of modules, in place; before SGMV adds to them."""
         if self.dora_bias is not None:
-            self.dora_bias.apply(layer, GROUPS[group], ys)
+            self.dora_bias.apply(layer, self.groups[group], ys)
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
         """Change the embedded tokens, in place."""

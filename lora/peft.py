@@ -1,6 +1,6 @@
 """Reads an adapter folder as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`.
 
-LoRA on any subset of q, k, v, o, gate, up and down, in any layers, with DoRA's magnitudes and biases; what
+LoRA on any subset of the base's `LoraSite`s, in any layers, with DoRA's magnitudes and biases; what
 changes the embedding or the output matrix is read by `peft_vocabulary.py`. Where the base has some of these
 as one module, such as Phi-3's qkv_proj, its B is cut by outputs, and each part has the whole A. Every tensor
 in the file is applied or the adapter is refused, with the tensor's name. The order is config, names and
@@ -20,29 +20,13 @@ from personae.lora.dora import DoraBias
 from personae.lora.peft_config import PeftConfig, read_config
 from personae.lora.safetensors_file import SafetensorsFile, refusal
 from personae.lora.single import transposed
+from personae.lora.sites import MERGED, PROJECTIONS
 from personae.lora.throttle import Rest, no_rest
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 
-PROJECTIONS = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-# By PEFT's name: the modules whose outputs it has, one after the other.
-SINGLE: dict[str, tuple[str, ...]] = {name: (module,) for module, name in PROJECTIONS.items()}
-MERGED: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv_proj": ("q", "k", "v"),
-    "self_attn.o_proj": ("o",),
-    "mlp.gate_up_proj": ("gate", "up"),
-    "mlp.down_proj": ("down",),
-}
 ROLES = {
     "lora_A.weight": "A",
     "lora_B.weight": "B",
@@ -53,7 +37,7 @@ ROLES = {
     "bias": "bias",
 }
 TENSOR_NAME = re.compile(
-    rf"base_model\.model\.model\.layers\.(0|[1-9][0-9]{{0,5}})\.({'|'.join(map(re.escape, SINGLE | MERGED))})"
+    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,5})\.((?:self_attn|mlp|block_sparse_moe)\.[a-z0-9_.]+?)"
     rf"\.({'|'.join(map(re.escape, ROLES))})"
 )
 REASONS = {
@@ -63,6 +47,9 @@ REASONS = {
     "lm_head": "the output layer cannot be changed in that way",
     "embed_tokens": "the embedding cannot be changed in that way",
 }
+
+EXPERTS = re.compile(r"(?:^|\.)(?:experts|gate|router|shared_expert|shared_expert_gate)(?:\.|$)")
+KNOWN_PATHS = frozenset({*PROJECTIONS.values(), *MERGED.values()})
 
 PREFIX = "base_model.model."
 """What every name begins with."""
@@ -113,18 +100,16 @@ def _told_the_base(config: PeftConfig) -> Iterator[None]:
         raise AdapterError(error.message + made, param=error.param) from error
 
 
-def targets(modules: Collection[str], merged: bool) -> list[str]:
-    """These modules as a PEFT config names them; `merged`: see LoraShapes."""
-    named = MERGED if merged else SINGLE
-    return [name.rpartition(".")[2] for name, parts in named.items() if not {*parts}.isdisjoint(modules)]
+def targets(modules: Collection[str], shapes: LoraShapes) -> list[str]:
+    """These modules as a PEFT config names them."""
+    paths = dict.fromkeys(site.path for key, site in shapes.sites.items() if key in modules)
+    return [path.rpartition(".")[2] for path in paths]
 
 
-def tensor_name(layer: int, module: str, role: str, merged: bool) -> str:
-    """PEFT's name for a tensor of a module that is ours; `merged`: see LoraShapes."""
-    named = MERGED if merged else SINGLE
-    path = next(name for name, parts in named.items() if module in parts)
+def tensor_name(layer: int, module: str, role: str, shapes: LoraShapes) -> str:
+    """PEFT's name for a tensor of a module that is ours."""
     suffix = next(suffix for suffix, known in ROLES.items() if known == role)
-    return f"{PREFIX}model.layers.{layer}.{path}.{suffix}"
+    return f"{PREFIX}model.layers.{layer}.{shapes.sites[module].path}.{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +124,29 @@ class AdapterTensors:
 
 def _places(names: Iterable[str], shapes: LoraShapes) -> list[tuple[tuple[int, str], dict[str, str]]]:
     """By (layer, PEFT's module), the names of its tensors by role, in a fixed order; every name is placed."""
-    known_modules = MERGED if shapes.merged else SINGLE
+    paths = shapes.paths
     places: dict[tuple[int, str], dict[str, str]] = {}
     for name in names:
         match = TENSOR_NAME.fullmatch(peft_vocabulary.plain(name))
-        if match is None:
-            raise refusal(name, _why_not(name, known_modules))
+        if match is None or not (match[2] in paths or match[2] in KNOWN_PATHS or EXPERTS.search(match[2])):
+            raise refusal(name, _why_not(name, paths))
         layer, module, role = int(match[1]), match[2], ROLES[match[3]]
         if layer >= shapes.layers:
             raise refusal(name, f"the base has {shapes.layers} layers")
-        if not shapes.modules.keys() >= {*known_modules.get(module, ("none",))}:
-            raise refusal(name, f"the base has no {module}")
+        if module not in paths:
+            raise refusal(name, _no_site(module, paths))
         roles = places.setdefault((layer, module), {})
         if role in roles:
             raise refusal(name, f"it is the same tensor as {roles[role]!r}")
         roles[role] = name
     return sorted(places.items())
+
+
+def _no_site(module: str, paths: Collection[str]) -> str:
+    """Why adapters cannot change a module of that path."""
+    if EXPERTS.search(module):
+        return f"LoRA on experts and their router is not served, only on {', '.join(paths)}"
+    return f"the base has no {module} that adapters can change"
 
 
 def _why_not(name: str, modules: Iterable[str]) -> str:
@@ -175,7 +167,7 @@ def _plan(
     layer, module = place
     given = next(iter(names.values()))
     path = given[len(PREFIX) : given.index(module) + len(module)]  # as config's patterns see it
-    parts = (SINGLE | MERGED)[module]
+    parts = shapes.paths[module]
     inputs, outputs = shapes.modules[parts[0]][0], sum(shapes.modules[part][1] for part in parts)
     if names.keys() != {"bias"}:
         needed = config.roles("linear")

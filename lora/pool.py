@@ -19,7 +19,7 @@ from personae.kernels.decoder import LoraStack
 from personae.kernels.memory import Memory, memory_of
 from personae.kernels.sgmv import RANK_PAGE, RankTable, WeightPool, sgmv_calls
 from personae.kernels.upload import upload
-from personae.lora.adapter import GROUPS, Adapter, LoraShapes
+from personae.lora.adapter import Adapter, LoraShapes
 from personae.lora.base import BaseWeights
 from personae.lora.bounds import AdapterBounds
 from personae.lora.copies import Copies, CopyEvent, HostCopies
@@ -83,11 +83,11 @@ class LoraPool:
                 tuple(WeightPool(self.stacks[m].a[layer], self.stacks[m].b[layer]) for m in modules)
                 for layer in range(shapes.layers)
             ]
-            for group, modules in GROUPS.items()
-            if shapes.modules.keys() >= set(modules)
+            for group, modules in shapes.groups.items()
         }
         self._group_tables = {
-            group: tuple(self._tables[module] for module in GROUPS[group]) for group in self._weight_pools
+            group: tuple(self._tables[module] for module in modules)
+            for group, modules in shapes.groups.items()
         }
         self._pages = RankPages(self._halves, self.num_pages)
         self._free_slots = list(reversed(range(max_adapters)))
@@ -106,8 +106,13 @@ class LoraPool:
         """The digests of the adapters in the pool, the least recently used first."""
         return tuple(self._residents)
 
+    @property
+    def groups(self) -> Collection[str]:
+        """The groups of modules that adapters may change."""
+        return self._group_tables
+
     def weight_pools(self, layer: int, group: str) -> tuple[WeightPool, ...]:
-        """The arenas of a group's modules in a layer, in the order of GROUPS."""
+        """The arenas of a group's modules in a layer, in their order."""
         return self._weight_pools[group][layer]
 
     def tables(self, group: str) -> tuple[RankTable, ...]:

@@ -23,8 +23,8 @@ class LoraHooks(Protocol):
         """Called before the base's modules of a group compute ys from x: [T, in]; what is returned adds the
         updates to ys, in place.
 
-        group: "qkv" (ys = q, k, v), "o", "gate_up" (ys = gate, up) or "down". ys: [T, out_m] each, which may
-        be strided slices of one tensor.
+        group: that of the modules' `LoraSite`. ys: [T, out_m] each, in the order of the sites, which may be
+        strided slices of one tensor.
         """
 
     def embed(self, tokens: Tensor, x: Tensor) -> None:
@@ -72,6 +72,10 @@ def lora_batch(pool: LoraPool, slots: Sequence[int | None], counts: Sequence[int
     return LoraBatch(pool, _on_device(segments, pool.device), pool.deltas.of_step(segments), arriving)
 
 
+def _unchanged(ys: tuple[Tensor, ...]) -> None:
+    """What adapters do to modules that none may change."""
+
+
 class LoraBatch:
     """One step's LoraHooks: the pool's adapters applied to the rows of a work list.
 
@@ -98,6 +102,8 @@ class LoraBatch:
 
     def begin(self, layer: int, group: str, x: Tensor) -> Finish:
         """See LoraHooks."""
+        if group not in self._pool.groups:
+            return _unchanged
         weight_pools, tables = self._pool.weight_pools(layer, group), self._pool.tables(group)
         add = self._pool.begin_sgmv(x, weight_pools, tables, self._work, self._side_stream)
 

@@ -273,7 +273,7 @@ class Registry:
             version=row["version"],
             sha256=row["digest"],
             ranks=ranks,
-            targets=targets(ranks, self._bounds.shapes.merged),
+            targets=targets(ranks, self._bounds.shapes),
             bytes=row["bytes"],
             created=row["created"],
             base_model=self._base,

@@ -7,11 +7,38 @@ and angles are float32, as in the reference implementation that checkpoints are 
 """
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from personae.engine.config import RopeConfig
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: the base `theta` and how its frequencies are stretched for long contexts.
+
+    `share` of a head's dimensions are rotated, the first ones. Fields with a comment are read only by the
+    types that it names.
+    """
+
+    theta: float
+    type: RopeType = "default"
+    factor: float = 1.0  # linear, llama3, yarn, longrope
+    original_max_position: int = 0  # llama3, yarn, longrope
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    attention_factor: float | None = None  # yarn, longrope; None means derived from `factor`
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope: of each pair, for contexts within the original one
+    long_factors: tuple[float, ...] = ()  # longrope: for longer ones
+    share: float = 1.0
 
 
 def rotary_tables(

@@ -1,7 +1,8 @@
 """What every layer needs to know about the step it is part of."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,13 +12,11 @@ from personae.kernels.attention import AttentionBatch, AttentionPlan
 from personae.kernels.decoder import LoraStep
 from personae.kernels.sgmv import Finish
 
-LoraGroup = Literal["qkv", "o", "gate_up", "down"]
-
 
 class LoraContext(Protocol):
     """The adapters of a step: adds each row's low-rank update to the outputs of the base linear modules."""
 
-    def begin(self, layer: int, group: LoraGroup, x: Tensor) -> Finish:
+    def begin(self, layer: int, group: str, x: Tensor) -> Finish:
         """Called before the modules of a group compute ys from x: [T, in], which stays as it is until what is
         returned is called with ys, the outputs [T, out] of the modules in the order of the group's name,
         perhaps strided views of one tensor. That updates them in place.
@@ -44,11 +43,13 @@ class ForwardContext:
     positions: Tensor
     """[T] int64: each token's position in its own sequence."""
     batch: AttentionBatch
-    attend: AttentionPlan
-    """Attention over `batch`, planned for this step."""
+    caches: Mapping[int, tuple[Tensor, Tensor]]
+    """By layer, its keys and values."""
+    attend: Mapping[int, AttentionPlan]
+    """By layer, attention over `batch` as it is planned for this step."""
     lora: LoraContext | None
 
-    def linear(self, module: Linear, layer: int, group: LoraGroup, x: Tensor) -> Tensor:
+    def linear(self, module: Linear, layer: int, group: str, x: Tensor) -> Tensor:
         """module(x) and the adapters' updates: [T, inputs] -> [T, sum of outputs]."""
         if self.lora is None:
             return module(x)

@@ -4,7 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from personae.engine.config import Activation, Fields, ModelConfig, QkNorm, RopeConfig
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.layers.attention import AttentionSpec, QkNorm
+from personae.engine.layers.block import BlockSpec, LayerSpec
+from personae.engine.layers.mlp import Activation, MlpSpec
+from personae.engine.layers.rotary import RopeConfig
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -19,11 +23,16 @@ def decoder_config(
     *,
     windows: tuple[int | None, ...],
     ropes: tuple[RopeConfig | None, ...] | None = None,
+    rotated: Sequence[bool] | None = None,
     head_dim: int | None = None,
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: QkNorm | None = None,
+    attention_scale: float | None = None,
+    merged: bool = False,
+    gate: Activation | None = None,
+    mlps: Sequence[BlockSpec] | None = None,
     default_eps: float = 1e-6,
     default_theta: float = 10000.0,
     tie: bool = False,
@@ -32,8 +41,11 @@ def decoder_config(
     """Builds the `ModelConfig` from the fields that nearly all families share; what differs comes as
     arguments, what few have is for the family to replace.
 
-    `ropes`: None means that of `rope_config` in all layers. `head_dim`, `tie` and those named so are the
-    family's defaults where the field is absent; no `head_dim` means hidden_size / heads.
+    `windows`, `ropes` and `mlps` have one entry per layer. `ropes`: None means that of `rope_config` in all
+    layers, or in those that are `rotated`. `mlps`: None means an MLP of `intermediate_size`, with the
+    activation `gate` or the one that the file names. `merged`: the checkpoint has q, k and v as one tensor,
+    and gate and up. `head_dim`, `tie` and those named so are the family's defaults where the field is absent;
+    no `head_dim` means hidden_size / heads.
     """
     if "quantization_config" in fields:
         raise fields.error("quantization_config", "quantized checkpoints are not served")
@@ -49,28 +61,35 @@ def decoder_config(
     max_position = fields.size("max_position_embeddings")
     if ropes is None:
         rope = rope_config(fields, default_theta)
-        ropes = (rope,) * len(windows)
+        ropes = tuple(rope if turns else None for turns in rotated or [True] * len(windows))
         max_position = context_length(rope, max_position)
+    attentions = [
+        AttentionSpec(
+            heads,
+            kv_heads,
+            dim,
+            window=window,
+            rope=rope,
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
+            qk_norm=qk_norm,
+            scale=attention_scale,
+            merged=merged,
+        )
+        for window, rope in zip(windows, ropes, strict=True)
+    ]
+    if mlps is None:
+        size = fields.size("intermediate_size")
+        mlps = [MlpSpec(size, gate or activation(fields), mlp_bias, merged)] * len(windows)
     dtype = fields.get("dtype", "") or fields.get("torch_dtype", "")
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
-        layers=len(windows),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=dim,
-        intermediate_size=fields.size("intermediate_size"),
         max_position=max_position,
         eps=fields.number("rms_norm_eps", default=default_eps),
         tie=fields.get("tie_word_embeddings", tie),
-        windows=windows,
-        ropes=ropes,
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-        activation=activation(fields),
+        layer_specs=tuple(map(LayerSpec, attentions, mlps)),
         images=images,
         dtype=dtype.removeprefix("torch.") or None,
     )

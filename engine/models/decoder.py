@@ -1,10 +1,11 @@
-"""The decoder that all families share: embedding, layers of attention and MLP, norm, output matrix.
+"""The decoder that all families share: embedding, layers of two blocks each, norm, output matrix.
 
 It works on packed tokens: T tokens of many sequences in a row, without padding. What differs by family is
-said by `ModelConfig`: biases, norms, windows, rope, activation, scales, tying.
+said by `ModelConfig`: the blocks of each layer, norms, scales, tying.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +14,15 @@ from torch import Tensor
 from personae.engine.config import ModelConfig
 from personae.engine.kv import KVCache
 from personae.engine.layers.attention import Attention
-from personae.engine.layers.linear import Linear, MakeLinear
+from personae.engine.layers.block import BlockContext, LayerSpec
+from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import MLP
 from personae.engine.layers.norm import RMSNorm
-from personae.engine.layers.rotary import rotary_tables
+from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
-from personae.kernels.attention import AttentionBatch, AttentionShape, attention_backend
+from personae.kernels.attention import AttentionBatch, AttentionPlan, AttentionShape, attention_backend
 from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, Weight, fuse
 from personae.kernels.quantized import QuantizedWeight
 
@@ -29,36 +31,20 @@ class Layer:
     """h += attention(norm(h)); h += mlp(norm(h)), each half's output scaled or normalised once more where the
     family does so. Each addition waits to be fused with the next norm."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        rope: tuple[Tensor, Tensor] | None,
-        make: MakeLinear,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, config: ModelConfig, spec: LayerSpec, context: BlockContext) -> None:
         def norm() -> RMSNorm:
-            return RMSNorm(
-                config.hidden_size, config.eps, dtype=dtype, device=device, offset=config.norm_offset
-            )
+            return context.norm(config.hidden_size)
 
-        self.prefix = f"model.layers.{index}"
-        self.attention = Attention(
-            config, index, f"{self.prefix}.self_attn", rope, make, dtype=dtype, device=device
-        )
-        self.mlp = MLP(config, index, f"{self.prefix}.mlp", make, dtype=dtype, device=device)
+        self.prefix = context.prefix
+        self.attention, self.mlp = spec.attention.build(context), spec.mlp.build(context)
         self.pre_norms = (norm(), norm()) if config.pre_norms else None
         self.post_norms = (norm(), norm()) if config.post_norms else None
         self.scale = config.residual_scale
 
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, cache: tuple[Tensor, Tensor], step: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, step: ForwardContext) -> tuple[Tensor, Tensor]:
         """(output not yet added, residual stream) -> the same after this layer; None means zero."""
         normed, residual = self._in(x, residual, 0)
-        mixed = self._out(self.attention(normed, cache, step), 0)
+        mixed = self._out(self.attention(normed, step), 0)
         normed, residual = self._in(mixed, residual, 1)
         return self._out(self.mlp(normed, step), 1), residual
 
@@ -90,31 +76,47 @@ class Layer:
 
     def norms(self) -> Iterator[RMSNorm]:
         """All of its norms."""
-        for pair in (self.pre_norms, self.post_norms, self.attention.qk_norms):
+        for pair in (self.pre_norms, self.post_norms):
             yield from pair or ()
+        yield from self.attention.norms()
+        yield from self.mlp.norms()
 
     def linears(self) -> Iterator[Linear]:
-        """The linear modules: qkv, o, gate_up, down."""
+        """The linear modules of its blocks."""
         yield from self.attention.linears()
         yield from self.mlp.linears()
 
-    def weights(self) -> LayerWeights:
-        """Everything that the layer knows, as tensors; of a layer of a plain config."""
-        assert self.pre_norms is not None
-        norms, (qkv, o, gate_up, down) = (
-            self.attention.qk_norms,
-            (linear.weights for linear in self.linears()),
-        )
+    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """Those that adapters may change; see Block."""
+        yield from self.attention.lora_linears()
+        yield from self.mlp.lora_linears()
+
+    def weights(self) -> LayerWeights | None:
+        """Everything that the layer knows, as tensors; None for one that `kernels/decoder.py` does not
+        know."""
+        attention, mlp = self.attention, self.mlp
+        if (
+            not isinstance(attention, Attention)
+            or not isinstance(mlp, MLP)
+            or self.pre_norms is None
+            or self.post_norms is not None
+            or self.scale != 1.0
+            or attention.spec.scale is not None
+            or attention.spec.qk_norm == "all"
+            or mlp.spec.activation != "silu"
+        ):
+            return None
+        norms = attention.qk_norms
         return LayerWeights(
             self.pre_norms[0].weight,
-            qkv,
+            attention.qkv.weights,
             None if norms is None else (norms[0].weight, norms[1].weight),
-            o,
+            attention.o.weights,
             self.pre_norms[1].weight,
-            gate_up,
-            down,
-            self.attention.window,
-            self.attention.rope,
+            mlp.gate_up.weights,
+            mlp.down.weights,
+            attention.spec.window,
+            attention.rope,
         )
 
 
@@ -145,19 +147,32 @@ class Decoder:
                 names, inputs, outputs, bias=bias, method=method_of(names), dtype=dtype, device=device
             )
 
-        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, config.eps, dtype=dtype, device=device, offset=config.norm_offset)
+
+        @cache
+        def rope(kind: RopeConfig, head_dim: int) -> tuple[Tensor, Tensor]:
+            return rotary_tables(kind, head_dim, positions, device)
+
         positions = min(config.max_position, max_position or config.max_position)
-        tables = {
-            rope: rotary_tables(rope, config.head_dim, positions, device) for rope in config.ropes if rope
-        }
+        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [
-            Layer(config, index, tables[rope] if rope else None, make, dtype=dtype, device=device)
-            for index, rope in enumerate(config.ropes)
+            Layer(
+                config,
+                spec,
+                BlockContext(
+                    index, f"model.layers.{index}", config.hidden_size, dtype, device, make, norm, rope
+                ),
+            )
+            for index, spec in enumerate(config.layer_specs)
         ]
-        self.norm = RMSNorm(
-            config.hidden_size, config.eps, dtype=dtype, device=device, offset=config.norm_offset
-        )
+        self.norm = norm(config.hidden_size)
         self._attention = attention_backend(device, dtype)
+        self._attending = {
+            index: (layer.attention.heads, layer.attention.kv)
+            for index, layer in enumerate(self.layers)
+            if layer.attention.kv is not None
+        }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.output = make((OUTPUT,), config.hidden_size, (config.vocab_size,), bias=False)
         if config.tie:
@@ -188,21 +203,26 @@ class Decoder:
                 return self._fused.forward(tokens, positions, kv.data, batch, adapters, overlap)
         if overlap is not None:
             overlap()
-        step = ForwardContext(positions, batch, self._attention.plan(batch, self._shape_in(kv)), lora)
+        step = ForwardContext(positions, batch, kv.layers, self._plan(kv, batch), lora)
         x, residual = F.embedding(tokens, self.embedding), None
         if lora is not None:
             lora.embed(tokens, x)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
-        for index, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, kv.layer(index), step)
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
         return x if residual is None else residual + x
 
-    def _shape_in(self, kv: KVCache) -> AttentionShape:
-        config, data = self.config, kv.data
-        return AttentionShape(
-            config.heads, config.kv_heads, config.head_dim, kv.page_size, self.dtype, data.dtype
-        )
+    def _plan(self, kv: KVCache, batch: AttentionBatch) -> dict[int, AttentionPlan]:
+        """Attention by layer, planned once for all layers of the same shape."""
+        plans = {
+            (heads, spec): self._attention.plan(
+                batch,
+                AttentionShape(heads, spec.heads, spec.head_dim, kv.page_size, self.dtype, kv.dtype),
+            )
+            for heads, spec in {*self._attending.values()}
+        }
+        return {layer: plans[shape] for layer, shape in self._attending.items()}
 
     def logits(
         self, hidden: Tensor, lora: LoraOutput | None = None, logit_mask: Tensor | None = None
@@ -243,7 +263,8 @@ class Decoder:
             norm.finish()
         for linear in self._linears():
             linear.method.loaded()
-        self._fused = fuse(self._weights()) if self.config.plain else None
+        weights = self._weights()
+        self._fused = None if weights is None else fuse(weights)
         if self._fused is None:
             for linear in self._linears():
                 linear.pack()
@@ -258,14 +279,23 @@ class Decoder:
             yield from layer.linears()
         yield self.output
 
-    def _weights(self) -> DecoderWeights:
+    def _weights(self) -> DecoderWeights | None:
+        """Everything as tensors; None for what `kernels/decoder.py` does not know."""
+        config, layers = self.config, [layer.weights() for layer in self.layers]
+        known = [layer for layer in layers if layer is not None]
+        shapes = {*self._attending.values()}
+        sizes = {layer.down.weight.shape for layer in known}
+        scaled = {config.embedding_scale, config.logits_scale} != {1.0}
+        if len(known) < len(layers) or len(shapes) != 1 or len(sizes) != 1 or scaled:
+            return None
+        heads, spec = shapes.pop()
         return DecoderWeights(
             self.embedding,
-            tuple(layer.weights() for layer in self.layers),
+            tuple(known),
             self.norm.weight,
             self.output.weights.weight,
-            self.config.heads,
-            self.config.kv_heads,
-            self.config.head_dim,
-            self.config.eps,
+            heads,
+            spec.heads,
+            spec.head_dim,
+            config.eps,
         )

@@ -46,14 +46,14 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
+        attention_scale=fields.number("query_pre_attn_scalar", default=256.0) ** -0.5,
+        gate=activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         tie=True,
         images=images,
     )
     return replace(
         config,
-        activation=activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         post_norms=True,
         norm_offset=1.0,
         embedding_scale=config.hidden_size**0.5,
-        attention_scale=fields.number("query_pre_attn_scalar", default=256.0) ** -0.5,
     )

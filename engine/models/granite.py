@@ -9,9 +9,10 @@ from personae.engine.models import llama
 def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Granite's `config.json`."""
     return replace(
-        llama.translate(architecture, fields),
+        llama.translate(
+            architecture, fields, attention_scale=fields.number("attention_multiplier", default=1.0)
+        ),
         embedding_scale=fields.number("embedding_multiplier", default=1.0),
         residual_scale=fields.number("residual_multiplier", default=1.0),
-        attention_scale=fields.number("attention_multiplier", default=1.0),
         logits_scale=1 / fields.number("logits_scaling", default=1.0),
     )

@@ -4,7 +4,7 @@ from personae.engine.config import Fields, ModelConfig
 from personae.engine.models.common import decoder_config, uniform_windows
 
 
-def translate(architecture: str, fields: Fields) -> ModelConfig:
+def translate(architecture: str, fields: Fields, *, attention_scale: float | None = None) -> ModelConfig:
     """Llama's `config.json`: full attention; `attention_bias` covers q, k, v and o."""
     bias = fields.get("attention_bias", False)
     return decoder_config(
@@ -13,5 +13,6 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         windows=uniform_windows(fields, None),
         qkv_bias=bias,
         o_bias=bias,
+        attention_scale=attention_scale,
         mlp_bias=fields.get("mlp_bias", False),
     )

@@ -1,9 +1,8 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with q, k and v as one module, gate and up as another, LongRoPE, and in
 Phi-4-mini a rotary embedding over a part of the head."""
 
-from dataclasses import replace
-
-from personae.engine.config import Fields, ModelConfig, RopeConfig
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models.common import decoder_config, rope_section, rope_type, uniform_windows
 
 LONGROPE = ("longrope", "su", "yarn")  # all of these mean LongRoPE here
@@ -13,10 +12,8 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
     """Phi-3's `config.json`. `sliding_window` is often longer than the context; it is kept as it is."""
     window = fields.size("sliding_window") if "sliding_window" in fields else None
     windows = uniform_windows(fields, window)
-    config = decoder_config(
-        architecture, fields, windows=windows, ropes=(phi_rope(fields),) * len(windows), default_eps=1e-5
-    )
-    return replace(config, merged=True)
+    ropes = (phi_rope(fields),) * len(windows)
+    return decoder_config(architecture, fields, windows=windows, ropes=ropes, merged=True, default_eps=1e-5)
 
 
 def phi_rope(fields: Fields) -> RopeConfig:

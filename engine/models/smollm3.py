@@ -1,7 +1,5 @@
 """SmolLM3: Llama with layers that have no rotary embedding, every fourth unless said."""
 
-from dataclasses import replace
-
 from personae.engine.config import Fields, ModelConfig
 from personae.engine.models.common import decoder_config, mixed_windows
 
@@ -16,16 +14,14 @@ def translate(architecture: str, fields: Fields) -> ModelConfig:
         raise fields.error("no_rope_layers", f"expected {layers} times 0 or 1, found {rotated!r}")
     rotated = [bool(flag) for flag in rotated[:layers]]
     bias = fields.get("attention_bias", False)
-    config = decoder_config(
+    return decoder_config(
         architecture,
         fields,
         windows=mixed_windows(fields, windowed=[not flag for flag in rotated]),
+        rotated=rotated,
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=fields.get("mlp_bias", False),
         default_theta=2000000.0,
         tie=True,
-    )
-    return replace(
-        config, ropes=tuple(rope if flag else None for rope, flag in zip(config.ropes, rotated, strict=True))
     )

@@ -52,7 +52,7 @@ async def restarted(source: Source) -> Answers:
 def _tight(source: Source) -> int:
     """Bytes of KV cache, in single precision, for some 500 tokens: a quarter of what all requests want."""
     config = open_checkpoint(source.model).config()
-    return 500 * 2 * 4 * config.layers * config.kv_heads * config.head_dim
+    return 500 * 4 * sum(spec.numbers for spec in config.kv_specs if spec is not None)
 
 
 Disturb = Callable[[Any], Coroutine[Any, Any, None]]

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save
 
 from personae.engine.config import read_config
-from personae.lora.peft import CONFIG_FILE, PROJECTIONS, TENSORS_FILE
+from personae.lora.peft import CONFIG_FILE, TENSORS_FILE
+from personae.lora.sites import PROJECTIONS
 
 
 class AdapterMaker:
@@ -24,8 +25,9 @@ class AdapterMaker:
         tensors = {}
         for layer in range(self._config.layers):
             for module in self._targets:
-                inputs, outputs = self._config.linear_shapes[module]
-                path = f"base_model.model.model.layers.{layer}.{PROJECTIONS[module]}"
+                site = self._config.lora_sites[module]
+                inputs, outputs = site.inputs, site.outputs
+                path = f"base_model.model.model.layers.{layer}.{site.path}"
                 a = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
                 b = torch.randn(outputs, rank, generator=generator) * 0.1 * rank**-0.5
                 tensors[f"{path}.lora_A.weight"] = a.to(dtype)
@@ -35,7 +37,8 @@ class AdapterMaker:
 
     def bytes_per_rank(self, dtype: torch.dtype = torch.float32) -> int:
         """What a rank takes in the file."""
-        widths = sum(sum(self._config.linear_shapes[module]) for module in self._targets)
+        sites = [self._config.lora_sites[module] for module in self._targets]
+        widths = sum(site.inputs + site.outputs for site in sites)
         return self._config.layers * widths * dtype.itemsize
 
 

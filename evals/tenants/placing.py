@@ -33,7 +33,7 @@ def main(
 ) -> None:
     """Measure."""
     config, maker = read_config(model), AdapterMaker(model)
-    shapes = LoraShapes(config.layers, config.linear_shapes)
+    shapes = LoraShapes(config.layers, config.lora_sites)
     rank = min(megabytes * 10**6 // maker.bytes_per_rank(), 512)
     with tempfile.TemporaryDirectory() as folder:
         for name, content in maker.make(rank, 0).items():

@@ -34,7 +34,8 @@ class UploadStress:
         self.client = client
         self.data = data
         self.seed = seed
-        self.good = whole(*read_config(DEMO / "model").linear_shapes["q"])
+        site = read_config(DEMO / "model").lora_sites["q"]
+        self.good = whole(site.inputs, site.outputs)
         self.wrong: list[str] = []
         self.statuses: Counter[int] = Counter()
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tiny_models import COMMON, FAMILIES, write_json
 
-from personae.engine.config import GenerationDefaults, read_config, read_generation_defaults
+from personae.engine.config import GenerationDefaults, ModelConfig, read_config, read_generation_defaults
 from personae.errors import ModelLoadError
 
 GEMMA = {"architectures": ["Gemma3ForCausalLM"]}
@@ -20,11 +20,17 @@ def folder(path: Path, family: str = "llama", **overrides: Any) -> Path:
     return path
 
 
+def parts(config: ModelConfig) -> tuple[Any, Any]:
+    """The blocks of the first layer."""
+    return config.layer_specs[0].attention, config.layer_specs[0].mlp
+
+
 def test_the_sizes_are_read(tmp_path: Path) -> None:
     config = read_config(folder(tmp_path, "qwen3"))
-    assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (3, 4, 2, 32)
-    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (512, 64, 96)
-    assert config.linear_shapes == {
+    attention, mlp = parts(config)
+    assert (config.layers, attention.heads, attention.kv_heads, attention.head_dim) == (3, 4, 2, 32)
+    assert (config.vocab_size, config.hidden_size, mlp.size) == (512, 64, 96)
+    assert {key: (site.inputs, site.outputs) for key, site in config.lora_sites.items()} == {
         "q": (64, 128),
         "k": (64, 64),
         "v": (64, 64),
@@ -34,8 +40,8 @@ def test_the_sizes_are_read(tmp_path: Path) -> None:
         "down": (96, 64),
     }
     assert config.dtype == "float32"
-    assert config.qk_norm
-    assert not config.qkv_bias
+    assert attention.qk_norm == "head"
+    assert not attention.qkv_bias
 
 
 def test_what_old_files_leave_out_has_its_familys_default(tmp_path: Path) -> None:
@@ -49,15 +55,16 @@ def test_what_old_files_leave_out_has_its_familys_default(tmp_path: Path) -> Non
             tie_word_embeddings=...,
         )
     )
-    assert config.kv_heads == config.heads == 4
-    assert config.ropes[0].theta == 10000.0
+    attention, _ = parts(config)
+    assert attention.kv_heads == attention.heads == 4
+    assert attention.rope.theta == 10000.0
     assert config.eps == 1e-6
     assert config.dtype is None
     assert not config.tie
 
 
 def test_integers_are_taken_where_a_float_is_meant(tmp_path: Path) -> None:
-    assert read_config(folder(tmp_path, rope_theta=500000)).ropes[0].theta == 500000.0
+    assert parts(read_config(folder(tmp_path, rope_theta=500000)))[0].rope.theta == 500000.0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_both_spellings_of_the_dtype_are_read(retokenizer: dict[str, Any], tmp_p
     ],
 )
 def test_all_spellings_of_the_rope_are_the_same(retokenizer: dict[str, Any], tmp_path: Path) -> None:
-    rope = read_config(folder(tmp_path, **retokenizer)).ropes[0]
+    rope = parts(read_config(folder(tmp_path, **retokenizer)))[0].rope
     assert (rope.theta, rope.type, rope.factor, rope.original_max_position) == (7.0, "yarn", 4.0, 256)
 
 
@@ -121,7 +128,8 @@ def test_the_context_length_counts_the_stretching(
 def test_the_sliding_window_is_that_of_each_layer(
     family: str, overrides: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path
 ) -> None:
-    assert read_config(folder(tmp_path, family, **overrides)).windows == windows
+    config = read_config(folder(tmp_path, family, **overrides))
+    assert tuple(layer.attention.window for layer in config.layer_specs) == windows
 
 
 @pytest.mark.parametrize(

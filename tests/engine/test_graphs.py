@@ -243,7 +243,7 @@ def test_the_pass_with_the_real_operators_needs_no_value_from_the_device(
     model = Decoder(config, dtype=torch.bfloat16, device=meta)
     shapes = EngineHarness(base).shapes
     pool = LoraPool(shapes, capacity_rows=64, max_adapters=4, dtype=torch.bfloat16, device=meta)
-    kv = KVCache(config, layout, torch.bfloat16, meta, spare=True)
+    kv = KVCache(config.kv_specs, layout, torch.bfloat16, meta, spare=True)
     graphs = DecodeGraphs(model, kv, pool, layout, RecordedGraphs())
     with launches() as launched, Recording() as recording:
         hidden = graphs._forward(6, adapted)

@@ -18,13 +18,13 @@ LAYOUT = MemoryLayout(num_pages=6, page_size=4, max_seqs=2, max_model_len=16, ma
 
 
 def cache(dtype: torch.dtype = torch.float32) -> KVCache:
-    return KVCache(read_config(model_folder("mistral")), LAYOUT, dtype, torch.device("cpu"))
+    return KVCache(read_config(model_folder("mistral")).kv_specs, LAYOUT, dtype, torch.device("cpu"))
 
 
 def test_the_layers_are_views_of_one_tensor() -> None:
     kv = cache()
     assert kv.data.shape == (3, 2, 6, 2, 4, 24)
-    keys, values = kv.layer(1)
+    keys, values = kv.layers[1]
     keys.fill_(1)
     values.fill_(2)
     assert torch.equal(kv.data[1, 0], keys)
@@ -64,7 +64,8 @@ def test_bytes_per_page_is_what_a_page_takes() -> None:
     kv = cache(torch.bfloat16)
     config = read_config(model_folder("mistral"))
     assert (
-        KVCache.bytes_per_page(config, LAYOUT.page_size, torch.bfloat16) * LAYOUT.num_pages == kv.data.nbytes
+        KVCache.bytes_per_page(config.kv_specs, LAYOUT.page_size, torch.bfloat16) * LAYOUT.num_pages
+        == kv.data.nbytes
     )
 
 
@@ -76,7 +77,7 @@ def test_on_the_cpu_a_page_takes_memory_when_it_is_first_written(dtype: torch.dt
 
     before = resident()
     layout = replace(LAYOUT, num_pages=2**28 // (3 * 2 * 2 * 4 * 24 * dtype.itemsize))
-    kv = KVCache(read_config(model_folder("mistral")), layout, dtype, torch.device("cpu"))
+    kv = KVCache(read_config(model_folder("mistral")).kv_specs, layout, dtype, torch.device("cpu"))
     assert resident() - before < 2**26 < kv.data.nbytes
     kv.data[:, :, : layout.num_pages // 2].fill_(1)
     full = resident()

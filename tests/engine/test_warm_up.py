@@ -21,7 +21,7 @@ from personae.engine.models.decoder import Decoder  # noqa: E402
 from personae.engine.plan import MemoryLayout, Row  # noqa: E402
 from personae.engine.runner import Runner  # noqa: E402
 from personae.engine.warm_up import shapes, warm_up  # noqa: E402
-from personae.evals.bench.gpu.engine import SHAPE  # noqa: E402
+from personae.evals.bench.gpu.engine import ATTENTION, SHAPE  # noqa: E402
 from personae.evals.bench.gpu.shapes import VOCAB, sampling_rows  # noqa: E402
 from personae.kernels.masks import Scratch  # noqa: E402
 from personae.kernels.sampling import choose  # noqa: E402
@@ -33,9 +33,9 @@ CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 CONFIG = replace(
     SHAPE,
     vocab_size=VOCAB,
-    layers=2,
-    windows=(None, 4096),
-    ropes=SHAPE.ropes[:2],
+    layer_specs=tuple(
+        replace(SHAPE.layer_specs[0], attention=replace(ATTENTION, window=w)) for w in (None, 4096)
+    ),
     max_position=131072,
     tie=False,
 )
@@ -46,13 +46,13 @@ def runner_of(graphs: bool = True) -> Runner:
     """A model of 8B's shape, but for the number of its layers."""
     model = Decoder(CONFIG, dtype=BF16, device=CUDA)
     pool = LoraPool(
-        LoraShapes(CONFIG.layers, CONFIG.linear_shapes),
+        LoraShapes(CONFIG.layers, CONFIG.lora_sites),
         capacity_rows=1024,
         max_adapters=128,
         dtype=BF16,
         device=CUDA,
     )
-    kv = KVCache(CONFIG, LAYOUT, BF16, CUDA, spare=True)
+    kv = KVCache(CONFIG.kv_specs, LAYOUT, BF16, CUDA, spare=True)
     captured = DecodeGraphs(model, kv, pool, LAYOUT, CudaCapture(), SideStream()) if graphs else None
     newest = torch.zeros(LAYOUT.max_seqs, dtype=torch.int64, device=CUDA)
     return Runner(model, kv, LAYOUT, pool, newest, captured)

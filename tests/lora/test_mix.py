@@ -16,7 +16,8 @@ from personae.lora.adapter import make_adapter as adapter_of
 from personae.lora.dora import DoraBias
 from personae.lora.library import AdapterLibrary
 from personae.lora.mix import mix_id, mixed, parts_of
-from personae.lora.peft import PROJECTIONS, read_adapter
+from personae.lora.peft import read_adapter
+from personae.lora.sites import PROJECTIONS
 from personae.lora.writing import made_ready
 
 BASE = tiny_config()

@@ -12,6 +12,7 @@ from personae.errors import AdapterError, Overloaded
 from personae.kernels.sgmv import RANK_PAGE
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.sites import sites
 from personae.lora.weight_pools import pool_bytes
 
 
@@ -162,7 +163,7 @@ def test_on_the_cpu_a_pool_takes_memory_for_what_has_been_in_it() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
-    shapes = LoraShapes(8, {"q": (512, 512)})
+    shapes = LoraShapes(8, sites({"q": (512, 512)}))
     pair = LoraPair(torch.ones(8, 512), torch.ones(8, 512), 1.0)
     before = resident()
     pool = LoraPool(shapes, capacity_rows=2**13, max_adapters=4, dtype=torch.float32, device=CPU)
@@ -222,7 +223,7 @@ def test_the_first_piece_of_what_finds_no_room_raises_and_nothing_has_changed() 
 
 
 def test_an_adapter_may_come_while_memory_is_given_back() -> None:
-    wide = LoraShapes(2, {"q": (4096, 4096), "v": (4096, 2048)})
+    wide = LoraShapes(2, sites({"q": (4096, 4096), "v": (4096, 2048)}))
 
     def adapter(seed: int, rank: int) -> Adapter:
         random = torch.Generator().manual_seed(seed)

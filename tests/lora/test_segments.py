@@ -7,10 +7,10 @@ import torch
 from tiny_adapters import ZOO, lora_shapes, make_adapter, make_adapter_folder, tiny_config
 
 from personae.kernels.sgmv import WorkList
-from personae.lora.adapter import GROUPS
-from personae.lora.peft import PROJECTIONS, read_adapter
+from personae.lora.peft import read_adapter
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, LoraHooks, work_list
+from personae.lora.sites import PROJECTIONS
 
 CPU = torch.device("cpu")
 BASE = tiny_config()
@@ -53,7 +53,7 @@ def test_a_batch_of_all_adapters_and_the_base_gets_the_updates_that_peft_compute
     batch: LoraHooks = LoraBatch(pool, work)
     random = torch.Generator().manual_seed(0)
     for layer in range(SHAPES.layers):
-        for group, modules in GROUPS.items():
+        for group, modules in SHAPES.groups.items():
             x = torch.randn(len(per_row), SHAPES.modules[modules[0]][0], generator=random)
             widths = [SHAPES.modules[module][1] for module in modules]
             base = torch.randn(len(per_row), sum(widths), generator=random)

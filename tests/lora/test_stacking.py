@@ -6,10 +6,13 @@ import torch
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.dora import DoraBias
 from personae.lora.pool import LoraPool
+from personae.lora.sites import sites
 from personae.lora.stacking import stacked
 
 LAYERS = 5
-SHAPES = LoraShapes(LAYERS, {"q": (48, 32), "down": (9000, 48)})  # in one layer a page of down is two copies
+SHAPES = LoraShapes(
+    LAYERS, sites({"q": (48, 32), "down": (9000, 48)})
+)  # in one layer a page of down is two copies
 
 
 def adapter_of(name: str, ranks: dict[tuple[int, str], int], dtype: torch.dtype) -> Adapter:

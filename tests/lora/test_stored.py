@@ -12,12 +12,13 @@ from personae.errors import AdapterError
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.dora import DoraBias
 from personae.lora.pool import LoraPool
+from personae.lora.sites import sites
 from personae.lora.stacking import stacked
 from personae.lora.stored import KINDS, find, store
 from personae.lora.throttle import Throttle
 
 LAYERS = 3
-SHAPES = LoraShapes(LAYERS, {"q": (48, 32), "v": (48, 16)})
+SHAPES = LoraShapes(LAYERS, sites({"q": (48, 32), "v": (48, 16)}))
 
 
 def adapter_of(seed: int, rank: int, modules: tuple[str, ...] = ("q", "v")) -> Adapter:
@@ -119,9 +120,9 @@ def test_only_a_whole_file_of_this_adapter_for_this_base_and_dtype_is_found(tmp_
     assert find(tmp_path, adapter_of(2, 5).digest, SHAPES, "F32") is None
     assert find(tmp_path, adapter.digest, SHAPES, "BF16") is None
     for other in (
-        LoraShapes(LAYERS + 1, SHAPES.modules),
-        LoraShapes(LAYERS, {"q": (48, 33), "v": (48, 16)}),
-        LoraShapes(LAYERS, {"q": (48, 32)}),
+        LoraShapes(LAYERS + 1, SHAPES.sites),
+        LoraShapes(LAYERS, sites({"q": (48, 33), "v": (48, 16)})),
+        LoraShapes(LAYERS, sites({"q": (48, 32)})),
     ):
         assert find(tmp_path, adapter.digest, other, "F32") is None
     whole = file.path.read_bytes()

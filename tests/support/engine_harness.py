@@ -118,7 +118,7 @@ class EngineHarness:
         self.adapters: dict[str, Adapter] = {}
         self.digests: dict[str, str] = {}
         sampler = Sampler(max_seqs, model.config.vocab_size, at)
-        kv = KVCache(model.config, layout, getattr(torch, dtype), at, spare=capture is not None)
+        kv = KVCache(model.config.kv_specs, layout, getattr(torch, dtype), at, spare=capture is not None)
         kv.data.fill_(torch.nan)
         graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)

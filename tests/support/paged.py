@@ -32,7 +32,7 @@ class PagedSequences:
     ) -> None:
         layout = MemoryLayout(num_pages, page_size, max_seqs=64, max_model_len=4096, max_batch_tokens=4096)
         self.decoder = decoder
-        self.kv = KVCache(decoder.config, layout, kv_dtype or decoder.dtype, decoder.device)
+        self.kv = KVCache(decoder.config.kv_specs, layout, kv_dtype or decoder.dtype, decoder.device)
         self.kv.data.fill_(torch.nan)
         self.lengths: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}

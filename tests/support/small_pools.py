@@ -8,10 +8,13 @@ from torch import Tensor
 from personae.kernels.memory import Memory
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.pool import LoraPool
+from personae.lora.sites import sites
 
 SHAPES = LoraShapes(
     2,
-    {"q": (6, 8), "k": (6, 4), "v": (6, 4), "o": (8, 6), "gate": (6, 10), "up": (6, 10), "down": (10, 6)},
+    sites(
+        {"q": (6, 8), "k": (6, 4), "v": (6, 4), "o": (8, 6), "gate": (6, 10), "up": (6, 10), "down": (10, 6)}
+    ),
 )
 CPU = torch.device("cpu")
 

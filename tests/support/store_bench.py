@@ -15,6 +15,7 @@ from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import LoadAdapter, Message
 from personae.lora.adapter import Adapter, LoraPair, LoraShapes, make_adapter
 from personae.lora.library import AdapterLibrary
+from personae.lora.sites import sites
 
 LIFE = 3
 
@@ -32,7 +33,7 @@ class StubTarget(AdapterLibrary):
     """A library whose adapters are all on the host."""
 
     def __init__(self) -> None:
-        super().__init__(LoraShapes(1, {"q": (2, 2)}), {}, None, 10**9)
+        super().__init__(LoraShapes(1, sites({"q": (2, 2)})), {}, None, 10**9)
         for each in ADAPTERS:
             self.put(each)
 

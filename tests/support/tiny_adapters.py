@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Pretrain
 
 from personae.lora.adapter import LoraShapes
 from personae.lora.peft import CONFIG_FILE
+from personae.lora.sites import sites
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -45,16 +46,18 @@ def lora_shapes(base: Base) -> LoraShapes:
     queries, keys = heads * head_dim, config.num_key_value_heads * head_dim
     return LoraShapes(
         config.num_hidden_layers,
-        {
-            "q": (hidden, queries),
-            "k": (hidden, keys),
-            "v": (hidden, keys),
-            "o": (queries, hidden),
-            "gate": (hidden, inner),
-            "up": (hidden, inner),
-            "down": (inner, hidden),
-        },
-        merged=config.model_type == "phi3",
+        sites(
+            {
+                "q": (hidden, queries),
+                "k": (hidden, keys),
+                "v": (hidden, keys),
+                "o": (queries, hidden),
+                "gate": (hidden, inner),
+                "up": (hidden, inner),
+                "down": (inner, hidden),
+            },
+            merged=config.model_type == "phi3",
+        ),
     )
 
 

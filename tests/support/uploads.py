@@ -21,9 +21,10 @@ from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Role, TenantLimits, TenantStore
 from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
+from personae.lora.sites import sites
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-SHAPES = LoraShapes(2, {"q": (8, 8), "v": (8, 4)})
+SHAPES = LoraShapes(2, sites({"q": (8, 8), "v": (8, 4)}))
 BOUNDS = AdapterBounds(SHAPES, max_rank=16, max_value=65504.0)
 
 

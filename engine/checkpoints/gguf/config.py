@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from personae.engine.checkpoints.gguf.header import TensorInfo
 from personae.engine.checkpoints.gguf.metadata import Metadata
-from personae.engine.config import Fields, ModelConfig, RopeConfig
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.layers.attention import AttentionSpec
+from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.mlp import MlpSpec
+from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models import family
 from personae.errors import ModelLoadError
 
@@ -69,13 +74,30 @@ def read_gguf_config(
     config = replace(
         translate(name, Fields(values, metadata.where)),
         norm_offset=0.0,  # a file's norms have it in them
-        qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
-        o_bias=_any(tensors, "attn_output.bias"),
-        mlp_bias=_any(tensors, "ffn_up.bias"),
-    )
+    ).with_layers(partial(_with_biases, tensors))
     if "rope_freqs.weight" in tensors:
         config = _with_factors(metadata, config, factors("rope_freqs.weight"))
     return config
+
+
+def _with_biases(tensors: Mapping[str, TensorInfo], layer: LayerSpec) -> LayerSpec:
+    """The layer with the biases that the file has."""
+    attention, mlp = _dense(layer)
+    return LayerSpec(
+        replace(
+            attention,
+            qkv_bias=_any(tensors, "attn_q.bias", "attn_qkv.bias"),
+            o_bias=_any(tensors, "attn_output.bias"),
+        ),
+        replace(mlp, bias=_any(tensors, "ffn_up.bias")),
+    )
+
+
+def _dense(layer: LayerSpec) -> tuple[AttentionSpec, MlpSpec]:
+    """Its parts: no other kinds are served from GGUF."""
+    assert isinstance(layer.attention, AttentionSpec)
+    assert isinstance(layer.mlp, MlpSpec)
+    return layer.attention, layer.mlp
 
 
 def _any(tensors: Mapping[str, TensorInfo], *names: str) -> bool:
@@ -197,9 +219,10 @@ def _rope(metadata: Metadata, prefix: str, values: dict[str, Any], head: int) ->
 
 def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
     """Llama 3's stretching: each pair's frequency is divided by a factor of its own."""
-    if len(factors) != config.head_dim // 2:
+    pairs = _dense(config.layer_specs[0])[0].head_dim // 2
+    if len(factors) != pairs:
         raise ModelLoadError(
-            f"{metadata.where}: rope_freqs.weight has {len(factors)} factors for {config.head_dim // 2} pairs"
+            f"{metadata.where}: rope_freqs.weight has {len(factors)} factors for {pairs} pairs"
         )
 
     def stretched(rope: RopeConfig | None) -> RopeConfig | None:
@@ -218,7 +241,11 @@ def _with_factors(metadata: Metadata, config: ModelConfig, factors: tuple[float,
             long_factors=factors,
         )
 
-    return replace(config, ropes=tuple(map(stretched, config.ropes)))
+    def layer(spec: LayerSpec) -> LayerSpec:
+        attention, mlp = _dense(spec)
+        return LayerSpec(replace(attention, rope=stretched(attention.rope)), mlp)
+
+    return config.with_layers(layer)
 
 
 def _gemma3(metadata: Metadata, prefix: str, values: dict[str, Any]) -> None:

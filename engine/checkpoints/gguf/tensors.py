@@ -13,6 +13,7 @@ from torch import Tensor
 from personae.engine.checkpoints.base import StoredTensor
 from personae.engine.checkpoints.gguf.header import Header, TensorInfo
 from personae.engine.config import ModelConfig
+from personae.engine.layers.attention import AttentionSpec
 from personae.errors import ModelLoadError
 
 Type = GGMLQuantizationType
@@ -121,8 +122,16 @@ def _name(name: str, config: ModelConfig) -> str:
     if match is None:
         return name
     layer, part, kind = match.groups()
-    names = LAYER | (MERGED if config.merged else {}) | (POST_NORMS if _both_norms(config) else {})
+    merged = _attention(config).merged
+    names = LAYER | (MERGED if merged else {}) | (POST_NORMS if _both_norms(config) else {})
     return f"model.layers.{int(layer)}.{names[part]}.{kind}" if part in names else name
+
+
+def _attention(config: ModelConfig) -> AttentionSpec:
+    """That of the first layer; all layers have the same heads."""
+    attention = config.layer_specs[0].attention
+    assert isinstance(attention, AttentionSpec)
+    return attention
 
 
 def _both_norms(config: ModelConfig) -> bool:
@@ -131,10 +140,11 @@ def _both_norms(config: ModelConfig) -> bool:
 
 def _order(name: str, info: TensorInfo, config: ModelConfig) -> Tensor | None:
     """Of q and k: a head's rows are its first half, then its second; a file has a pair after the other."""
-    heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
-    if heads is None or info.shape[0] != heads * config.head_dim:
+    attention = _attention(config)
+    heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}.get(name.split(".")[-2])
+    if heads is None or info.shape[0] != heads * attention.head_dim:
         return None  # of a wrong shape: that is told later
-    rows = torch.arange(info.shape[0]).view(heads, config.head_dim // 2, 2)
+    rows = torch.arange(info.shape[0]).view(heads, attention.head_dim // 2, 2)
     return rows.transpose(1, 2).reshape(-1)
 
 

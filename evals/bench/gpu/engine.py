@@ -8,9 +8,13 @@ from math import nan
 import torch
 from torch import Tensor
 
-from personae.engine.config import ModelConfig, RopeConfig
+from personae.engine.config import ModelConfig
 from personae.engine.graphs import Capture, DecodeGraphs
 from personae.engine.kv import KVCache, pages_of_a_run
+from personae.engine.layers.attention import AttentionSpec
+from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.mlp import MlpSpec
+from personae.engine.layers.rotary import RopeConfig
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.evals.bench.gpu.checks import Check
@@ -30,20 +34,15 @@ LIMIT = 0.02  # bfloat16, with other products where a bucket has more rows than 
 ROWS = 64
 RANKS = (16, 8, 64, 1) * 4
 CAPACITY = 512  # ranks
+ATTENTION = AttentionSpec(HEADS, KV_HEADS, DIM, rope=RopeConfig(theta=500000.0))
 SHAPE = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=32000,
     hidden_size=HIDDEN,
-    layers=8,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_dim=DIM,
-    intermediate_size=INNER,
     max_position=2048,
     eps=1e-5,
     tie=True,
-    windows=(None,) * 8,
-    ropes=(RopeConfig(theta=500000.0),) * 8,
+    layer_specs=(LayerSpec(ATTENTION, MlpSpec(INNER)),) * 8,
 )
 Mix = Sequence[int | None]
 
@@ -73,8 +72,8 @@ class Rig:
                 noisy if len(tensor.shape) == 1 or "embed" in name else noisy * tensor.shape[1] ** -0.5
             )
         shapes, page_bytes = (
-            LoraShapes(config.layers, config.linear_shapes),
-            KVCache.bytes_per_page(config, PAGE, dtype),
+            LoraShapes(config.layers, config.lora_sites),
+            KVCache.bytes_per_page(config.kv_specs, PAGE, dtype),
         )
         pages, run, lent = ROWS * -(-config.max_position // PAGE) + 1, 1, 0
         if lends:
@@ -97,15 +96,15 @@ class Rig:
         for index, rank in enumerate(RANKS):
             pairs = {
                 (layer, module): LoraPair(
-                    torch.randn(rank, inputs) * inputs**-0.5, torch.randn(rank, out), 0.25
+                    torch.randn(rank, site.inputs) * site.inputs**-0.5, torch.randn(rank, site.outputs), 0.25
                 )
                 for layer in range(config.layers)
-                for module, (inputs, out) in config.linear_shapes.items()
+                for module, site in config.lora_sites.items()
             }
             self.adapters.append(make_adapter(f"{index}", pairs, digest=f"{index}"))
             assert self.pool.load(self.adapters[-1]) == index
         self.layout = MemoryLayout(pages, PAGE, ROWS, config.max_position, 512, run=run)
-        self.kv = KVCache(config, self.layout, dtype, device, spare=True, memory=memory)
+        self.kv = KVCache(config.kv_specs, self.layout, dtype, device, spare=True, memory=memory)
         self.kv.data.copy_(noise(tuple(self.kv.data.shape[1:]), dtype, generator))
         self.graphs, self.on_one_stream = (
             DecodeGraphs(self.model, self.kv, self.pool, self.layout, capture, own)

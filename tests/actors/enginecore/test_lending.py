@@ -39,7 +39,7 @@ def assembled(root: Path, kv_pages: int) -> Assembly:
     for seed, name in enumerate(NAMES):
         make_adapter_folder(root / name, base, rank=16, seed=seed)
     config = read_config(base)
-    shapes = LoraShapes(config.layers, config.linear_shapes)
+    shapes = LoraShapes(config.layers, config.lora_sites)
     return assemble(
         EngineOptions(
             base,
@@ -49,7 +49,7 @@ def assembled(root: Path, kv_pages: int) -> Assembly:
             max_seqs=8,
             max_batch_tokens=64,
             max_model_len=LENGTH,
-            kv_memory=kv_pages * KVCache.bytes_per_page(config, PAGE_SIZE, torch.float32),
+            kv_memory=kv_pages * KVCache.bytes_per_page(config.kv_specs, PAGE_SIZE, torch.float32),
             adapter_memory=pool_bytes(shapes, 16, torch.float32),
         )
     )

@@ -181,7 +181,7 @@ async def test_a_restart_keeps_what_is_registered_and_sweeps_what_is_not(tmp_pat
 
 
 async def test_a_directory_serves_one_base_as_long_as_there_are_adapters(tmp_path: Path) -> None:
-    other = AdapterBounds(LoraShapes(3, BOUNDS.shapes.modules), 16, 1.0)
+    other = AdapterBounds(LoraShapes(3, BOUNDS.shapes.sites), 16, 1.0)
     with open_fixture(tmp_path) as fixture:
         async with fixture.client() as client:
             await upload(client, "poet", whole())

@@ -13,6 +13,8 @@ from late_copies import LateCopies, LateMark
 from patience import PATIENCE
 from recorded_graphs import RecordedGraphs
 
+from personae.engine.layers.block import LayerSpec
+from personae.engine.layers.mlp import MlpSpec
 from personae.evals.bench.gpu import arriving, checks, engine, layer, shapes
 from personae.evals.bench.gpu.report import markdown
 from personae.evals.bench.gpu.tables import slower
@@ -41,14 +43,8 @@ TINY = replace(
     engine.SHAPE,
     vocab_size=64,
     hidden_size=32,
-    layers=2,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    intermediate_size=48,
     max_position=256,
-    windows=(None, None),
-    ropes=engine.SHAPE.ropes[:2],
+    layer_specs=(LayerSpec(replace(engine.ATTENTION, heads=2, kv_heads=1, head_dim=16), MlpSpec(48)),) * 2,
 )
 
 

@@ -53,14 +53,13 @@ TINY = {
         engine.SHAPE,
         vocab_size=512,
         hidden_size=64,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        intermediate_size=96,
         max_position=64,
-        windows=(None, None),
-        ropes=engine.SHAPE.ropes[:2],
+        layer_specs=(
+            engine.LayerSpec(
+                engine.replace(engine.ATTENTION, heads=4, kv_heads=2, head_dim=16), engine.MlpSpec(96)
+            ),
+        )
+        * 2,
     ),
 }
 

@@ -13,10 +13,11 @@ from personae.errors import AdapterError
 from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.peft import TENSORS_FILE, read_adapter
+from personae.lora.sites import sites
 
 Q_B = Q_A.replace("lora_A", "lora_B")
 V_B = f"{PREFIX}.1.self_attn.v_proj.lora_B.weight"
-VOCABULARY = LoraShapes(2, SHAPES.modules, (64, 32), False, {})
+VOCABULARY = LoraShapes(2, SHAPES.sites, (64, 32), False, {})
 
 
 def check(folder: Path, dtype: torch.dtype, shapes: LoraShapes = SHAPES) -> None:
@@ -110,7 +111,7 @@ def test_what_changes_the_vocabulary_is_named_too(
 
 
 def test_the_parts_of_what_the_base_has_as_one_are_named_as_the_one(tmp_path: Path) -> None:
-    shapes = LoraShapes(2, SHAPES.modules, merged=True)
+    shapes = LoraShapes(2, sites(SHAPES.modules, merged=True))
     name = f"{PREFIX}.0.self_attn.qkv_proj.lora_"
     outputs = sum(SHAPES.modules[module][1] for module in "qkv")
     b = torch.zeros(outputs, 4)

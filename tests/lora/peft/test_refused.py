@@ -15,6 +15,7 @@ from personae.errors import AdapterError
 from personae.lora import peft_config
 from personae.lora.adapter import LoraShapes
 from personae.lora.peft import CONFIG_FILE, TENSORS_FILE, read_adapter
+from personae.lora.sites import sites
 
 REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "IA3"}, "only LORA"),
@@ -143,7 +144,7 @@ def test_a_pickle_is_refused_with_the_reason(folder: Path) -> None:
             "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
             "vocabulary cannot be changed",
         ),
-        ("base_model.model.model.layers.0.mlp.experts.lora_A.weight", "not a lora_A"),
+        ("base_model.model.model.layers.0.mlp.experts.lora_A.weight", "LoRA on experts"),
         (f"{PREFIX}.0.self_attn.q_proj.lora_C.weight", "not a lora_A"),
         (f"{PREFIX}.0.self_attn.q_proj.lora_A.other.weight", "not a lora_A"),
         (f"{PREFIX}.00.self_attn.q_proj.lora_A.weight", "not a lora_A"),
@@ -162,7 +163,7 @@ def test_a_tensor_that_would_be_dropped_is_refused_by_name(folder: Path, name: s
 
 
 def test_a_module_that_the_base_has_not_is_refused(folder: Path) -> None:
-    shapes = LoraShapes(2, {"q": SHAPES.modules["q"]})
+    shapes = LoraShapes(2, sites({"q": SHAPES.modules["q"]}))
     assert_refused(folder, f"{PREFIX}.0.self_attn.v_proj.lora_A.weight", "no self_attn.v_proj", shapes)
 
 

@@ -13,7 +13,7 @@ from personae.lora.base import fingerprint
 from personae.lora.peft import read_adapter
 
 EVERYWHERE = ["q_proj", "v_proj", "embed_tokens", "lm_head"]
-VOCABULARY = LoraShapes(2, SHAPES.modules, (64, 32), False, {"embedding": "e", "output": "o"})
+VOCABULARY = LoraShapes(2, SHAPES.sites, (64, 32), False, {"embedding": "e", "output": "o"})
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_the_bases_own_copy_in_a_file_changes_nothing(folder: Path) -> None:
     plain = read_adapter(folder, VOCABULARY)
     weight = torch.randn(64, 32)
     edit_tensors(folder, lambda tensors: tensors.update({"base_model.model.lm_head.weight": weight}))
-    shapes = LoraShapes(2, SHAPES.modules, (64, 32), False, {"output": fingerprint(weight.bfloat16())})
+    shapes = LoraShapes(2, SHAPES.sites, (64, 32), False, {"output": fingerprint(weight.bfloat16())})
     assert read_adapter(folder, shapes).digest == plain.digest
     assert read_adapter(folder, VOCABULARY).traits() == ("rows of output",)

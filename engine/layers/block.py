@@ -1,0 +1,101 @@
+"""The parts of a layer: attention, MLP and whatever else a family is made of.
+
+A `BlockSpec` is data: it says what a block is, and builds it. A `Block` has the parameters and computes. To
+add a kind of block: write both in a file of this folder; a family then names the spec.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from personae.engine.layers.linear import Linear, MakeLinear
+from personae.engine.layers.norm import RMSNorm
+from personae.engine.layers.rotary import RopeConfig
+from personae.engine.layers.step import ForwardContext
+from personae.kernels.decoder import Weight
+from personae.lora.sites import LoraSite
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What a block keeps of every token: a key and a value for each of `heads`, of `head_dim` numbers
+    each."""
+
+    heads: int
+    head_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """How many a token takes."""
+        return 2 * self.heads * self.head_dim
+
+
+class Block(Protocol):
+    """A part of one layer, with its parameters."""
+
+    @property
+    def kv(self) -> KVSpec | None:
+        """What it keeps of every token."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads that read what it keeps."""
+
+    def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]."""
+
+    def tensors(self) -> Iterator[tuple[str, Weight]]:
+        """(checkpoint name, the view to fill)."""
+
+    def norms(self) -> Iterator[RMSNorm]:
+        """Its norms."""
+
+    def linears(self) -> Iterator[Linear]:
+        """Its linear modules, each of which is laid out by itself."""
+
+    def lora_linears(self) -> Iterator[tuple[tuple[str, ...], Linear]]:
+        """Those that adapters may change, with the sites whose outputs they have, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContext:
+    """What a block is built with. `prefix`: of its layer's names in the checkpoint. `rope`: the tables of a
+    rotary embedding for heads of that size."""
+
+    layer: int
+    prefix: str
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+    make: MakeLinear
+    norm: Callable[[int], RMSNorm]
+    rope: Callable[[RopeConfig, int], tuple[Tensor, Tensor]]
+
+
+class BlockSpec(Protocol):
+    """What a block is."""
+
+    @property
+    def kv(self) -> KVSpec | None:
+        """What it keeps of every token; None for nothing."""
+
+    def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
+        """The linear modules that adapters may change, by short names that no other block of a layer has."""
+
+    def build(self, context: BlockContext) -> Block:
+        """The block, its parameters allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """h += attention(norm(h)); h += mlp(norm(h))."""
+
+    attention: BlockSpec
+    mlp: BlockSpec
+
+    def lora_sites(self, hidden_size: int) -> dict[str, LoraSite]:
+        """Those of its blocks."""
+        return {**self.attention.lora_sites(hidden_size), **self.mlp.lora_sites(hidden_size)}

@@ -1,0 +1,44 @@
+"""The linear modules of a layer that adapters may change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+NAMES = {
+    "q": ("self_attn.q_proj", "qkv"),
+    "k": ("self_attn.k_proj", "qkv"),
+    "v": ("self_attn.v_proj", "qkv"),
+    "o": ("self_attn.o_proj", "o"),
+    "gate": ("mlp.gate_proj", "gate_up"),
+    "up": ("mlp.up_proj", "gate_up"),
+    "down": ("mlp.down_proj", "down"),
+}
+"""The path in a layer, and the group, of the modules that nearly all families have."""
+MERGED = {
+    **dict.fromkeys("qkv", "self_attn.qkv_proj"),
+    **dict.fromkeys(("gate", "up"), "mlp.gate_up_proj"),
+}
+"""Their paths in families that have q, k and v as one module, and gate and up."""
+PROJECTIONS = {key: path for key, (path, _) in NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSite:
+    """A linear module: [outputs, inputs].
+
+    path: its name within a layer, as checkpoints and PEFT have it; sites that have the same path are one
+    module there, one after the other. group: the sites that read the same input, which share one SGMV call.
+    """
+
+    path: str
+    group: str
+    inputs: int
+    outputs: int
+
+
+def sites(sizes: Mapping[str, tuple[int, int]], *, merged: bool = False) -> dict[str, LoraSite]:
+    """Those with these (inputs, outputs), by their short names: q, k, v, o, gate, up, down."""
+    return {
+        key: LoraSite(MERGED.get(key, path) if merged else path, group, *sizes[key])
+        for key, (path, group) in NAMES.items()
+        if key in sizes
+    }
