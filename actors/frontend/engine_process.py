@@ -25,7 +25,6 @@ from personae.actors.messages import (
     Pinned,
     Refused,
     ReleaseRequest,
-    SchedulerStats,
     StepDone,
 )
 from personae.actors.options import EngineOptions
@@ -42,6 +41,7 @@ from personae.actors.wire import (
     frame,
     messages,
 )
+from personae.engine.stats import SchedulerStats
 from personae.errors import EngineCoreDied, EngineCoreHangs, LoadError
 from personae.kernels.cgroup import free_memory
 
@@ -148,7 +148,10 @@ class EngineProcess(Actor[Never]):
         async for message in self._messages:
             match message:
                 case StepDone(stats=stats):
-                    if stats.steps != self._latest_stats.steps or not self._latest_stats.in_flight:
+                    if (
+                        stats.counters.steps != self._latest_stats.counters.steps
+                        or not self._latest_stats.in_flight
+                    ):
                         self._stepped = current_time()
                     self._latest_stats = stats
                     await frontend.streamer.send(message)

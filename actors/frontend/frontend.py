@@ -12,7 +12,7 @@ from itertools import count
 import anyio
 from msgspec.structs import asdict
 
-from personae.actors.client import AdapterUsage, EngineStats, ModelCard
+from personae.actors.client import EngineStats, ModelCard
 from personae.actors.enginecore.step_recorder import LastStep
 from personae.actors.frontend.adapter_queue import AdapterQueue
 from personae.actors.frontend.inbox import Inbox
@@ -187,30 +187,15 @@ class LocalClient:
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
         latest = self._frontend.latest
-        stats = latest.stats
         running, waiting = latest.adapters()
         return EngineStats(
+            **asdict(latest.stats),
             ready=self._frontend.ready(),
-            running=stats.running,
-            waiting=stats.waiting,
-            pages_total=stats.pages_total,
-            pages_used=stats.pages_used,
-            pages_lent=stats.pages_lent,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-            preemptions=stats.preemptions,
-            steps=stats.steps,
-            step_seconds=stats.step_seconds,
-            host_gap_seconds=stats.gap_seconds,
             restarts=latest.restarts,
-            page_size=stats.page_size,
-            fairness_gap=stats.fairness_gap,
-            adapters=AdapterUsage(**asdict(latest.adapter_stats), running=running, waiting=waiting),
-            tokens=stats.tokens,
-            step_tokens=stats.step_tokens,
-            jumped=stats.jumped,
             backlog_seconds=latest.backlog.seconds,
-            timings=asdict(stats.timings),
+            adapters=latest.adapter_stats,
+            adapter_running=running,
+            adapter_waiting=waiting,
             actors=tuple(self._frontend.actors()),
         )
 

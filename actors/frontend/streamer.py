@@ -8,10 +8,9 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from operator import add
 
 from anyio import current_time
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from personae import errors
 from personae.actors.frontend.inbox import Inbox
@@ -29,13 +28,12 @@ from personae.actors.messages import (
     Refused,
     Replay,
     Resubmit,
-    SchedulerStats,
     Shutdown,
     StepDone,
-    StepTimings,
 )
 from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import EngineCounters, SchedulerStats, added
 
 log = logging.getLogger(__name__)
 
@@ -242,39 +240,27 @@ class LatestStats:
         self.live: Mapping[str, LiveStream] = {}
         self.restarts = -1
         self.adapter_stats = AdapterStats()
-        self._before = SchedulerStats()
-        self._held_before = AdapterStats()
+        self._before = EngineCounters()
+        self._adapters_before = AdapterStats()
 
     def begin_epoch(self, stats: SchedulerStats) -> None:
         """A new epoch of the engine core counts from nought."""
         self.restarts += 1
-        self._before = self.stats
+        self._before = self.stats.counters
         self.update(stats)
-        self._held_before = self.adapter_stats = replace(
+        self._adapters_before = self.adapter_stats = replace(
             self.adapter_stats, device=0, host=0, host_bytes=0, line=0
         )
 
     def hold(self, adapter_stats: AdapterStats) -> None:
         """The adapter store's figures of this epoch."""
-        before = self._held_before
-        self.adapter_stats = replace(
-            adapter_stats,
-            evictions=adapter_stats.evictions + before.evictions,
-            yields=adapter_stats.yields + before.yields,
-            loads=_sums(adapter_stats.loads, before.loads),
-            load_seconds=_sums(adapter_stats.load_seconds, before.load_seconds),
-        )
+        self.adapter_stats = added(adapter_stats, self._adapters_before)
 
     def update(self, stats: SchedulerStats) -> None:
         """The figures of a step of this epoch."""
-        past, before = self.stats, self._before
-        self.stats = replace(
-            stats,
-            timings=_sum(stats.timings, before.timings),
-            step_tokens=tuple(map(add, stats.step_tokens, before.step_tokens)),
-            **{name: getattr(stats, name) + getattr(before, name) for name in _COUNTERS},
-        )
-        self.backlog.measured(self.stats.tokens - past.tokens, self.stats.step_seconds - past.step_seconds)
+        past, now = self.stats.counters, stats.counters + self._before
+        self.stats = replace(stats, counters=now)
+        self.backlog.measured(now.tokens - past.tokens, now.step_seconds - past.step_seconds)
 
     def adapters(self) -> tuple[Counter[str], Counter[str]]:
         """Sequences by their adapter's digest: those that run, and those that wait."""
@@ -283,23 +269,3 @@ class LatestStats:
             if live.log.adapter is not None:
                 (running if live.on_device else waiting)[live.log.adapter] += 1
         return running, waiting
-
-
-def _sums(these: dict[str, float], those: dict[str, float]) -> dict[str, float]:
-    return {name: these.get(name, 0) + those.get(name, 0) for name in {**those, **these}}
-
-
-def _sum(one: StepTimings, other: StepTimings) -> StepTimings:
-    return StepTimings(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
-
-
-_COUNTERS = (
-    "prefix_queries",
-    "prefix_hits",
-    "preemptions",
-    "steps",
-    "tokens",
-    "jumped",
-    "step_seconds",
-    "gap_seconds",
-)

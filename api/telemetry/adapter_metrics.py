@@ -8,7 +8,8 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from personae.actors.client import AdapterUsage, EngineClient
+from personae.actors.client import EngineClient, EngineStats
+from personae.actors.messages import AdapterStats
 from personae.api.tenants.store import DEFAULT_TENANT
 from personae.lora.mix import parts_of
 
@@ -46,29 +47,31 @@ class AdapterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
-        stats = self._client.stats().adapters
+        stats = self._client.stats()
         yield self._requests(stats)
         sequences = GaugeMetricFamily(
             "personae:adapter_sequences",
             "Live sequences, by adapter and state.",
             labels=("adapter", "state"),
         )
-        for state, counts in (("running", stats.running), ("waiting", stats.waiting)):
+        for state, counts in (("running", stats.adapter_running), ("waiting", stats.adapter_waiting)):
             found: Counter[str] = Counter()
             for digest, number in counts.items():
                 found[self._label(self._names(digest)[0])] += number
             for name, number in found.items():
                 sequences.add_metric((name, state), number)
         yield sequences
-        yield from _residency(stats, None if self._registered is None else self._registered.count())
+        yield from _residency(stats.adapters, None if self._registered is None else self._registered.count())
 
-    def _requests(self, stats: AdapterUsage) -> Metric:
+    def _requests(self, stats: EngineStats) -> Metric:
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters that run and wait; the value is the Unix time of the scrape.",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )
-        info.add_metric((self._most, self._list(stats.running), self._list(stats.waiting)), time.time())
+        info.add_metric(
+            (self._most, self._list(stats.adapter_running), self._list(stats.adapter_waiting)), time.time()
+        )
         return info
 
     def _list(self, sequences: dict[str, int]) -> str:
@@ -87,7 +90,7 @@ class AdapterCollector(Collector):
         return sorted(names) or [digest[:12]]
 
 
-def _residency(stats: AdapterUsage, registered: int | None) -> Iterator[Metric]:
+def _residency(stats: AdapterStats, registered: int | None) -> Iterator[Metric]:
     held = GaugeMetricFamily("personae:adapters_held", "Adapters, by where they are.", labels=("place",))
     for place, number in (("device", stats.device), ("host", stats.host), ("disk", registered)):
         if number is not None:

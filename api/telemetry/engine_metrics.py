@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
+from msgspec.structs import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from personae.actors.client import EngineClient, EngineStats
 from personae.actors.kit.gauges import Gauge
-from personae.actors.messages import STEP_TOKENS
+from personae.engine.stats import STEP_TOKENS, CounterMetric, EngineCounters, GaugeMetric, described
 
-_LABELS = ("model_name",)
+_LABEL = "model_name"
+_KINDS = {CounterMetric: CounterMetricFamily, GaugeMetric: GaugeMetricFamily}
 _QUEUES = "/queue/"  # one per adapter: shown as one, so that the number of series does not follow adapters
 
 
@@ -24,57 +26,28 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All of them."""
         stats = self._client.stats()
-        used = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
-        for name, text, value in (
-            ("vllm:num_requests_running", "Sequences in the running batch.", stats.running),
-            ("vllm:num_requests_waiting", "Sequences waiting to run.", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", used),
-            ("personae:ready", "1 when the engine can serve.", float(stats.ready)),
-            ("personae:backlog_seconds", "How long it takes to compute what waits.", stats.backlog_seconds),
-            ("personae:kv_pages", "KV pages there are.", stats.pages_total),
-            ("personae:kv_pages_lent", "KV pages whose memory adapters have.", stats.pages_lent),
-            (
-                "personae:fairness_gap",
-                "Weighted tokens between the most and the least served of those that wait.",
-                stats.fairness_gap,
-            ),
-        ):
-            yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
-        for name, text, value in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits),
-            ("vllm:num_preemptions", "Sequences put off for want of pages.", stats.preemptions),
-            ("personae:back_restarts", "Times that the engine died and was started again.", stats.restarts),
-            ("personae:steps", "Steps run.", stats.steps),
-            ("personae:step_tokens", "Tokens computed in steps, prompts included.", stats.tokens),
-            ("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.", stats.jumped),
-            ("personae:step_seconds", "Time in steps.", stats.step_seconds),
-            (
-                "personae:host_gap_seconds",
-                "Time between steps in which the device was idle.",
-                stats.host_gap_seconds,
-            ),
-        ):
-            yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
-        parts = CounterMetricFamily("personae:step_part_seconds", "Time in parts of steps.", labels=("part",))
-        for part, seconds in stats.timings.items():
-            parts.add_metric((part,), seconds)
-        yield parts
-        yield self._step_tokens(stats)
+        for metric, value in (*described(stats), *described(stats.counters)):
+            family = _KINDS[type(metric)](metric.name, metric.help, labels=(metric.label or _LABEL,))
+            parts = {self._model_name: value} if metric.label is None else asdict(value)
+            for label, number in parts.items():
+                family.add_metric((label,), number)
+            yield family
+        usage = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", labels=(_LABEL,)
+        )
+        usage.add_metric((self._model_name,), stats.pages_used / max(stats.pages_total, 1))
+        yield usage
+        yield self._step_tokens(stats.counters)
         yield self._cache(stats)
         yield from _actors(stats.actors)
 
-    def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric((self._model_name,), value)
-        return family
-
-    def _step_tokens(self, stats: EngineStats) -> Metric:
-        sums = [*accumulate(stats.step_tokens)] or [0] * (len(STEP_TOKENS) + 1)
+    def _step_tokens(self, counters: EngineCounters) -> Metric:
+        sums = [*accumulate(counters.step_tokens)]
         buckets = [(str(float(bound)), total) for bound, total in zip(STEP_TOKENS, sums, strict=False)]
         steps = HistogramMetricFamily(
-            "vllm:iteration_tokens_total", "Tokens computed in a step, prompts included.", labels=_LABELS
+            "vllm:iteration_tokens_total", "Tokens computed in a step, prompts included.", labels=(_LABEL,)
         )
-        steps.add_metric((self._model_name,), [*buckets, ("+Inf", sums[-1])], sum_value=stats.tokens)
+        steps.add_metric((self._model_name,), [*buckets, ("+Inf", sums[-1])], sum_value=counters.tokens)
         return steps
 
     def _cache(self, stats: EngineStats) -> Metric:

@@ -21,7 +21,6 @@ class OutputProcessor:
         self._policy = policy
         self._sequences = sequences
         self._in_flight = in_flight
-        self.jumped = 0  # tokens that nobody chose
 
     def plain(
         self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
@@ -86,7 +85,7 @@ class OutputProcessor:
             if not tokens:
                 return  # they are known, and told
             sequence.tokens += tokens
-            self.jumped += len(tokens) - 1
+            self._sequences.counters.jumped += len(tokens) - 1
             self._policy.charge(sequence.key, 0, len(tokens))
             logprobs = result.logprobs.get(index)
             deltas.append(

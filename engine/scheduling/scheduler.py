@@ -112,6 +112,7 @@ class Scheduler:
         self.layout = layout
         self._policy = policy
         self._sequences = SequenceTable(layout, policy, sharing=sharing)
+        self.counters = self._sequences.counters
         self._running = self._sequences.running
         self._outputs = OutputProcessor(policy, self._sequences, self._rows_in_flight)
         self._times = StepTime()
@@ -394,26 +395,6 @@ class Scheduler:
     def pages_used(self) -> int:
         """Pages that running sequences hold; cached ones that nobody reads do not count."""
         return self._running.pages_used
-
-    @property
-    def prefix_queries(self) -> int:
-        """Tokens looked up in the prefix cache, first admissions only."""
-        return self._sequences.prefix_queries
-
-    @property
-    def prefix_hits(self) -> int:
-        """Tokens found there."""
-        return self._sequences.prefix_hits
-
-    @property
-    def preemptions(self) -> int:
-        """How often a running sequence had to drop its pages."""
-        return self._sequences.preemptions
-
-    @property
-    def jumped(self) -> int:
-        """Tokens that a grammar forced and nobody chose."""
-        return self._outputs.jumped
 
     def adapters(self) -> tuple[set[str], set[str]]:
         """Digests of the adapters of running sequences, and of waiting ones."""

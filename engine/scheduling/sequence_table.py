@@ -9,12 +9,14 @@ from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.slot_quota import SlotQuota
 from personae.engine.scheduling.waiting import WaitingQueue
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import EngineCounters
 
 
 class SequenceTable:
     """All sequences that have not ended, each in exactly one place (see `SequenceState`).
 
-    `news` are endings that no step's result brings; whoever tells them clears them.
+    `news` are endings that no step's result brings; whoever tells them clears them. `counters` are the
+    engine's.
     """
 
     __slots__ = (
@@ -24,11 +26,9 @@ class SequenceTable:
         "_policy",
         "_quota",
         "_sharing",
+        "counters",
         "news",
         "over_quota_tenants",
-        "preemptions",
-        "prefix_hits",
-        "prefix_queries",
         "returning",
         "running",
         "sequences",
@@ -43,9 +43,7 @@ class SequenceTable:
         self._quota = SlotQuota(layout.max_seqs)
         self._sharing = sharing
         self.over_quota_tenants: set[str] = set()  # tenants; see Shares
-        self.preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self.counters = EngineCounters()
         self.sequences: dict[str, LiveSequence] = {}
         self.running = RunningTable(layout)
         self.waiting = WaitingQueue(policy)
@@ -111,8 +109,8 @@ class SequenceTable:
             sequence.charged = True
             self._policy.charge(sequence.key, sequence.known - sequence.computed, 0)
             if sequence.reads_cache:
-                self.prefix_queries += sequence.known
-                self.prefix_hits += sequence.computed
+                self.counters.prefix_queries += sequence.known
+                self.counters.prefix_hits += sequence.computed
         return sequence
 
     def preempt_background(self, last_step: int | None) -> None:
@@ -138,7 +136,7 @@ class SequenceTable:
 
     def preempt(self, sequence: LiveSequence, last_step: int | None) -> None:
         """From its slot back to the head of its queue, once `last_step`, if any, has been committed."""
-        self.preemptions += 1
+        self.counters.preemptions += 1
         self._quota.leave_slot(sequence.key)
         self.running.give_up_slot(sequence, keep=True)
         if last_step is None:

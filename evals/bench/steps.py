@@ -27,13 +27,14 @@ from personae.actors.client import EngineClient
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.frontend.streamer import LatestStats
 from personae.actors.in_process import open_in_process
-from personae.actors.messages import SchedulerStats, StepFinished
+from personae.actors.messages import StepFinished
 from personae.actors.multi_process import COMMAND, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.actors.spec import EngineSpec
 from personae.api.bundled import DEMO
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
+from personae.engine.stats import SchedulerStats
 from personae.engine.step import StepEngine
 
 WARM_UP = 8  # steps
@@ -159,9 +160,10 @@ async def multi_process_gaps(
 
     def watching(self: LatestStats, stats: SchedulerStats) -> None:
         nonlocal before
-        if stats.steps == before.steps + 1 and stats.running == rows:
-            gaps.append(stats.gap_seconds - before.gap_seconds)
-            seconds.append(stats.step_seconds - before.step_seconds)
+        now, past = stats.counters, before.counters
+        if now.steps == past.steps + 1 and stats.running == rows:
+            gaps.append(now.gap_seconds - past.gap_seconds)
+            seconds.append(now.step_seconds - past.step_seconds)
         before = stats
         update(self, stats)
 

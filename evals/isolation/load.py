@@ -136,6 +136,6 @@ class Load:
 
     def _count(self) -> None:
         """What the engine knows of itself."""
-        self.happened["preemptions"] += self._scheduler.preemptions
-        self.happened["jumped tokens"] += self._scheduler.jumped
+        self.happened["preemptions"] += self._scheduler.counters.preemptions
+        self.happened["jumped tokens"] += self._scheduler.counters.jumped
         self.happened["adapters evicted"] += self._engine.adapter_stats[2]

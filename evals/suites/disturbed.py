@@ -88,7 +88,7 @@ async def _all_at_once(
                         tasks.start_soon(ask, place)
                 around.cancel_scope.cancel()
             stats = engine.stats()
-            happened = stats.restarts if disturb else stats.preemptions
+            happened = stats.restarts if disturb else stats.counters.preemptions
             if happened or not options:
                 break
     return answers, happened

@@ -114,7 +114,7 @@ async def test_how_large_the_cache_is_is_known_before_anybody_asks(assembly) -> 
     async with open_in_process(assembly.engine_spec) as client:
         await soon(lambda: client.stats().pages_total > 0, "it is known")
         stats = client.stats()
-        assert stats.steps == 0
+        assert stats.counters.steps == 0
         assert f"KV cache {stats.page_size * stats.pages_total} tokens" in assembly.about
 
 

@@ -38,7 +38,7 @@ async def test_the_base_and_its_adapters_answer_by_name(engine) -> None:
             tasks.start_soon(ask, model)
     assert texts["tiny"] != texts["poet"]
     assert engine.stats().ready
-    assert engine.stats().steps > 0
+    assert engine.stats().counters.steps > 0
 
 
 async def test_a_stream_brings_the_text_of_the_whole_answer(engine) -> None:

@@ -7,10 +7,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 import personae
-from personae.actors.client import AdapterUsage, EngineStats
+from personae.actors.client import EngineStats
 from personae.actors.kit.gauges import Gauge
+from personae.actors.messages import AdapterStats
 from personae.api.app import create_app
 from personae.api.settings import ApiSettings
+from personae.engine.stats import EngineCounters, StepTimings
 from personae.errors import Overloaded
 
 pytestmark = pytest.mark.anyio
@@ -139,11 +141,11 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
         waiting=2,
         pages_total=10,
         pages_used=4,
-        prefix_queries=100,
-        prefix_hits=60,
-        preemptions=1,
+        counters=EngineCounters(
+            prefix_queries=100, prefix_hits=60, preemptions=1, timings=StepTimings(forward=1.5, read=0.5)
+        ),
         fairness_gap=120.0,
-        adapters=AdapterUsage(
+        adapters=AdapterStats(
             device=2,
             host=3,
             host_bytes=1000,
@@ -152,11 +154,10 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
             yields=5,
             loads={"disk": 3, "host": 2},
             load_seconds={"disk": 1.5, "host": 0.25},
-            running={"d" * 64: 2},
-            waiting={"c" * 64: 1, "d" * 64: 1, "mix:" + "d" * 64 + "*0.5": 1},
         ),
+        adapter_running={"d" * 64: 2},
+        adapter_waiting={"c" * 64: 1, "d" * 64: 1, "mix:" + "d" * 64 + "*0.5": 1},
         page_size=16,
-        timings={"forward": 1.5, "read": 0.5},
         actors=(
             Gauge("back/executor", "busy", 2, 100, 0.25, 7, 1),
             Gauge("front/queue/0-poet", "idle", 3, 100, 0.5, 7, 0),
@@ -192,7 +193,7 @@ async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeE
     assert seen["personae:adapter_evictions_total", labels()] == 4
     assert seen["personae:adapter_yields_total", labels()] == 5
     assert seen["personae:fairness_gap", base] == 120
-    engine.figures = EngineStats(adapters=AdapterUsage(running={"d" * 64: 1}))
+    engine.figures = EngineStats(adapter_running={"d" * 64: 1})
     seen = await scrape(app)
     infos = [labels for name, labels in seen if name == "vllm:lora_requests_info"]
     assert infos == [labels(max_lora="8", running_lora_adapters="team/pirate", waiting_lora_adapters="")]

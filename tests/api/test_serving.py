@@ -71,7 +71,7 @@ def engines() -> Iterator[list[StepEngine]]:
 def server(base: Path, adapters: dict[str, Path], engines: list[StepEngine]) -> Iterator[Running]:
     options = ServeOptions(
         base,
-        (next(iter(adapters.values())).parent,),
+        adapters=(next(iter(adapters.values())).parent,),
         device="cpu",
         dtype="float32",
         max_seqs=24,
@@ -92,8 +92,8 @@ def nothing_is_left(server: Running, engines: list[StepEngine]) -> None:
     eventually(idle, "no sequence and no page in use")
     (engine,) = engines
     pool = engine.runner.adapters
-    used = server.client.stats().adapters
-    assert (used.running, used.waiting) == (Counter(), Counter())
+    used = server.client.stats()
+    assert (used.adapter_running, used.adapter_waiting) == (Counter(), Counter())
     # The store holds those that are idle, once each; nobody else does.
     eventually(lambda: all(pool.pins(digest) == 1 for digest in pool.residents), "no adapter in use")
     pool.check_integrity()

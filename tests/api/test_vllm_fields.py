@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from personae.actors.client import EngineStats
-from personae.actors.messages import STEP_TOKENS
 from personae.api.app import create_app
 from personae.api.http.drain import Drain
 from personae.api.settings import ApiSettings
+from personae.engine.stats import STEP_TOKENS, EngineCounters
 
 pytestmark = pytest.mark.anyio
 IDS = byte_tokenizer()
@@ -240,7 +240,7 @@ async def test_health_is_served_below_a_prefix_while_the_server_drains(engine: F
 async def test_metrics_show_what_requests_asked_for_and_how_large_steps_are(engine: FakeEngine) -> None:
     counts = [0] * (len(STEP_TOKENS) + 1)
     counts[0], counts[2], counts[-1] = 3, 2, 1
-    engine.figures = EngineStats(tokens=20_030, step_tokens=tuple(counts))
+    engine.figures = EngineStats(counters=EngineCounters(tokens=20_030, step_tokens=tuple(counts)))
     app = create_app(engine)
     await complete(app, n=2, max_tokens=7, prompt=["a", "b"])
     async with asgi.client(app) as client:

@@ -88,7 +88,7 @@ def test_tokens_and_logprobs_have_the_same_bits_in_any_company(
     logs = ensemble(harness)
     random.Random(what).shuffle(logs)
     played = harness.play(logs)
-    assert harness.scheduler.preemptions > 0 or what != "preemption"
+    assert harness.scheduler.counters.preemptions > 0 or what != "preemption"
     for id, alone in solo.items():
         assert (played[id].tokens, played[id].logprobs) == (alone.tokens, alone.logprobs), id
 

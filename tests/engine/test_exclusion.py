@@ -140,5 +140,5 @@ def test_others_in_the_batch_do_not_notice_and_preemption_changes_nothing() -> N
     alone = {log.id: roomy.play([log])[log.id].tokens for log in logs}
     over_quota = EngineHarness(model_folder("llama"), num_pages=14)
     played = over_quota.play(logs)
-    assert over_quota.scheduler.preemptions
+    assert over_quota.scheduler.counters.preemptions
     assert {id: one.tokens for id, one in played.items()} == alone

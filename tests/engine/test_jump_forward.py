@@ -106,7 +106,7 @@ def test_answers_are_the_same_in_any_batch_and_after_preemptions(sizes: dict[str
         if CROWD[int(id)]["grammar"] is OBJECT:
             jsonschema.validate(json.loads(text_of(one)), SCHEMA)
     if "num_pages" in sizes:
-        assert made.scheduler.preemptions
+        assert made.scheduler.counters.preemptions
 
 
 @pytest.mark.parametrize("grammar", [OBJECT, CHOICE])

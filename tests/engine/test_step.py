@@ -133,7 +133,7 @@ def test_tokens_are_the_same_in_any_company(base, adapters, solo, what, settings
     random.Random(what).shuffle(logs)
     played = harness.play(logs)
     if what == "preemption":
-        assert harness.scheduler.preemptions > 0
+        assert harness.scheduler.counters.preemptions > 0
     assert {id: one.tokens for id, one in played.items()} == {id: one.tokens for id, one in solo.items()}
 
 

@@ -82,7 +82,7 @@ def test_a_row_that_sits_steps_out_has_the_tokens_that_it_would_have(
 
 def test_a_preempted_answer_is_bound_again_and_has_the_same_tokens(remote, expected) -> None:
     found, harness = played(remote, num_pages=8, page_size=4)
-    assert harness.scheduler.preemptions
+    assert harness.scheduler.counters.preemptions
     assert tokens_of(found) == expected
 
 

@@ -22,7 +22,6 @@ from personae.actors.messages import (
     Pin,
     Pinned,
     Preempt,
-    SchedulerStats,
     StepDone,
     Submission,
     Submit,
@@ -30,6 +29,7 @@ from personae.actors.messages import (
 )
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import SchedulerStats
 
 ADAPTERS = [None, "poet", "clerk"]
 

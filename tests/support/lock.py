@@ -37,11 +37,8 @@ def direct() -> list[Requirement]:
     return [Requirement(text) for text in project["dependencies"]]
 
 
-def needed() -> dict[str, str]:
-    """All that is needed at run time, as lines of requirements by name: pinned, with the marker that
-    pyproject.toml gives. Raises KeyError for one that is not pinned."""
-    versions = pinned()
-    markers = {canonicalize_name(each.name): each.marker for each in direct()}
+def closure() -> set[str]:
+    """The names of all that is needed at run time."""
     todo = [(each.name, frozenset(each.extras)) for each in direct()]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
@@ -54,7 +51,15 @@ def needed() -> dict[str, str]:
             for each in map(Requirement, requires(name) or ())
             if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras or {""})
         ]
-    names = sorted({canonicalize_name(name) for name, _ in seen} - BY_BUILD)
+    return {canonicalize_name(name) for name, _ in seen}
+
+
+def needed() -> dict[str, str]:
+    """All that is needed at run time, as lines of requirements by name: pinned, with the marker that
+    pyproject.toml gives. Raises KeyError for one that is not pinned."""
+    versions = pinned()
+    markers = {canonicalize_name(each.name): each.marker for each in direct()}
+    names = sorted(closure() - BY_BUILD)
     lines = {name: f"{name}=={versions[name]}" for name in names}
     return {name: f"{line} ; {markers[name]}" if markers.get(name) else line for name, line in lines.items()}
 

@@ -20,16 +20,23 @@ def child(parent: int) -> int:
 
 
 class Program:
-    """Python with these arguments; one thread for each operator of torch.
+    """Python with these arguments; one thread for each operator of torch. Another `python` than ours has only
+    its own packages.
 
     What it writes to stderr goes to a file: a pipe that nobody reads fills, and stops whoever writes.
     """
 
-    def __init__(self, *arguments: str, paths: tuple[Path, ...] = (), pass_fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        paths: tuple[Path, ...] = (),
+        pass_fds: tuple[int, ...] = (),
+        python: Path | None = None,
+    ) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the block
-        path = os.pathsep.join(map(str, (ROOT / ".pkg", *paths)))
+        path = "" if python else os.pathsep.join(map(str, (ROOT / ".pkg", *paths)))
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python or sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -15,12 +15,13 @@ from personae.actors.enginecore import scheduler
 from personae.actors.enginecore.scheduler import SchedulerActor
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Execute, Message, StepFinished, StepTimings, Submit
+from personae.actors.messages import Execute, Message, StepFinished, Submit
 from personae.engine.params import SamplingParams
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
+from personae.engine.stats import StepTimings
 
 pytestmark = virtual_clock
 LAYOUT = MemoryLayout(num_pages=64, page_size=16, max_seqs=4, max_model_len=512, max_batch_tokens=64)

@@ -107,16 +107,20 @@ async def test_memory_that_sequences_want_comes_back_and_no_answer_changes(
     tmp_path_factory: pytest.TempPathFactory, small: Assembly
 ) -> None:
     tight = assembled(tmp_path_factory.mktemp("tight"), 90).engine_spec
-    logs = [log(tight, f"base {number}", None, LENGTH - 10, ignore_eos=True) for number in range(8)]
+    # Long answers, so that all run at once however the threads are scheduled.
+    logs = [
+        log(tight, f"base {number}", None, 100, max_tokens=LENGTH - 110, ignore_eos=True)
+        for number in range(8)
+    ]
     async with open_in_process(small.engine_spec) as client:
         roomy = await play(client, logs)
-        assert client.stats().preemptions == 0
+        assert client.stats().counters.preemptions == 0
     async with open_in_process(tight) as client:
         for name in NAMES:
             await play(client, [log(tight, name, name)])
         lent = client.stats().pages_lent
         assert lent > 0
-        together = await play(client, logs)  # they would take 128 pages of 90
+        together = await play(client, logs)  # they would take 120 pages of 90
 
         def came_back() -> bool:
             stats = client.stats()

@@ -17,7 +17,6 @@ from personae.actors.messages import (
     Pin,
     Pinned,
     ReleaseRequest,
-    SchedulerStats,
     StepDone,
     Submission,
     Submit,
@@ -26,6 +25,7 @@ from personae.actors.messages import (
 )
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import Delta, SequenceLog
+from personae.engine.stats import SchedulerStats
 from personae.errors import Overloaded, PersonaeError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]

@@ -196,7 +196,7 @@ def test_when_memory_ends_background_goes_first_whoever_came_last():
     it.add(user(1, length=4, max_tokens=4))
     it.run()
     assert it.ended.index("user0") < it.ended.index("batch0")
-    assert it.scheduler.preemptions
+    assert it.scheduler.counters.preemptions
 
 
 def test_one_that_was_passed_over_for_too_long_gets_a_seat_and_keeps_it():

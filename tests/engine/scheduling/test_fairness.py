@@ -224,7 +224,7 @@ def test_input_is_charged_once_and_cached_tokens_are_free():
         make_log("young", [2] * 4, max_tokens=20, tenant="b", ignore_eos=True),
     )
     bench.run()
-    assert bench.scheduler.preemptions
+    assert bench.scheduler.counters.preemptions
     assert ledger.served == {A: 4 + 2 * 20, B: 4 + 2 * 20}
     bench.add(make_log("again", [2] * 4, max_tokens=1, tenant="b", ignore_eos=True))
     bench.run()

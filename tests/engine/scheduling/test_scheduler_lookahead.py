@@ -154,9 +154,9 @@ def test_a_preempted_sequence_keeps_the_tokens_that_were_in_flight(depth):
         if not len(it.executor):
             break
         it.commit()
-    assert it.scheduler.preemptions
-    assert seen["young"] == 1 + it.scheduler.preemptions
-    assert it.executor.computed <= 2 * 25 + it.scheduler.preemptions * 25
+    assert it.scheduler.counters.preemptions
+    assert seen["young"] == 1 + it.scheduler.counters.preemptions
+    assert it.executor.computed <= 2 * 25 + it.scheduler.counters.preemptions * 25
     for log in logs:
         assert it.brought[log.id].tokens == solo(log, 64).tokens
 
@@ -176,7 +176,7 @@ def test_nobody_overtakes_a_preempted_sequence_on_its_way_back(depth):
         if not len(it.executor):
             break
         it.commit()
-    assert it.scheduler.preemptions
+    assert it.scheduler.counters.preemptions
     again = len(order) - 1 - order[::-1].index("young")
     assert all(order.index(f"small {i}") > again for i in range(4))
 
@@ -201,7 +201,7 @@ def test_a_preempted_sequence_can_stop_by_a_token_that_was_in_flight(depth):
                 break
             it.commit()
         assert it.brought["young"].tokens == tokens[:count]
-        returned_never += it.scheduler.preemptions == admissions == 1
+        returned_never += it.scheduler.counters.preemptions == admissions == 1
     assert returned_never
 
 
@@ -245,5 +245,5 @@ def test_tokens_do_not_depend_on_chunks_order_company_memory_or_depth(seed):
                 it.add(*logs)
                 it.run()
                 assert {id: brought.tokens for id, brought in it.brought.items()} == expected
-                preemptions += it.scheduler.preemptions
+                preemptions += it.scheduler.counters.preemptions
     assert preemptions

@@ -43,7 +43,7 @@ def test_the_first_delta_says_how_much_of_the_prompt_was_cached():
     )
     assert brought["half"].cached == 10, "8 in full pages, 2 copied"
     assert it.executor.copied == 2
-    assert (it.scheduler.prefix_queries, it.scheduler.prefix_hits) == (19 + 19 + 12, 28)
+    assert (it.scheduler.counters.prefix_queries, it.scheduler.counters.prefix_hits) == (19 + 19 + 12, 28)
 
 
 def test_cached_and_cold_bring_the_same_tokens():
@@ -53,7 +53,7 @@ def test_cached_and_cold_bring_the_same_tokens():
         it.add(log)
         brought = it.run()[log.id]
         assert brought.tokens == solo(log, 128).tokens
-    assert it.scheduler.prefix_hits >= 5 * 17 - 5
+    assert it.scheduler.counters.prefix_hits >= 5 * 17 - 5
 
 
 @pytest.mark.parametrize("difference", [{"tenant": "other"}, {"adapter": "persona"}])
@@ -79,7 +79,7 @@ def test_prompt_logprobs_cover_the_whole_prompt_and_do_not_read_the_cache():
     assert brought.cached == 0
     assert brought.prompt_logprobs == solo(log, 128).prompt_logprobs
     assert brought.logprobs == solo(log, 128).logprobs
-    assert it.scheduler.prefix_queries == 20
+    assert it.scheduler.counters.prefix_queries == 20
 
 
 def test_prompt_logprobs_are_told_once_although_preemption_computes_the_prompt_twice():
@@ -88,7 +88,7 @@ def test_prompt_logprobs_are_told_once_although_preemption_computes_the_prompt_t
     logs.append(make_log("young", range(50, 64), max_tokens=10, prompt_logprobs=1, ignore_eos=True))
     it.add(*logs)
     it.run()
-    assert it.scheduler.preemptions
+    assert it.scheduler.counters.preemptions
     for log in logs:
         assert it.brought[log.id].tokens == solo(log, 128).tokens
         assert it.brought[log.id].prompt_logprobs == solo(log, 128).prompt_logprobs
@@ -140,7 +140,7 @@ def test_when_memory_ends_the_last_admitted_goes_back_and_loses_no_token():
     old = make_log("old", range(4), max_tokens=20, ignore_eos=True)
     young = make_log("young", range(50, 54), max_tokens=20, ignore_eos=True)
     it.add(old, young)
-    while not it.scheduler.preemptions:
+    while not it.scheduler.counters.preemptions:
         it.step()
     assert it.brought["young"].tokens
     assert not it.brought["young"].ended
@@ -159,7 +159,7 @@ def test_a_prompt_being_computed_goes_before_an_older_decode():
         it.step()
     young = make_log("young", range(50, 62), max_tokens=4)
     it.add(young)
-    while not it.scheduler.preemptions:
+    while not it.scheduler.counters.preemptions:
         it.step()
     assert not it.brought["young"].tokens
     assert it.scheduler._running.decoding[0].id == "old"
@@ -172,7 +172,7 @@ def test_a_preempted_sequence_goes_before_those_that_came_later():
     it = bench(num_pages=8, depth=2)
     it.add(*(make_log(name, [i] * 4, max_tokens=20, ignore_eos=True) for i, name in enumerate("abcd")))
     it.run()
-    assert it.scheduler.preemptions
+    assert it.scheduler.counters.preemptions
     assert it.ended == ["a", "b", "c", "d"]
 
 

@@ -70,9 +70,9 @@ def test_seats_go_by_weight_and_then_stay(weights: dict[str, float], slots: dict
         settle(it, 10)
     settle(it, 10)
     assert running(it) == slots
-    given = it.scheduler.preemptions
+    given = it.scheduler.counters.preemptions
     settle(it, 20)
-    assert it.scheduler.preemptions == given, "nothing goes to and fro"
+    assert it.scheduler.counters.preemptions == given, "nothing goes to and fro"
     it.run()
 
 

@@ -1,0 +1,1 @@
+"""The models and adapters that come with Personae: links to `evals/demo`, which trains them."""

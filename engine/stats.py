@@ -1,0 +1,142 @@
+"""What an engine counts: one type from the step to `/metrics`.
+
+To add a counter, add a field to `EngineCounters`, and count at its place: whatever has the engine's counters
+adds to the field. A copy goes with every step, the frontend adds up the epochs of the engine core, and
+`/metrics` shows each field by its `Metric`. A figure that may also fall is a field of `SchedulerStats`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the buckets in which steps are counted by their tokens; one more has all larger steps."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How `/metrics` shows a field. A value with parts has a series for each, with the part as `label`."""
+
+    name: str
+    help: str
+    label: str | None = None
+
+
+class CounterMetric(Metric):
+    """It only grows."""
+
+
+class GaugeMetric(Metric):
+    """It may also fall."""
+
+
+class StepTimings(msgspec.Struct, frozen=True):
+    """Where the time of steps went, in seconds.
+
+    `plan`: deciding who runs, and taking in what steps brought. `forward`: packing the rows and launching the
+    model (on a CPU, running it). `sample`: grammar masks and sampling. `read`: waiting for the tokens and
+    advancing the grammars. `place`: copying adapters between steps.
+    """
+
+    plan: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    read: float = 0.0
+    place: float = 0.0
+
+
+class EngineCounters(msgspec.Struct):
+    """What only grows, since the engine core started. Times are seconds. `step_tokens` counts steps by their
+    tokens, in the buckets of STEP_TOKENS."""
+
+    prefix_queries: Annotated[
+        int, CounterMetric("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.")
+    ] = 0
+    prefix_hits: Annotated[
+        int, CounterMetric("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
+    ] = 0
+    preemptions: Annotated[
+        int, CounterMetric("vllm:num_preemptions", "Sequences put off for want of pages.")
+    ] = 0
+    steps: Annotated[int, CounterMetric("personae:steps", "Steps run.")] = 0
+    tokens: Annotated[
+        int, CounterMetric("personae:step_tokens", "Tokens computed in steps, prompts included.")
+    ] = 0
+    jumped: Annotated[
+        int, CounterMetric("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.")
+    ] = 0
+    step_seconds: Annotated[float, CounterMetric("personae:step_seconds", "Time in steps.")] = 0.0
+    gap_seconds: Annotated[
+        float,
+        CounterMetric("personae:host_gap_seconds", "Time between steps in which the device was idle."),
+    ] = 0.0
+    timings: Annotated[
+        StepTimings, CounterMetric("personae:step_part_seconds", "Time in parts of steps.", label="part")
+    ] = StepTimings()
+    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count the tokens of a step."""
+        self.tokens += tokens
+        bucket = bisect_left(STEP_TOKENS, tokens)
+        counts = self.step_tokens
+        self.step_tokens = (*counts[:bucket], counts[bucket] + 1, *counts[bucket + 1 :])
+
+    def __add__(self, other: "EngineCounters") -> "EngineCounters":
+        return added(self, other)
+
+
+class SchedulerStats(msgspec.Struct, frozen=True):
+    """How busy an engine core is; travels with every step. `in_flight` steps are in the executor's hands.
+    `fairness_gap` is in weighted tokens."""
+
+    running: Annotated[int, GaugeMetric("vllm:num_requests_running", "Sequences in the running batch.")] = 0
+    waiting: Annotated[int, GaugeMetric("vllm:num_requests_waiting", "Sequences waiting to run.")] = 0
+    pages_total: Annotated[int, GaugeMetric("personae:kv_pages", "KV pages there are.")] = 0
+    pages_used: int = 0
+    pages_lent: Annotated[
+        int, GaugeMetric("personae:kv_pages_lent", "KV pages whose memory adapters have.")
+    ] = 0
+    page_size: int = 0
+    fairness_gap: Annotated[
+        float,
+        GaugeMetric(
+            "personae:fairness_gap",
+            "Weighted tokens between the most and the least served of those that wait.",
+        ),
+    ] = 0.0
+    in_flight: int = 0
+    counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
+
+
+def described(stats: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
+    """The fields that `/metrics` shows, and their values."""
+    for name, hint in _hints(type(stats)).items():
+        if isinstance(metric := (get_args(hint) or (None,))[-1], Metric):
+            yield metric, getattr(stats, name)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def added(one: T, other: T) -> T:
+    """The sum of two values: numbers, tuples and structs of such field by field, dicts key by key."""
+    return _sum(one, other)  # type: ignore[no-any-return]  # what T is
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, msgspec.Struct):
+        return type(one)(*map(_sum, msgspec.structs.astuple(one), msgspec.structs.astuple(other)))
+    if isinstance(one, tuple):
+        return tuple(map(_sum, one, other))
+    if isinstance(one, dict):
+        return {name: one.get(name, 0) + other.get(name, 0) for name in {**other, **one}}
+    return one + other

@@ -1,0 +1,90 @@
+"""The wheel, in an environment of its own with what it declares and nothing else: it starts and answers."""
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from zipfile import ZipFile
+
+import httpx
+import pytest
+from lock import closure
+from patience import PATIENCE
+from programs import ROOT, Program
+
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the tree, with nothing of an earlier build."""
+    folder = tmp_path_factory.mktemp("wheel")
+    settings = folder / "build.cfg"
+    settings.write_text(f"[build]\nbuild_base = {folder}/build\n[egg_info]\negg_base = {folder}\n")
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(settings)},
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    (found,) = folder.glob("personae-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel, and links to the packages that it needs."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    with ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    for source in needed_files():
+        (packages / source.name).symlink_to(source)
+    return folder / "bin" / "python"
+
+
+def needed_files() -> Iterator[Path]:
+    """What the packages that Personae needs have at the top of site-packages."""
+    for name in closure():
+        found = distribution(name)
+        tops = {path.parts[0] for path in found.files or () if path.parts[0] not in ("..", "__pycache__")}
+        yield from (Path(str(found.locate_file(top))) for top in sorted(tops))
+
+
+def test_the_wheel_has_the_server_and_no_evals_or_simulation(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    folders = {name.rpartition("/")[0] for name in names}
+    assert not [name for name in folders if name.startswith(("personae/evals", "personae/actors/simulation"))]
+    assert {f"personae/demo/{folder}" for folder in ("model", "adapters/verse", "smollm2/tools")} <= folders
+    assert {"personae/kernels/cpu/kernels.cpp", "personae/py.typed"} <= set(names)
+    commands = next(name for name in names if name.endswith("entry_points.txt"))
+    assert b"personae = personae.api.cli:main" in ZipFile(wheel).read(commands)
+
+
+def test_the_installed_server_starts_and_answers(python: Path) -> None:
+    with Program("-m", "personae", "serve", "demo", "--port", "0", python=python) as server:
+        ready = re.match(r"personae ready (\S+) model=personae-demo adapters=4", server.line())
+        if not ready:
+            server.process.kill()
+            server.process.wait(PATIENCE)
+        assert ready, server.errors
+        body = {"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0, "max_tokens": 16}
+        answer = httpx.post(f"{ready[1]}/v1/chat/completions", json=body, timeout=PATIENCE)
+        assert answer.json()["choices"][0]["message"]["content"].startswith("I am the Personae demo")
+        server.process.terminate()
+        server.end(0)
+
+
+@pytest.mark.parametrize("command", ["bench", "eval", "simulate"])
+def test_a_command_of_a_checkout_says_where_it_is(command: str, python: Path) -> None:
+    with Program("-m", "personae", command, "--any", "thing", python=python) as program:
+        program.end(2)
+        assert f"`personae {command}` is not in this installation" in program.errors
+        assert "Clone the repository" in program.errors
