@@ -35,9 +35,11 @@ from personae.api.responses import routes as responses
 from personae.api.settings import ApiSettings
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
+from personae.api.tenants import routes as tenant_routes
 from personae.api.tenants.access import Access
 from personae.api.tenants.limits import Meter
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.api.tenants.usage import UsageLedger
 from personae.api.wire.errors import http_error, personae_error
 from personae.errors import PersonaeError
 
@@ -72,6 +74,18 @@ OPERATIONS = (
     batch_routes.list_batches,
     batch_routes.get_batch,
     batch_routes.cancel_batch,
+    tenant_routes.create_tenant,
+    tenant_routes.list_tenants,
+    tenant_routes.get_tenant,
+    tenant_routes.change_tenant,
+    tenant_routes.delete_tenant,
+    tenant_routes.create_key,
+    tenant_routes.list_keys,
+    tenant_routes.get_key,
+    tenant_routes.change_key,
+    tenant_routes.rotate_key,
+    tenant_routes.delete_key,
+    tenant_routes.get_usage,
     routes.tokenize,
     routes.detokenize,
     routes.health,
@@ -103,7 +117,7 @@ def _cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=("GET", "POST", "DELETE"),
+            allow_methods=("GET", "POST", "PATCH", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after", "x-personae-ignored"),
         )
@@ -116,6 +130,8 @@ def make_door(
     registry: Registry | None = None,
     batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
+    tenants: TenantStore | None = None,
+    usage: UsageLedger | None = None,
 ) -> RequestContext:
     """What the routes need of an open engine.
 
@@ -133,6 +149,8 @@ def make_door(
         tracing,
         registry=registry,
         batches=batches,
+        tenants=tenants,
+        usage=usage,
         fingerprint=_fingerprint(client, settings),
     )
 
@@ -152,15 +170,17 @@ def create_app(
     registry: Registry | None = None,
     batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
+    usage: UsageLedger | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants` nobody is asked for a key; without a `registry` no adapters can be uploaded, without
-    `batches` no files; batches run within `batches.running(app.state.door)`. Raises ModelLoadError when the
-    model's chat template cannot be compiled, or a format is not known.
+    Without `tenants` nobody is asked for a key; without `usage` what is used is not kept; without a
+    `registry` no adapters can be uploaded, without `batches` no files; batches run within
+    `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template cannot be
+    compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    context = make_door(client, settings, registry, batches, tracing)
+    context = make_door(client, settings, registry, batches, tracing, tenants, usage)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[
@@ -171,6 +191,7 @@ def create_app(
             Middleware(
                 Access,
                 store=tenants,
+                usage=usage,
                 meter=context.meter,
                 insecure=settings.insecure_no_auth,
                 origins=settings.allowed_origin,

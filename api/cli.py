@@ -14,7 +14,7 @@ from personae.api.adapters.cli import app as adapters_app
 from personae.api.commands.checkout import CheckoutGroup
 from personae.api.commands.command_line import ConfigOption, OptionsCommand, expand_options
 from personae.api.options import ServeOptions
-from personae.api.tenants.cli import keys_app, tenants_app
+from personae.api.tenants.cli import keys_app, tenants_app, usage_app
 from personae.errors import EngineLost, LoadError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
+app.add_typer(usage_app)
 app.add_typer(adapters_app, name="adapters")
 _START_UP_ERROR = 2
 _ENGINE_LOST = 3

@@ -119,7 +119,7 @@ class Job:
         self._check_prompt(prompt, prompt_param)
         if grammar is not None:
             self._check_grammar(grammar)
-        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), client.salt(caller.tenant)
+        tokens, eos, salt = tuple(prompt), tuple(client.tokenizer.eos_ids), self._salt()
         if self.cache_salt is not None:
             salt = hmac.digest(salt, self.cache_salt.encode(), hashlib.sha256)
         adapter, start = self.model.adapter, 0
@@ -149,6 +149,11 @@ class Job:
             first = first or log.id
             self.logs.append(log)
             self.choices[log.id] = choice
+
+    def _salt(self) -> bytes:
+        """The tenant's, which another tenant that gets its name later has not."""
+        who = self.context.caller.identity
+        return self.context.client.salt(f"{who.tenant}~{who.since}" if who.since else who.tenant)
 
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
         client = self.context.client
@@ -211,6 +216,14 @@ class Job:
             raise
         finally:
             self.context.meter.answer(self.context.caller.identity, self.completion_tokens)
+            if clocks and self.context.usage is not None:
+                self.context.usage.add(
+                    self.context.caller.identity,
+                    None if self.model.adapter is None else self.model.name,
+                    self.prompt_tokens,
+                    self.cached_tokens,
+                    self.completion_tokens,
+                )
             for clock in clocks.values():
                 clock.end(reason)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 from anyio import CapacityLimiter, Lock, to_thread
+from msgspec import UNSET, UnsetType
 
 from personae.actors.client import ModelCard
 from personae.api.http.upload import Staging, sync_folder
@@ -35,7 +36,8 @@ STAGING = "staging"
 
 class AdapterRecord(msgspec.Struct, frozen=True):
     """A registered adapter, as the API shows it. `bytes` are those that it takes on the disk; `traits` say
-    what it is beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA)."""
+    what it is beside low rank on linear modules, `invocation` are the tokens that activate it (aLoRA). Admins
+    that ask for other tenants' see the `tenant`."""
 
     id: str
     name: str
@@ -49,6 +51,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     shared: bool
     traits: tuple[str, ...] = ()
     invocation: tuple[int, ...] = ()
+    tenant: str | UnsetType = UNSET
     object: str = "adapter"
 
     def card(self) -> ModelCard:
@@ -118,6 +121,13 @@ class Registry:
             if row["name"] not in found:
                 found[row["name"]] = self._record(row)
         return list(found.values())
+
+    def own(self, tenant: str | None) -> tuple[AdapterRecord, ...]:
+        """A tenant's own, or all tenants', each with its tenant."""
+        rows = self._data.rows(
+            "select * from adapters where ? is null or tenant = ? order by tenant, name", (tenant, tenant)
+        )
+        return tuple(msgspec.structs.replace(self._record(row), tenant=row["tenant"]) for row in rows)
 
     def count(self) -> int:
         """All tenants' adapters."""

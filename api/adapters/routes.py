@@ -49,6 +49,12 @@ class AdapterList(msgspec.Struct):
     object: str = "list"
 
 
+class OfTenant(msgspec.Struct):
+    """Whose adapters, where an admin asks."""
+
+    tenant: str | UnsetType = UNSET
+
+
 class AdapterDeleted(msgspec.Struct):
     """`DELETE /v1/adapters/{name}`."""
 
@@ -96,11 +102,16 @@ async def create_adapter(request: Request) -> Response:
     return json_response(record, 201)
 
 
-@operation("GET", "/v1/adapters", answers={200: AdapterList}, refuses=(404,))
+@operation("GET", "/v1/adapters", query=OfTenant, answers={200: AdapterList}, refuses=(404,))
 async def list_adapters(request: Request) -> Response:
-    """List the tenant's own adapters and the shared ones."""
+    """List the tenant's own adapters and the shared ones. Admins may name a `tenant`, or `*`."""
     context = context_of(request)
-    return json_response(AdapterList(_registry(context).list(context.caller.tenant)))
+    registry, asked = _registry(context), request.query_params.get("tenant")
+    if asked is None:
+        return json_response(AdapterList(registry.list(context.caller.tenant)))
+    tenant = None if asked == "*" else asked
+    _check_tenant(context, tenant)
+    return json_response(AdapterList([*registry.own(tenant)]))
 
 
 @operation("GET", "/v1/adapters/{name}", answers={200: AdapterRecord}, refuses=(404,))
@@ -119,11 +130,14 @@ async def get_adapter(request: Request) -> Response:
     return json_response(record)
 
 
-@operation("DELETE", "/v1/adapters/{name}", answers={200: AdapterDeleted}, refuses=(404, 409))
+@operation("DELETE", "/v1/adapters/{name}", query=OfTenant, answers={200: AdapterDeleted}, refuses=(404, 409))
 async def delete_adapter(request: Request) -> Response:
-    """Remove one of the tenant's own adapters: requests that run finish; new ones find nothing."""
+    """Remove one of the tenant's own adapters: requests that run finish; new ones find nothing. Admins may
+    name another `tenant`."""
     context, name = context_of(request), request.path_params["name"]
-    await _registry(context).remove(context.caller.tenant, name)
+    tenant = request.query_params.get("tenant", context.caller.tenant)
+    _check_tenant(context, tenant)
+    await _registry(context).remove(tenant, name)
     return json_response(AdapterDeleted(name))
 
 
@@ -182,6 +196,13 @@ def _as_in_vllm() -> Iterator[None]:
         error.param = "lora_name" if error.param == "name" else error.param
         error.message = error.message.replace("`replace`", "`load_inplace`")
         raise
+
+
+def _check_tenant(context: RequestContext, tenant: str | None) -> None:
+    """Raises Forbidden if the caller may not look at the tenant, None for all."""
+    who = context.caller.identity
+    if who.role != "admin" and tenant != who.tenant:
+        raise Forbidden("Only an admin's key may ask for another tenant's adapters.", param="tenant")
 
 
 def _registry(context: RequestContext) -> Registry:

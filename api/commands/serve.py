@@ -29,6 +29,7 @@ from personae.api.telemetry import logs
 from personae.api.telemetry.tracing import UNTRACED, Tracing
 from personae.api.tenants.data import DataDir, serving
 from personae.api.tenants.store import DEFAULT_TENANT, TenantStore
+from personae.api.tenants.usage import UsageLedger
 from personae.errors import EngineLost, LoadError
 from personae.grammar.tools.registry import GENERIC
 
@@ -121,6 +122,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
             with (
                 registry_of(opened, data) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
+                UsageLedger(data).running() as usage,
             ):
                 app = create_app(
                     client,
@@ -129,6 +131,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     registry=registry,
                     batches=batches,
                     tracing=tracing,
+                    usage=usage,
                 )
                 _tell(opened, app.state.context.family, options.data_dir)
                 named = options.default_model

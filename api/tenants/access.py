@@ -23,6 +23,7 @@ from personae.api.tenants.store import DEFAULT_TENANT, Identity, TenantStore
 from personae.errors import Forbidden, Unauthorized
 
 if TYPE_CHECKING:
+    from personae.api.tenants.usage import UsageLedger
     from personae.api.tenants.workers import Turn
 
 _PROBES = frozenset({"/health", "/ready", "/ping"})  # they say yes or no; probes cannot send keys
@@ -74,12 +75,14 @@ class Access:
         app: ASGIApp,
         *,
         store: TenantStore | None,
+        usage: "UsageLedger | None" = None,
         meter: Meter,
         insecure: bool = False,
         origins: tuple[str, ...] = (),
     ) -> None:
         self._app = app
         self._store = None if insecure else store
+        self._usage = usage
         self._insecure = insecure
         self._meter = meter
         self._origins = origins
@@ -120,6 +123,8 @@ class Access:
             raise Unauthorized(
                 "A valid API key is needed, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."
             )
+        if self._usage is not None and identity.key is not None:
+            self._usage.saw(identity.key)
         return identity
 
     def _allows(self, headers: Headers) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -11,7 +11,8 @@ import typer
 
 from personae.actors.options import parse_size
 from personae.api.commands.command_line import option_parser
-from personae.errors import LoadError, PersonaeError, StorageFailed
+from personae.api.commands.table import date, show, show_json
+from personae.errors import LoadError, PersonaeError, RequestError, StorageFailed
 
 if TYPE_CHECKING:
     from personae.api.tenants.store import TenantStore
@@ -21,6 +22,25 @@ P = ParamSpec("P")
 _OPTIONS = {"bytes": "adapter_bytes"}  # limits that another name asks for
 
 DataDirOption = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The server's --data-dir.")]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _moment(text: str) -> int:
+    """A time as the command line has it: days from now (`30d`), or a date in UTC."""
+    try:
+        if text.endswith("d"):
+            return int((datetime.now(UTC) + timedelta(days=int(text[:-1]))).timestamp())
+        when = datetime.fromisoformat(text)
+        return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is neither days, as 30d, nor a date, as 2027-01-31.") from None
+
+
+ExpiresOption = Annotated[
+    int | None,
+    typer.Option(parser=_moment, metavar="WHEN", help="Until when it is valid: 30d, or a date in UTC."),
+]
 
 tenants_app = typer.Typer(help="Who may use the server, and how much.", no_args_is_help=True)
 keys_app = typer.Typer(help="The API keys of tenants.", no_args_is_help=True)
@@ -67,10 +87,6 @@ def _store(data_dir: Path, *, new: bool = False) -> Iterator["TenantStore"]:
         yield TenantStore(data)
     finally:
         data.close()
-
-
-def _date(time: int | None) -> str:
-    return "" if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _limit(help: str, **options: Any) -> Any:
@@ -192,25 +208,64 @@ def limit_tenant(
 
 @tenants_app.command("list")
 @reporting
-def list_tenants(data_dir: DataDirOption) -> None:
+def list_tenants(data_dir: DataDirOption, json: JsonOption = False) -> None:
     """Show all tenants and their limits."""
     import msgspec
 
     with _store(data_dir) as store:
-        for tenant in store.list_tenants():
-            limits = " ".join(
-                f"{_OPTIONS.get(key, key)}={value}"
-                for key, value in msgspec.to_builtins(tenant.limits).items()
-            )
-            revoked = f"revoked {_date(tenant.revoked)}" if tenant.revoked else ""
-            parts = (tenant.name, _date(tenant.created), limits, revoked)
-            typer.echo("  ".join(part for part in parts if part))
+        tenants = store.list_tenants()
+    if json:
+        show_json(tenants)
+        return
+    rows = []
+    for tenant in tenants:
+        given = msgspec.to_builtins(tenant.limits).items()
+        limits = " ".join(f"{_OPTIONS.get(key, key)}={value}" for key, value in given)
+        rows.append((tenant.name, date(tenant.created), date(tenant.revoked), limits))
+    show(rows, ("name", "created", "revoked", "limits"))
+
+
+@tenants_app.command("import")
+@reporting
+def import_tenants(
+    file: Annotated[Path, typer.Argument(help='Lines of JSON: {"name": …, "limits": {…}}.')],
+    data_dir: DataDirOption,
+    keys: Annotated[bool, typer.Option("--keys", help="Make a key for each, too, and print them.")] = False,
+) -> None:
+    """Add all tenants of a file, or none. With --keys the output is lines of JSON with name and key."""
+    import msgspec
+
+    from personae.api.tenants.store import ImportedTenant, TenantLimits
+
+    try:
+        found = msgspec.json.Decoder(ImportedTenant, strict=True).decode_lines(file.read_bytes())
+    except OSError as error:
+        raise RequestError(f"{file}: {error.strerror}.") from None
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"{file}: {error}.") from None
+    with _store(data_dir, new=True) as store:
+        made = store.create_many(
+            [(each.name, TenantLimits(**each.limits.named())) for each in found], keys=keys
+        )
+    for each, key in zip(found, made, strict=False):
+        typer.echo(msgspec.json.encode({"name": each.name, "key": key}).decode())
+    typer.echo(f"{len(found)} tenants created", err=keys)
+
+
+@tenants_app.command("free")
+@reporting
+def free_tenant(name: str, data_dir: DataDirOption) -> None:
+    """Forget a revoked tenant with all that it has, so that its name can be used again. What it used stays
+    known, as NAME~TIME."""
+    with _store(data_dir) as store:
+        store.free_tenant(name)
+    typer.echo(f"tenant {name} freed")
 
 
 @tenants_app.command("revoke")
 @reporting
 def revoke_tenant(name: str, data_dir: DataDirOption) -> None:
-    """Revoke all keys of a tenant for ever. Its name stays taken."""
+    """Revoke all keys of a tenant for ever. Its name stays taken until it is freed."""
     with _revoking(f"Tenant {name}"), _store(data_dir) as store:
         store.revoke_tenant(name)
     typer.echo(f"tenant {name} revoked")
@@ -224,21 +279,67 @@ def create_key(
     admin: Annotated[
         bool, typer.Option("--admin", help="An admin's key, for what concerns all tenants.")
     ] = False,
+    label: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    expires: ExpiresOption = None,
 ) -> None:
     """Make a key for a tenant and print it. It cannot be shown again."""
     with _store(data_dir) as store:
-        typer.echo(store.create_key(tenant, "admin" if admin else "tenant"))
+        typer.echo(store.create_key(tenant, "admin" if admin else "tenant", label=label, expires=expires))
 
 
 @keys_app.command("list")
 @reporting
-def list_keys(data_dir: DataDirOption) -> None:
+def list_keys(
+    data_dir: DataDirOption,
+    tenant: Annotated[str | None, typer.Option(help="Those of one tenant.")] = None,
+    json: JsonOption = False,
+) -> None:
     """Show all keys, without their secrets."""
     with _store(data_dir) as store:
-        for key in store.list_keys():
-            revoked = f"revoked {_date(key.revoked)}" if key.revoked else ""
-            parts = (key.id, key.tenant, key.role, _date(key.created), revoked)
-            typer.echo("  ".join(part for part in parts if part))
+        keys = store.list_keys(tenant)
+    if json:
+        show_json(keys)
+        return
+    rows = [
+        (
+            key.id,
+            key.tenant,
+            key.role,
+            key.label,
+            *map(date, (key.created, key.expires, key.used, key.revoked)),
+        )
+        for key in keys
+    ]
+    show(rows, ("id", "tenant", "role", "label", "created", "expires", "used", "revoked"))
+
+
+@keys_app.command("change")
+@reporting
+def change_key(
+    id: str,
+    data_dir: DataDirOption,
+    label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
+    expires: ExpiresOption = None,
+) -> None:
+    """Change a key's label or expiry, also while a server runs. What is not given stays."""
+    given = {"label": label, "expires": expires}
+    with _store(data_dir) as store:
+        store.change_key(id, {name: value for name, value in given.items() if value is not None})
+    typer.echo("key changed")
+
+
+@keys_app.command("rotate")
+@reporting
+def rotate_key(
+    id: str,
+    data_dir: DataDirOption,
+    overlap: Annotated[
+        int, typer.Option(help="Seconds for which the old key stays valid.", min=0, max=30 * 86400)
+    ] = 0,
+) -> None:
+    """Make a key like this one in its place, and print it."""
+    with _store(data_dir) as store:
+        typer.echo(store.rotate_key(id, overlap))
 
 
 @keys_app.command("revoke")
@@ -250,3 +351,47 @@ def revoke_key(
     with _revoking("The key"), _store(data_dir) as store:
         store.revoke_key(id)
     typer.echo("key revoked")
+
+
+usage_app = typer.Typer()
+
+
+@usage_app.command("usage")
+@reporting
+def show_usage(
+    data_dir: DataDirOption,
+    by: Annotated[str, typer.Option(help="Some of hour, tenant, key, adapter.")] = "tenant,adapter",
+    tenant: Annotated[str | None, typer.Option(help="Of one tenant.")] = None,
+    begin: Annotated[
+        int | None, typer.Option("--from", parser=_moment, metavar="DATE", help="From this date on, in UTC.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", parser=_moment, metavar="DATE", help="Before this date, in UTC.")
+    ] = None,
+    json: JsonOption = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Show what was used: requests and tokens. A running server writes it every ten seconds."""
+    from personae.api.tenants.data import DataDir
+    from personae.api.tenants.usage import UsageLedger, as_csv, columns_of
+
+    columns = columns_of(by)
+    with _store(data_dir):
+        pass
+    data = DataDir(data_dir)
+    try:
+        rows, more = UsageLedger(data).rows(columns, tenant=tenant, begin=begin, end=end)
+    finally:
+        data.close()
+    if json:
+        show_json(rows)
+    elif csv:
+        typer.echo(as_csv(rows, columns), nl=False)
+    else:
+        names = (*columns, "requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+        found = [[getattr(row, name) for name in names] for row in rows]
+        show(
+            [[date(v) if n == "hour" else v for n, v in zip(names, row, strict=True)] for row in found], names
+        )
+    if more:
+        typer.echo("There is more: name fewer columns or fewer hours.", err=True)

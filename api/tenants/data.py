@@ -41,8 +41,23 @@ create table if not exists keys (
     role text not null check (role in ('admin', 'tenant')),
     digest blob not null,
     created integer not null,
-    revoked integer
+    revoked integer,
+    label text not null default '',
+    expires integer,
+    used integer
 ) strict;
+create table if not exists usage (
+    hour integer not null,
+    tenant text not null,
+    key text not null,
+    adapter text not null,
+    requests integer not null,
+    prompt integer not null,
+    cached integer not null,
+    completion integer not null,
+    primary key (hour, tenant, key, adapter)
+) strict;
+create index if not exists keys_by_tenant on keys (tenant);
 create table if not exists adapters (
     tenant text not null,
     name text not null,
@@ -195,9 +210,14 @@ class DataDir:
 
 def _add_missing(db: sqlite3.Connection) -> None:
     """Columns that a directory of an earlier version has not."""
-    columns = {row["name"] for row in db.execute("pragma table_info(adapters)")}
-    if "traits" not in columns:
-        db.execute("alter table adapters add column traits text not null default '{}'")
+    for table, column, kind in (
+        ("adapters", "traits", "text not null default '{}'"),
+        ("keys", "label", "text not null default ''"),
+        ("keys", "expires", "integer"),
+        ("keys", "used", "integer"),
+    ):
+        if column not in {row["name"] for row in db.execute(f"pragma table_info({table})")}:
+            db.execute(f"alter table {table} add column {column} {kind}")
 
 
 @contextmanager

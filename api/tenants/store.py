@@ -10,12 +10,14 @@ import re
 import secrets
 import sqlite3
 import time
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from personae.api.tenants.data import DataDir
-from personae.errors import RequestError
+from personae.errors import Conflict, NotFound, RequestError
 
 Role = Literal["admin", "tenant"]
 
@@ -23,6 +25,9 @@ DEFAULT_TENANT = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _KEY = re.compile(r"psn_([0-9a-f]{12})_[0-9a-f]{64}")
 _NOBODY = bytes(32)
+_LONGEST_LABEL = 100
+_KEYS = "select id, tenant, role, created, revoked, label, expires, used from keys "
+_LIVE_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,6 +66,30 @@ DEFAULTS = TenantLimits(
 answers for the machine. For batches the server has a limit of its own (`ApiSettings.max_open_batches`)."""
 
 
+_Count = Annotated[int, Meta(ge=0, le=2**53)] | UnsetType | None
+_Weight = Annotated[float, Meta(ge=0.01, le=100)] | UnsetType | None
+
+
+class LimitChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Limits of a tenant; null stands for the default, and what is not named stays."""
+
+    requests_per_minute: _Count = UNSET
+    tokens_per_minute: _Count = UNSET
+    concurrent: _Count = UNSET
+    adapters: _Count = UNSET
+    bytes: _Count = UNSET
+    file_bytes: _Count = UNSET
+    schemas_per_minute: _Count = UNSET
+    weight: _Weight = UNSET
+    body_bytes: _Count = UNSET
+    files: _Count = UNSET
+    batches: _Count = UNSET
+
+    def named(self) -> dict[str, Any]:
+        """Those that are named."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+
+
 class Tenant(msgspec.Struct, frozen=True):
     """A tenant; `created` and `revoked` are Unix times in seconds."""
 
@@ -68,25 +97,40 @@ class Tenant(msgspec.Struct, frozen=True):
     created: int
     revoked: int | None
     limits: TenantLimits
+    object: str = "tenant"
+
+
+class ImportedTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of a file of tenants."""
+
+    name: str
+    limits: LimitChanges = msgspec.field(default_factory=LimitChanges)
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """A key without its secret."""
+    """A key without its secret. Times are Unix seconds; `used` is when it was last used, to within a
+    minute."""
 
     id: str
     tenant: str
     role: Role
     created: int
     revoked: int | None
+    label: str = ""
+    expires: int | None = None
+    used: int | None = None
+    object: str = "key"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whom a valid key belongs to. `key` is None where no key is asked for."""
+    """Whom a valid key belongs to. `key` is None where no key is asked for; `since` is when the tenant was
+    made: one that has a freed name is another."""
 
     tenant: str
     role: Role
     limits: TenantLimits = TenantLimits()
     key: str | None = None
+    since: int = 0
 
 
 class TenantStore:
@@ -96,83 +140,165 @@ class TenantStore:
         self._data = data
         self._own = None if key is None else _hash(key)
 
-    def create_tenant(self, name: str, limits: TenantLimits) -> None:
-        """Add a tenant. Raises RequestError for a bad name or one that is or was taken.
-
-        A revoked tenant's name stays taken: whoever had it would share its cache and its adapters.
-        """
-        if _NAME.fullmatch(name) is None:
-            raise RequestError(
-                f"{name[:80]!r} is no tenant's name: 1 to 63 of a-z, 0-9, - and _, a letter or digit first.",
-                param="name",
+    @property
+    def has_admin(self) -> bool:
+        """Whether an admin's key is valid."""
+        return self._own is not None or bool(
+            self._data.rows(
+                "select 1 from keys join tenants on tenants.name = keys.tenant where keys.role = 'admin' "
+                "and keys.revoked is null and (keys.expires is null or keys.expires > ?) "
+                "and tenants.revoked is null limit 1",
+                (int(time.time()),),
             )
-        for field, value in msgspec.structs.asdict(limits).items():
-            if value is not None and value < 0:
-                raise RequestError(f"`{field}` must not be negative.", param=field)
-        try:
-            with self._data.write() as db:
-                db.execute(
-                    "insert into tenants values (?, ?, null, ?)",
-                    (name, int(time.time()), msgspec.json.encode(limits).decode()),
-                )
-        except sqlite3.IntegrityError:
-            raise RequestError(f"There is or was a tenant {name!r}.", param="name") from None
+        )
+
+    def create_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant. Raises RequestError for a bad name or limit, Conflict for a name that is taken.
+
+        A revoked tenant's name stays taken until it is freed.
+        """
+        self.create_many([(name, limits)])
+
+    def create_many(self, tenants: Sequence[tuple[str, TenantLimits]], *, keys: bool = False) -> list[str]:
+        """Add tenants, all or none; with `keys` one for each, in their order. Raises as `create_tenant`."""
+        for name, limits in tenants:
+            _check_name(name)
+            _check_limits(limits)
+        now, made = int(time.time()), [_new_key() for _ in tenants if keys]
+        rows = [(name, now, msgspec.json.encode(limits).decode()) for name, limits in tenants]
+        with self._data.write() as db:
+            for row in rows:
+                try:
+                    db.execute("insert into tenants values (?, ?, null, ?)", row)
+                except sqlite3.IntegrityError:
+                    raise Conflict(f"There is or was a tenant {row[0]!r}.", param="name") from None
+            for (name, *_), key in zip(rows, made, strict=False):
+                _insert_key(db, key, name, "tenant")
+        return made
 
     def list_tenants(self) -> list[Tenant]:
         """All of them, by name."""
-        return [
-            Tenant(row["name"], row["created"], row["revoked"], _limits(row))
-            for row in self._data.rows("select * from tenants order by name")
-        ]
+        return [_tenant(row) for row in self._data.rows("select * from tenants order by name")]
+
+    def find_tenant(self, name: str) -> Tenant:
+        """One of them. Raises NotFound."""
+        rows = self._data.rows("select * from tenants where name = ?", (name,))
+        if not rows:
+            raise _no_tenant(name)
+        return _tenant(rows[0])
 
     def change_limits(self, name: str, limits: TenantLimits) -> None:
-        """Set the limits that are given; the others stay. Raises RequestError if there is no such tenant."""
+        """Set the limits that are given; the others stay. Raises NotFound if there is no such tenant."""
+        given = {field: value for field, value in msgspec.structs.asdict(limits).items() if value is not None}
+        self.set_limits(name, given)
+
+    def set_limits(self, name: str, changes: Mapping[str, float | None]) -> Tenant:
+        """Set the limits that are named, those that are None to their defaults. Raises NotFound if there is
+        no such tenant, RequestError for a limit that is none."""
         with self._data.write() as db:
-            row = db.execute(
-                "select limits from tenants where name = ? and revoked is null", (name,)
-            ).fetchone()
+            row = db.execute("select * from tenants where name = ? and revoked is null", (name,)).fetchone()
             if row is None:
-                raise RequestError(f"There is no tenant {name[:80]!r}.", param="name")
-            changed = msgspec.json.encode(limits.or_else(_limits(row))).decode()
-            db.execute("update tenants set limits = ? where name = ?", (changed, name))
+                raise _no_tenant(name)
+            changed = msgspec.structs.replace(_limits(row), **changes)
+            _check_limits(changed)
+            text = msgspec.json.encode(changed).decode()
+            db.execute("update tenants set limits = ? where name = ?", (text, name))
+            return msgspec.structs.replace(_tenant(row), limits=changed)
 
     def revoke_tenant(self, name: str) -> None:
-        """From now on none of the tenant's keys is valid. Raises RequestError if there is no such tenant."""
+        """From now on none of the tenant's keys is valid. Raises NotFound if there is no such tenant."""
         self._revoke("tenants", "name", name)
 
-    def create_key(self, tenant: str, role: Role) -> str:
-        """A new key; this is the only time that it is seen. Raises RequestError without such a tenant."""
-        id = secrets.token_hex(6)
-        key = f"psn_{id}_{secrets.token_hex(32)}"
+    def free_tenant(self, name: str) -> None:
+        """Forget a revoked tenant with all that it has, so that another may have its name. What it used stays
+        known, under the name and the time. Raises NotFound without such a tenant, Conflict if it has not been
+        revoked or a batch of its is not done."""
+
+        def change(db: sqlite3.Connection) -> None:
+            row = db.execute("select revoked from tenants where name = ?", (name,)).fetchone()
+            if row is None:
+                raise _no_tenant(name)
+            if row["revoked"] is None:
+                raise Conflict(f"The tenant {name!r} has not been revoked.", param="name")
+            marks = ", ".join("?" * len(_LIVE_BATCHES))
+            if db.execute(
+                f"select 1 from batches where tenant = ? and status in ({marks})",  # noqa: S608  question marks
+                (name, *_LIVE_BATCHES),
+            ).fetchone():
+                raise Conflict(f"A batch of {name!r} is not done yet; try again later.", param="name")
+            for table in ("adapters", "files", "batches", "keys"):
+                db.execute(f"delete from {table} where tenant = ?", (name,))  # noqa: S608  our own words
+            past = f"{name}~{int(time.time())}"
+            db.execute("update usage set tenant = ? where tenant = ?", (past, name))
+            db.execute("delete from tenants where name = ?", (name,))
+
+        self._data.urgently(change)
+
+    def create_key(self, tenant: str, role: Role, *, label: str = "", expires: int | None = None) -> str:
+        """A new key; this is the only time that it is seen. Raises NotFound without such a tenant,
+        RequestError for a label that is too long or a time that is past."""
+        _check_key(label, expires)
+        key = _new_key()
         with self._data.write() as db:
             if not db.execute(
                 "select 1 from tenants where name = ? and revoked is null", (tenant,)
             ).fetchone():
-                raise RequestError(
+                raise NotFound(
                     f"There is no tenant {tenant[:80]!r}: `personae tenants create` makes one.",
                     param="tenant",
                 )
+            _insert_key(db, key, tenant, role, label, expires)
+        return key
+
+    def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
+        """All of them, or those of one tenant; by tenant."""
+        rows = self._data.rows(
+            _KEYS + "where ? is null or tenant = ? order by tenant, created, rowid", (tenant, tenant)
+        )
+        return [ApiKey(*row) for row in rows]
+
+    def find_key(self, id: str) -> ApiKey:
+        """One of them, by its id or whole. Raises NotFound."""
+        rows = self._data.rows(_KEYS + "where id = ?", (key_id(id),))
+        if not rows:
+            raise NotFound(f"There is no such key: {id[:80]!r}.", param="id")
+        return ApiKey(*rows[0])
+
+    def change_key(self, id: str, changes: Mapping[str, Any]) -> ApiKey:
+        """Set a key's `label` or `expires`, those that are named. Raises NotFound, or RequestError."""
+        key = msgspec.structs.replace(self.find_key(id), **changes)
+        _check_key(key.label, changes.get("expires"))
+        with self._data.write() as db:
             db.execute(
-                "insert into keys values (?, ?, ?, ?, ?, null)",
-                (id, tenant, role, _hash(key), int(time.time())),
+                "update keys set label = ?, expires = ? where id = ?", (key.label, key.expires, key.id)
             )
         return key
 
-    def list_keys(self) -> list[ApiKey]:
-        """All of them, by tenant."""
-        rows = self._data.rows("select id, tenant, role, created, revoked from keys order by tenant, created")
-        return [ApiKey(*row) for row in rows]
+    def rotate_key(self, id: str, overlap: int = 0) -> str:
+        """A new key like an old one, which is valid for `overlap` more seconds. Raises NotFound if there is
+        no such key that is valid."""
+        old, now = self.find_key(id), int(time.time())
+        if old.revoked is not None or (old.expires is not None and old.expires <= now):
+            raise NotFound(f"The key {old.id} is not valid any more.", param="id")
+        key, end = _new_key(), now + overlap
+        until = end if old.expires is None else min(old.expires, end)
+        with self._data.write() as db:
+            _insert_key(db, key, old.tenant, old.role, old.label, old.expires)
+            if overlap:
+                db.execute("update keys set expires = ? where id = ?", (until, old.id))
+            else:
+                db.execute("update keys set revoked = ? where id = ?", (now, old.id))
+        return key
 
     def revoke_key(self, id: str) -> None:
-        """From now on the key is not valid. `id` may be the whole key. Raises RequestError if there is no
-        such key."""
-        match = _KEY.fullmatch(id)
-        self._revoke("keys", "id", match[1] if match else id)
+        """From now on the key is not valid. `id` may be the whole key. Raises NotFound if there is no such
+        key."""
+        self._revoke("keys", "id", key_id(id))
 
     def on_behalf_of(self, tenant: str) -> Identity | None:
         """Whom the server works for when nobody asks: a tenant that has not been revoked."""
         rows = self._data.rows(
-            "select revoked, limits, exists (select 1 from keys where keys.tenant = name "
+            "select created, revoked, limits, exists (select 1 from keys where keys.tenant = name "
             "and role = 'admin' and keys.revoked is null) as admin from tenants where name = ?",
             (tenant,),
         )
@@ -180,7 +306,8 @@ class TenantStore:
             return Identity(tenant, "tenant") if tenant == DEFAULT_TENANT else None
         if rows[0]["revoked"]:
             return None
-        return Identity(tenant, "tenant", _limits_of(rows[0], "admin" if rows[0]["admin"] else "tenant"))
+        limits = _limits_of(rows[0], "admin" if rows[0]["admin"] else "tenant")
+        return Identity(tenant, "tenant", limits, since=rows[0]["created"])
 
     def has_keys(self) -> bool:
         """Whether there ever was a key: then every request needs one."""
@@ -192,15 +319,16 @@ class TenantStore:
             return Identity(DEFAULT_TENANT, "admin")
         match = _KEY.fullmatch(key)
         rows = self._data.rows(
-            "select keys.*, tenants.limits from keys join tenants on tenants.name = keys.tenant "
-            "where keys.id = ? and keys.revoked is null and tenants.revoked is null",
-            (match[1] if match else "",),
+            "select keys.*, tenants.limits, tenants.created as since from keys "
+            "join tenants on tenants.name = keys.tenant where keys.id = ? and keys.revoked is null "
+            "and (keys.expires is null or keys.expires > ?) and tenants.revoked is null",
+            (match[1] if match else "", int(time.time())),
         )
         right = hmac.compare_digest(rows[0]["digest"] if rows else _NOBODY, _hash(key))
         if not rows or not right:
             return None
-        role = rows[0]["role"]
-        return Identity(rows[0]["tenant"], role, _limits_of(rows[0], role), rows[0]["id"])
+        row, role = rows[0], rows[0]["role"]
+        return Identity(row["tenant"], role, _limits_of(row, role), row["id"], row["since"])
 
     def _revoke(self, table: str, column: str, value: str) -> None:
         def change(db: sqlite3.Connection) -> None:
@@ -209,9 +337,59 @@ class TenantStore:
                 (int(time.time()), value),
             )
             if not done.rowcount:
-                raise RequestError(f"There is no such {table[:-1]}: {value[:80]!r}.", param=column)
+                raise NotFound(f"There is no such {table[:-1]}: {value[:80]!r}.", param=column)
 
         self._data.urgently(change)
+
+
+def key_id(key: str) -> str:
+    """The id of a key, which may be whole."""
+    match = _KEY.fullmatch(key)
+    return match[1] if match else key
+
+
+def _new_key() -> str:
+    return f"psn_{secrets.token_hex(6)}_{secrets.token_hex(32)}"
+
+
+def _insert_key(
+    db: sqlite3.Connection, key: str, tenant: str, role: Role, label: str = "", expires: int | None = None
+) -> None:
+    db.execute(
+        "insert into keys (id, tenant, role, created, label, expires, digest) values (?, ?, ?, ?, ?, ?, ?)",
+        (key_id(key), tenant, role, int(time.time()), label, expires, _hash(key)),
+    )
+
+
+def _check_name(name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise RequestError(
+            f"{name[:80]!r} is no tenant's name: 1 to 63 of a-z, 0-9, - and _, a letter or digit first.",
+            param="name",
+        )
+
+
+def _check_limits(limits: TenantLimits) -> None:
+    for field, value in msgspec.structs.asdict(limits).items():
+        if value is not None and value < 0:
+            raise RequestError(f"`{field}` must not be negative.", param=field)
+    if limits.weight is not None and not 0.01 <= limits.weight <= 100:
+        raise RequestError("`weight` must be from 0.01 to 100.", param="weight")
+
+
+def _check_key(label: str, expires: int | None) -> None:
+    if len(label) > _LONGEST_LABEL:
+        raise RequestError(f"`label` may have at most {_LONGEST_LABEL} characters.", param="label")
+    if expires is not None and expires <= time.time():
+        raise RequestError("`expires` is past; it is a Unix time in seconds.", param="expires")
+
+
+def _no_tenant(name: str) -> NotFound:
+    return NotFound(f"There is no tenant {name[:80]!r}.", param="name", code="tenant_not_found")
+
+
+def _tenant(row: sqlite3.Row) -> Tenant:
+    return Tenant(row["name"], row["created"], row["revoked"], _limits(row))
 
 
 def _hash(key: str) -> bytes:

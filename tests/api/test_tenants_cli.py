@@ -1,6 +1,8 @@
 """`personae tenants`, `keys` and `adapters`, and what `serve` makes of them."""
 
+import json
 import re
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from personae.api.commands.serve import run
 from personae.api.options import ServeOptions
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import DEFAULTS, Identity, TenantLimits, TenantStore
+from personae.api.tenants.usage import UsageLedger
 from personae.errors import LoadError
 
 
@@ -44,10 +47,13 @@ def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
     ]
     listed = call(f"tenants list {where}").stdout
     assert re.fullmatch(
-        r"ann  \d{4}-\d\d-\d\d \d\d:\d\d  requests_per_minute=60 adapters=3 adapter_bytes=\d+\n", listed
+        r"NAME +CREATED +REVOKED +LIMITS\n"
+        r"ann +\d{4}-\d\d-\d\d \d\d:\d\d +requests_per_minute=60 adapters=3 adapter_bytes=\d+\n",
+        listed,
     )
     listed = call(f"keys list {where}").stdout
-    assert [line.split("  ")[:3] for line in listed.splitlines()] == [
+    assert [line.split()[:3] for line in listed.splitlines()] == [
+        ["ID", "TENANT", "ROLE"],
         [found[0].key, "ann", "tenant"],
         [found[1].key, "ann", "admin"],
     ]
@@ -58,9 +64,70 @@ def test_from_a_tenant_to_a_key_and_back(tmp_path: Path) -> None:
     assert identify(tmp_path, keys[1]).limits == now
     assert call(f"keys revoke {found[0].key} {where}").exit_code == 0
     assert [identify(tmp_path, key) is None for key in keys] == [True, False]
-    assert "revoked" in call(f"keys list {where}").stdout.splitlines()[0]
+    assert [key["revoked"] is not None for key in json.loads(call(f"keys list {where} --json").stdout)] == [
+        True,
+        False,
+    ]
     assert call(f"tenants revoke ann {where}").exit_code == 0
     assert identify(tmp_path, keys[1]) is None
+
+
+def test_a_thousand_tenants_come_from_one_file_or_none(tmp_path: Path) -> None:
+    where, file = f"--data-dir {tmp_path / 'data'}", tmp_path / "tenants.jsonl"
+    lines = [json.dumps({"name": f"t{n}", "limits": {"concurrent": n}}) for n in range(1000)]
+    file.write_text("\n".join([*lines, json.dumps({"name": "t5"})]))
+    refused = call(f"tenants import {file} {where}")
+    assert (refused.exit_code, "'t5'" in refused.stderr) == (2, True)
+    file.write_text(json.dumps({"name": "x", "limits": {"conccurrent": 1}}))
+    assert "conccurrent" in call(f"tenants import {file} {where}").stderr
+    assert json.loads(call(f"tenants list {where} --json").stdout) == []
+    file.write_text("\n".join(lines))
+    begun = time.perf_counter()
+    made = call(f"tenants import {file} {where} --keys")
+    assert time.perf_counter() - begun < 20  # they are one transaction; one each took 90 s for 100
+    pairs = [json.loads(line) for line in made.stdout.splitlines()]
+    assert len(pairs) == 1000
+    one = identify(tmp_path / "data", pairs[7]["key"])
+    assert (one.tenant, one.limits.concurrent) == ("t7", 7)
+
+
+def test_keys_have_labels_and_expiries_and_are_rotated(tmp_path: Path) -> None:
+    where = f"--data-dir {tmp_path}"
+    call(f"tenants create ann {where}")
+    old = call(f"keys create ann {where} --label laptop --expires 30d").stdout.strip()
+    [key] = json.loads(call(f"keys list {where} --json --tenant ann").stdout)
+    assert key["label"] == "laptop"
+    assert abs(key["expires"] - time.time() - 30 * 86400) < 60
+    assert call(f"keys change {key['id']} {where} --label desk --expires 2100-01-01").exit_code == 0
+    new = call(f"keys rotate {key['id']} {where}").stdout.strip()
+    assert identify(tmp_path, old) is None
+    assert identify(tmp_path, new).tenant == "ann"
+    assert "desk" in call(f"keys list {where}").stdout.splitlines()[2]
+    assert call(f"keys create ann {where} --expires soon").exit_code == 2
+    assert call(f"keys create ann {where} --expires 2001-01-01").exit_code == 2
+
+
+def test_a_revoked_name_is_freed_and_usage_is_shown(tmp_path: Path) -> None:
+    where = f"--data-dir {tmp_path}"
+    call(f"tenants create ann {where}")
+    assert "has not been revoked" in call(f"tenants free ann {where}").stderr
+    with closing(DataDir(tmp_path)) as data:
+        ledger = UsageLedger(data, lambda: 1_800_000_000)
+        ledger.add(Identity("ann", "tenant", key="k1"), "poet", 10, 4, 6)
+        ledger.flush()
+    table = call(f"usage {where}").stdout.splitlines()
+    assert [line.split() for line in table] == [
+        ["TENANT", "ADAPTER", "REQUESTS", "PROMPT_TOKENS", "CACHED_TOKENS", "COMPLETION_TOKENS"],
+        ["ann", "poet", "1", "10", "4", "6"],
+    ]
+    assert call(f"usage {where} --csv --by key").stdout.splitlines()[1] == "k1,1,10,4,6"
+    [row] = json.loads(call(f"usage {where} --json --by hour --from 2027-01-15").stdout)
+    assert row["hour"] == 1_800_000_000
+    assert json.loads(call(f"usage {where} --json --to 2027-01-15").stdout) == []
+    call(f"tenants revoke ann {where}")
+    assert call(f"tenants create ann {where}").exit_code == 2
+    assert call(f"tenants free ann {where}").exit_code == 0
+    assert call(f"tenants create ann {where}").exit_code == 0
 
 
 @pytest.mark.parametrize(

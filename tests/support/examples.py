@@ -26,6 +26,7 @@ DEMO = (
     "docs/guide/bench.md",
     "docs/guide/console.md",
     "docs/guide/structured_output.md",
+    "docs/operate/administration.md",
 )
 """Theirs are for the small model, whose answers are the same on every machine."""
 THINKS = "enable_thinking"

@@ -18,6 +18,7 @@ from personae.api.options import ServeOptions
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import serving as data_dir
 from personae.api.tenants.store import TenantStore
+from personae.api.tenants.usage import UsageLedger
 
 
 @dataclass
@@ -42,7 +43,14 @@ def running(options: ServeOptions) -> Iterator[Running]:
                 settings = ApiSettings(defaults=opened.defaults, max_adapters=opened.max_adapters)
                 tenants = TenantStore(data)
                 registry = uploads.enter_context(registry_of(opened, data))
-                app = create_app(opened.client, settings, tenants=tenants, registry=registry, batches=batches)
+                app = create_app(
+                    opened.client,
+                    settings,
+                    tenants=tenants,
+                    registry=registry,
+                    batches=batches,
+                    usage=uploads.enter_context(UsageLedger(data).running()),
+                )
                 server = HttpServer(app, settings, on_ready=listening.set)
                 found["server"] = server
                 async with batches.running(app.state.context):

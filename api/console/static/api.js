@@ -6,6 +6,10 @@ export function setKey(value) {
   key = value.trim();
 }
 
+export function hasKey() {
+  return key !== "";
+}
+
 export function url(path) {
   return new URL(path, document.baseURI);
 }

@@ -6,11 +6,13 @@ import { Docs } from "./docs.js";
 import { Live } from "./live.js";
 import { Failure } from "./parts.js";
 import { Playground } from "./playground.js";
+import { Tenants } from "./tenants.js";
 
 const TABS = {
   playground: ["Playground", Playground],
   live: ["Live", Live],
   adapters: ["Adapters", Adapters],
+  tenants: ["Tenants", Tenants],
   batches: ["Batches", Batches],
   docs: ["API", Docs],
 };

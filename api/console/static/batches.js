@@ -36,7 +36,7 @@ function Create({ done }) {
     <//>
     <${Field} label="Endpoint">
       <select value=${endpoint} onChange=${(event) => setEndpoint(event.target.value)}>
-        ${ENDPOINTS.map((one) => html`<option>${one}</option>`)}
+        ${ENDPOINTS.map((one) => html`<option value=${one}>${one}</option>`)}
       </select>
     <//>
     ${share !== null && html`<progress value=${share} max="1"></progress>`}

@@ -61,7 +61,7 @@ export function useAnswer(ask, dependencies = []) {
   const again = () =>
     ask().then(
       (value) => setState([value, null]),
-      (error) => setState([null, error]),
+      (error) => setState(([value]) => [value, error]),
     );
   useEffect(() => void again(), dependencies);
   return [...state, again];

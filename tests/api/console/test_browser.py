@@ -5,10 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from live_server import serving
 from playwright.sync_api import Page, expect
 from real_server import Running
+from uploads import open_fixture
 
+from personae.api.app import create_app
 from personae.api.bundled import DEMO
+from personae.api.tenants.usage import UsageLedger
 
 HOSTILE = '<img src=x onerror="window.broken = true"><script>window.broken = true</script>'
 
@@ -113,6 +117,33 @@ def test_an_adapter_is_uploaded_used_and_deleted(page: Page, server: Running, tm
     expect(page.get_by_text("mine was deleted.")).to_be_visible()
 
 
+def test_an_admin_makes_tenants_and_keys_and_the_page_then_asks_for_one(page: Page, tmp_path: Path) -> None:
+    with open_fixture(tmp_path) as fixture:
+        ledger = UsageLedger(fixture.data)
+        app = create_app(fixture.engine, tenants=fixture.tenants, registry=fixture.registry, usage=ledger)
+        with serving(app) as address:
+            page.goto(f"{address}/#tenants")
+            page.on("dialog", lambda dialog: dialog.accept())
+            page.get_by_label("Name of a new tenant").fill("ann")
+            page.get_by_role("button", name="Add a tenant").click()
+            page.get_by_label("Label of a new key of ann").fill(HOSTILE)
+            page.get_by_role("button", name="Make a key").click()
+            expect(page.get_by_role("alert")).to_contain_text("first key must be an admin's")
+            page.get_by_label("Role of a new key of ann").select_option("admin")
+            page.get_by_role("button", name="Make a key").click()
+            secret = page.locator(".secret pre").inner_text()
+            page.reload()
+            page.get_by_label("Key").fill(secret)
+            page.get_by_role("button", name="Use it").click()
+            expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
+            page.get_by_text("Limits", exact=True).click()
+            page.get_by_label("concurrent").fill("7")
+            page.get_by_role("button", name="Save limits").click()
+            expect(page.get_by_text("Limits (1 set)")).to_be_visible()
+            assert fixture.tenants.find_tenant("ann").limits.concurrent == 7
+            assert page.evaluate("window.broken") is None
+
+
 def test_live_shows_what_the_metrics_say(page: Page, server: Running) -> None:
     open_console(page, server, "/#live")
     expect(page.get_by_text("KV pages", exact=True)).to_be_visible()
@@ -146,7 +177,7 @@ def test_a_phone_needs_no_sideways_scrolling(scheme: str, page: Page, server: Ru
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 360, "height": 740})
     open_console(page, server)
-    for tab in ("Playground", "Live", "Adapters", "Batches", "API"):
+    for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches", "API"):
         page.get_by_role("button", name=tab, exact=True).click()
         page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
@@ -154,7 +185,7 @@ def test_a_phone_needs_no_sideways_scrolling(scheme: str, page: Page, server: Ru
 
 def test_every_control_has_a_name(page: Page, server: Running) -> None:
     open_console(page, server)
-    for tab in ("Playground", "Live", "Adapters", "Batches", "API"):
+    for tab in ("Playground", "Live", "Adapters", "Tenants", "Batches", "API"):
         page.get_by_role("button", name=tab, exact=True).click()
         for control in page.locator("button:visible, input:visible, select:visible, textarea:visible").all():
             named = control.evaluate(

@@ -57,10 +57,13 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "chat",
         "completions",
         "files",
+        "keys",
         "messages",
         "models",
         "responses",
         "server",
+        "tenants",
+        "usage",
     }
 
 

@@ -1,0 +1,172 @@
+"""What was used, by hour, tenant, key and adapter: counted in memory, and added up in the data directory."""
+
+import csv
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import msgspec
+
+from personae.api.tenants.data import DataDir
+from personae.api.tenants.store import Identity
+from personae.errors import RequestError, StorageFailed
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 10.0
+MOST_ROWS = 10_000
+_HOUR = 3600
+_MINUTE = 60
+_KEPT_SECONDS = 400 * 86400
+_MOST_PENDING = 100_000  # sums in memory; more have no adapter's name
+
+Column = Literal["hour", "tenant", "key", "adapter"]
+COLUMNS: tuple[Column, ...] = get_args(Column)
+_SUMS = ("requests", "prompt", "cached", "completion")
+_ADD = (
+    "insert into usage values (?, ?, ?, ?, ?, ?, ?, ?) on conflict do update set "
+    "requests = requests + excluded.requests, prompt = prompt + excluded.prompt, "
+    "cached = cached + excluded.cached, completion = completion + excluded.completion"
+)
+_Place = tuple[int, str, str, str]
+
+
+class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sums over what `group_by` does not name. `hour` is the Unix time at which it began; `key` is empty for
+    batches and servers without keys, `adapter` for the base."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    hour: int | None = None
+    tenant: str | None = None
+    key: str | None = None
+    adapter: str | None = None
+
+
+class UsageLedger:
+    """Counts. `add` costs a dictionary's time; a thread writes the sums every few seconds within `running`.
+
+    A server that is killed loses what was counted since it wrote last.
+    """
+
+    def __init__(self, data: DataDir, clock: Callable[[], float] = time.time) -> None:
+        self._data = data
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pending: dict[_Place, list[int]] = {}
+        self._seen: dict[str, int] = {}
+
+    def add(self, who: Identity, adapter: str | None, prompt: int, cached: int, completion: int) -> None:
+        """Count a request that is over."""
+        hour = int(self._clock()) // _HOUR * _HOUR
+        with self._lock:
+            named = adapter or "" if len(self._pending) < _MOST_PENDING else ""
+            sums = self._pending.setdefault((hour, who.tenant, who.key or "", named), [0, 0, 0, 0])
+            for index, number in enumerate((1, prompt, cached, completion)):
+                sums[index] += number
+
+    def saw(self, key: str) -> None:
+        """Note that a key was used now."""
+        self._seen[key] = int(self._clock()) // _MINUTE * _MINUTE
+
+    @contextmanager
+    def running(self) -> Iterator["UsageLedger"]:
+        """Write now and then while the block runs, and when it ends."""
+        over = threading.Event()
+
+        def write() -> None:
+            while not over.wait(FLUSH_SECONDS):
+                self._try()
+
+        thread = threading.Thread(target=write, name="usage", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            over.set()
+            thread.join()
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self.flush()
+        except StorageFailed as error:
+            logger.warning("usage could not be written, and is kept in memory: %s", error.message)
+
+    def flush(self) -> None:
+        """Write what was counted. Raises StorageFailed; then it is still counted."""
+        with self._lock:
+            pending, self._pending = self._pending, {}
+            seen, self._seen = self._seen, {}
+        if not pending and not seen:
+            return
+        try:
+            with self._data.write() as db:
+                db.executemany(_ADD, [(*place, *sums) for place, sums in pending.items()])
+                db.execute("delete from usage where hour < ?", (int(self._clock()) - _KEPT_SECONDS,))
+                db.executemany("update keys set used = ? where id = ?", [(at, id) for id, at in seen.items()])
+        except StorageFailed:
+            with self._lock:
+                for place, sums in pending.items():
+                    later = self._pending.setdefault(place, [0, 0, 0, 0])
+                    self._pending[place] = [a + b for a, b in zip(sums, later, strict=True)]
+                self._seen = seen | self._seen
+            raise
+
+    def rows(
+        self,
+        group_by: Sequence[Column],
+        *,
+        tenant: str | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+    ) -> tuple[list[UsageRow], bool]:
+        """The sums of the hours from `begin` and before `end`, of one tenant or of all, by time and name; and
+        whether there are more than are given."""
+        grouped = ", ".join(group_by)
+        sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS)
+        found = self._data.rows(
+            f"select {', '.join([*group_by, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
+            "and (? is null or hour >= ?) and (? is null or hour < ?)"
+            + (f" group by {grouped} order by {grouped}" if group_by else " having count(*)")
+            + " limit ?",
+            (tenant, tenant, begin, begin, end, end, MOST_ROWS + 1),
+        )
+        rows = [
+            UsageRow(
+                row["requests"],
+                row["prompt"],
+                row["cached"],
+                row["completion"],
+                **{name: row[name] for name in group_by},
+            )
+            for row in found[:MOST_ROWS]
+        ]
+        return rows, len(found) > MOST_ROWS
+
+
+def columns_of(text: str) -> list[Column]:
+    """The columns of a `group_by`, as they are named with commas between them. Raises RequestError."""
+    named = [name.strip() for name in text.split(",") if name.strip()]
+    for name in named:
+        if name not in COLUMNS:
+            raise RequestError(
+                f"`group_by` names {name[:40]!r}; it may name {', '.join(COLUMNS)}.", param="group_by"
+            )
+    return [column for column in COLUMNS if column in named]
+
+
+def as_csv(rows: Sequence[UsageRow], group_by: Sequence[Column]) -> str:
+    """The rows with a line of names before them."""
+    names = [*group_by, "requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([getattr(row, name) for name in names] for row in rows)
+    return text.getvalue()
