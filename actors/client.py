@@ -55,7 +55,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     the time of steps went; `tokens` were computed in all, prompts included, and `step_tokens` counts steps by
     theirs, in the buckets of `messages.STEP_TOKENS`; `jumped` were forced;
     `backlog_seconds` is how long it takes to compute what waits; `pages_lent` is how many KV pages' memory
-    adapters have.
+    adapters have. With several replicas this is their sum: `replicas` has each one's own, and `moved` counts
+    the streams that went on at another when theirs died.
     """
 
     ready: bool = True
@@ -80,6 +81,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     backlog_seconds: float = 0.0
     timings: dict[str, float] = {}
     actors: tuple[Gauge, ...] = ()
+    moved: int = 0
+    replicas: "tuple[EngineStats, ...]" = ()
 
 
 class SequenceStream(Protocol):

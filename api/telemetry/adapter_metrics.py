@@ -46,8 +46,9 @@ class AdapterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
-        stats = self._client.stats().adapters
-        yield self._requests(stats)
+        engine = self._client.stats()
+        stats = engine.adapters
+        yield self._requests([each.adapters for each in engine.replicas] or [stats])
         sequences = GaugeMetricFamily(
             "personae:adapter_sequences",
             "Live sequences, by adapter and state.",
@@ -62,13 +63,17 @@ class AdapterCollector(Collector):
         yield sequences
         yield from _residency(stats, None if self._registered is None else self._registered.count())
 
-    def _requests(self, stats: AdapterUsage) -> Metric:
+    def _requests(self, engines: list[AdapterUsage]) -> Metric:
+        """One series, or one for each of several replicas."""
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters that run and wait; the value is the Unix time of the scrape.",
-            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            labels=(*labels, "engine") if len(engines) > 1 else labels,
         )
-        info.add_metric((self._most, self._list(stats.running), self._list(stats.waiting)), time.time())
+        for index, stats in enumerate(engines):
+            values = (self._most, self._list(stats.running), self._list(stats.waiting))
+            info.add_metric((*values, str(index)) if len(engines) > 1 else values, time.time())
         return info
 
     def _list(self, sequences: dict[str, int]) -> str:

@@ -1,7 +1,9 @@
 """What `/metrics` shows of the engine: read from it at each scrape."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from operator import attrgetter
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,6 +16,40 @@ _LABELS = ("model_name",)
 _QUEUES = "/queue/"  # one per adapter: shown as one, so that the number of series does not follow adapters
 
 
+_Read = Callable[[EngineStats], float]
+_GAUGES: tuple[tuple[str, str, _Read], ...] = (
+    ("vllm:num_requests_running", "Sequences in the running batch.", attrgetter("running")),
+    ("vllm:num_requests_waiting", "Sequences waiting to run.", attrgetter("waiting")),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Share of KV pages in use; 1 is all of them.",
+        lambda stats: stats.pages_used / stats.pages_total if stats.pages_total else 0.0,
+    ),
+    ("personae:kv_pages", "KV pages there are.", attrgetter("pages_total")),
+    ("personae:kv_pages_lent", "KV pages whose memory adapters have.", attrgetter("pages_lent")),
+    (
+        "personae:fairness_gap",
+        "Weighted tokens between the most and the least served of those that wait.",
+        attrgetter("fairness_gap"),
+    ),
+)
+_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", attrgetter("prefix_queries")),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", attrgetter("prefix_hits")),
+    ("vllm:num_preemptions", "Sequences put off for want of pages.", attrgetter("preemptions")),
+    ("personae:back_restarts", "Times that the engine died and was started again.", attrgetter("restarts")),
+    ("personae:steps", "Steps run.", attrgetter("steps")),
+    ("personae:step_tokens", "Tokens computed in steps, prompts included.", attrgetter("tokens")),
+    ("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.", attrgetter("jumped")),
+    ("personae:step_seconds", "Time in steps.", attrgetter("step_seconds")),
+    (
+        "personae:host_gap_seconds",
+        "Time between steps in which the device was idle.",
+        attrgetter("host_gap_seconds"),
+    ),
+)
+
+
 class EngineCollector(Collector):
     """Turns a snapshot of the engine into metrics."""
 
@@ -22,40 +58,31 @@ class EngineCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """All of them. With several replicas what each of them counts has the label `engine`, empty for what
+        waits at none of them."""
         stats = self._client.stats()
-        used = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
+        engines: list[tuple[tuple[str, ...], EngineStats]] = [((self._model_name,), stats)]
+        labels: tuple[str, ...] = _LABELS
+        if stats.replicas:
+            labels = (*_LABELS, "engine")
+            engines = [((self._model_name, str(index)), each) for index, each in enumerate(stats.replicas)]
+        for name, text, read in _GAUGES:
+            family = _family(GaugeMetricFamily(name, text, labels=labels), read, engines)
+            if stats.replicas and name == "vllm:num_requests_waiting":
+                unplaced = stats.waiting - sum(each.waiting for each in stats.replicas)
+                family.add_metric((self._model_name, ""), unplaced)
+            yield family
+        for name, text, read in _COUNTERS:
+            yield _family(CounterMetricFamily(name, text, labels=labels), read, engines)
         for name, text, value in (
-            ("vllm:num_requests_running", "Sequences in the running batch.", stats.running),
-            ("vllm:num_requests_waiting", "Sequences waiting to run.", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", used),
-            ("personae:ready", "1 when the engine can serve.", float(stats.ready)),
             ("personae:backlog_seconds", "How long it takes to compute what waits.", stats.backlog_seconds),
-            ("personae:kv_pages", "KV pages there are.", stats.pages_total),
-            ("personae:kv_pages_lent", "KV pages whose memory adapters have.", stats.pages_lent),
-            (
-                "personae:fairness_gap",
-                "Weighted tokens between the most and the least served of those that wait.",
-                stats.fairness_gap,
-            ),
+            ("personae:ready", "1 when the engine can serve.", float(stats.ready)),
         ):
-            yield self._family(GaugeMetricFamily(name, text, labels=_LABELS), value)
-        for name, text, value in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits),
-            ("vllm:num_preemptions", "Sequences put off for want of pages.", stats.preemptions),
-            ("personae:back_restarts", "Times that the engine died and was started again.", stats.restarts),
-            ("personae:steps", "Steps run.", stats.steps),
-            ("personae:step_tokens", "Tokens computed in steps, prompts included.", stats.tokens),
-            ("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.", stats.jumped),
-            ("personae:step_seconds", "Time in steps.", stats.step_seconds),
-            (
-                "personae:host_gap_seconds",
-                "Time between steps in which the device was idle.",
-                stats.host_gap_seconds,
-            ),
-        ):
-            yield self._family(CounterMetricFamily(name, text, labels=_LABELS), value)
+            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+            gauge.add_metric((self._model_name,), value)
+            yield gauge
+        if stats.replicas:
+            yield from self._replicas(stats)
         parts = CounterMetricFamily("personae:step_part_seconds", "Time in parts of steps.", labels=("part",))
         for part, seconds in stats.timings.items():
             parts.add_metric((part,), seconds)
@@ -64,9 +91,21 @@ class EngineCollector(Collector):
         yield self._cache(stats)
         yield from _actors(stats.actors)
 
-    def _family(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric((self._model_name,), value)
-        return family
+    def _replicas(self, stats: EngineStats) -> Iterator[Metric]:
+        """What only several replicas have."""
+        ready = GaugeMetricFamily(
+            "personae:engine_ready", "1 when this replica can serve.", labels=(*_LABELS, "engine")
+        )
+        for index, each in enumerate(stats.replicas):
+            ready.add_metric((self._model_name, str(index)), float(each.ready))
+        yield ready
+        moved = CounterMetricFamily(
+            "personae:streams_moved",
+            "Streams that went on at another replica when theirs died.",
+            labels=_LABELS,
+        )
+        moved.add_metric((self._model_name,), stats.moved)
+        yield moved
 
     def _step_tokens(self, stats: EngineStats) -> Metric:
         sums = [*accumulate(stats.step_tokens)] or [0] * (len(STEP_TOKENS) + 1)
@@ -83,6 +122,15 @@ class EngineCollector(Collector):
         )
         info.add_metric((str(stats.page_size), str(stats.pages_total)), 1)
         return info
+
+
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+def _family(family: _Family, read: _Read, engines: Iterable[tuple[tuple[str, ...], EngineStats]]) -> _Family:
+    for labels, stats in engines:
+        family.add_metric(labels, read(stats))
+    return family
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:
