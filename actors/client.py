@@ -38,7 +38,8 @@ class EngineStats(SchedulerStats, frozen=True):
     """A snapshot for `/metrics` and `/ready`; the counters go on over restarts.
 
     `backlog_seconds` is how long it takes to compute what waits. `adapter_running` and `adapter_waiting`
-    count live sequences by their adapter's digest.
+    count live sequences by their adapter's digest. With several replicas this is their sum: `replicas` has
+    each one's own, and `moved` counts the streams that went on at another when theirs died.
     """
 
     ready: Annotated[bool, GaugeMetric("personae:ready", "1 when the engine can serve.")] = True
@@ -52,6 +53,8 @@ class EngineStats(SchedulerStats, frozen=True):
     adapter_running: dict[str, int] = msgspec.field(default_factory=dict)
     adapter_waiting: dict[str, int] = msgspec.field(default_factory=dict)
     actors: tuple[Gauge, ...] = ()
+    moved: int = 0
+    replicas: "tuple[EngineStats, ...]" = ()
 
 
 class SequenceStream(Protocol):

@@ -1,11 +1,11 @@
 """Every message between the actors, on one page.
 
-The frontend holds the requests: ingress, one queue per adapter, streamer. The engine core holds the device:
-adapter store, scheduler, compiler, executor. A message marked *wire* crosses between the two and is plain
-data; the others stay on their side and may hold live objects. One message per step and hop, never one per
-token.
+The frontend holds the requests: ingress, one queue per adapter, streamer. With several replicas each of them
+has these, and a dispatcher stands before them. The engine core holds the device: adapter store, scheduler,
+compiler, executor. A message marked *wire* crosses between the two and is plain data; the others stay on
+their side and may hold live objects. One message per step and hop, never one per token.
 
-Each start of the engine core has a number, its `epoch`. What the frontend says to the engine core carries the
+Each start of an engine core has a number, its `epoch`. What the frontend says to the engine core carries the
 epoch it is meant for, and is ignored by any other: whatever was on its way when the engine core died cannot
 be taken for news.
 """
@@ -13,6 +13,7 @@ be taken for news.
 import msgspec
 
 from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.kit.mailbox import Reply
 from personae.engine.plan import StepPlan, StepResult
 from personae.engine.sequence import Delta, SequenceLog
@@ -83,6 +84,59 @@ class Preempted(Message, frozen=True):
 
     logs: tuple[SequenceLog, ...]
     epoch: int
+
+
+# --- Frontend: dispatcher, with several replicas
+# -----------------------------------------------------------------------------------------
+
+
+class Transfer(Message, frozen=True):
+    """From the dispatcher to a replica: it serves these streams from now on. `logs` are theirs as they are to
+    be submitted; one on `trial` is reported as soon as it is cleared."""
+
+    streams: tuple[LiveStream, ...]
+    logs: tuple[SequenceLog, ...]
+    trial: bool = False
+
+
+class HandedOver(Message, frozen=True):
+    """From a replica's streamer to its ingress: these are not its streams any more."""
+
+    ids: tuple[str, ...]
+
+
+class Orphaned(Message, frozen=True):
+    """From a replica's streamer to the dispatcher: its engine core has died, and these are all its streams.
+
+    `on_device` were aboard; `outside`: as in `EngineDied`.
+    """
+
+    replica: int
+    streams: tuple[LiveStream, ...]
+    on_device: tuple[str, ...] = ()
+    outside: bool = False
+
+
+class ReplicaProgress(Message, frozen=True):
+    """From a replica's streamer to the dispatcher: sequences that are computed from now on, that are over,
+    and those on trial that are cleared."""
+
+    replica: int
+    admitted: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+
+
+class ReplicaUp(Message, frozen=True):
+    """From a replica's streamer to the dispatcher: its engine core has started, and nothing is aboard."""
+
+    replica: int
+
+
+class ReplicaLost(Message, frozen=True):
+    """To the dispatcher: the engine core of this replica is not started again."""
+
+    replica: int
 
 
 # --- Frontend: adapter queue

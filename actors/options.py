@@ -140,14 +140,15 @@ class EngineOptions(ModelOptions, BatchingOptions):
 
     `model` is a Hugging Face model folder or a GGUF file. Each sub-folder of each folder in `adapters` is an
     adapter, known by its folder's name. Adapters that come later lie in `adapter_store`, by digest. `secret`
-    is what the tenants' prefix-cache salts are derived from. None in any option means that the engine
-    chooses.
+    is what the tenants' prefix-cache salts are derived from. It is one of `share` engines in this machine's
+    memory. None in any option means that the engine chooses.
     """
 
     model: Path
     adapters: tuple[Path, ...] = ()
     adapter_store: Path | None = None
     secret: bytes | None = None
+    share: int = 1
 
     def base_names(self, own: str) -> tuple[str, ...]:
         """The names of the base, at least one, each once; its `own` if it is given none."""

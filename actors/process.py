@@ -3,7 +3,7 @@
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from anyio import open_process
@@ -54,8 +54,11 @@ class ChildProcess:
         self.output: ByteReceiveStream = process.stdout
 
     @classmethod
-    async def launch(cls, command: Sequence[str]) -> "ChildProcess":
-        """Start `command`, with the number of an open file added to it: its end of the line."""
+    async def launch(
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> "ChildProcess":
+        """Start `command`, with the number of an open file added to it: its end of the line. `environment` is
+        added to this process's."""
         ours, theirs = socket.socketpair()
         recorder, file = StepRecorder.create()
         with theirs, os.fdopen(file):
@@ -64,6 +67,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **environment} if environment else None,
                 pass_fds=(theirs.fileno(), file),
             )
         return cls(process, await SocketStream.from_socket(ours), recorder, file)

@@ -105,7 +105,7 @@ def _host_memory(options: EngineOptions) -> tuple[int, str]:
         )
     if free is not None and asked > free:
         _log.warning("--kv-memory and --adapter-memory ask for %d bytes; %d are free now", asked, free)
-    default = HOST_KV_BYTES if installed is None else min(HOST_KV_BYTES, installed // 2)
+    default = HOST_KV_BYTES if installed is None else min(HOST_KV_BYTES, installed // 2 // options.share)
     return options.kv_memory or default, "--kv-memory"
 
 

@@ -66,7 +66,8 @@ class LoadFailed(Message, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the frontend has to know of the model that the engine core has loaded."""
+    """What the frontend has to know of the model that the engine core has loaded: at most `max_seqs`
+    sequences and `max_batch_tokens` tokens are in a step."""
 
     models: dict[str, ModelCard]
     max_model_len: int
@@ -75,6 +76,8 @@ class Facts(msgspec.Struct, frozen=True):
     max_adapters: int
     bounds: AdapterBounds
     about: str = ""
+    max_seqs: int = 64
+    max_batch_tokens: int = 512
 
 
 class Loaded(Message, frozen=True):

@@ -2,18 +2,20 @@
 `personae.open` for use as a library, all in one."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from anyio import to_thread
 
 from personae.actors.assembly import assemble
 from personae.actors.in_process import open_in_process
-from personae.actors.multi_process import open_multi_process
+from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
+from personae.actors.replicas.launch import open_replicas
 from personae.api.bundled import bundled
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions, shared
+from personae.errors import LoadError
 
 
 @asynccontextmanager
@@ -31,6 +33,8 @@ async def open_engine(
     `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
     Raises LoadError.
     """
+    if options.one_process and options.replicas > 1:
+        raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
     asked = shared(options, EngineOptions)
     model, adapters = options.model, options.adapters
     if (ours := bundled(model)) is not None:
@@ -41,12 +45,7 @@ async def open_engine(
     assert model is not None
     engine_options = EngineOptions(model, adapters, adapter_store, secret, **asked)
     if not options.one_process:
-        async with open_multi_process(
-            engine_options,
-            on_progress,
-            max_restarts=options.max_restarts,
-            hang_seconds=options.hang_timeout,
-        ) as engine_processes:
+        async with _open_processes(options, engine_options, on_progress) as engine_processes:
             client = engine_processes.client
             facts = (engine_processes.defaults, engine_processes.max_adapters, engine_processes.bounds)
             yield Opened(client, *facts, client.lost, client.end_all, client.describe, engine_processes.about)
@@ -55,3 +54,23 @@ async def open_engine(
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
         yield Opened(client, *facts, client.lost, client.end_all, client.describe, assembly.about)
+
+
+def _open_processes(
+    options: ServeOptions, engine_options: EngineOptions, on_progress: Callable[[int, int], None] | None
+) -> AbstractAsyncContextManager[MultiProcessEngine]:
+    if options.replicas == 1:
+        return open_multi_process(
+            engine_options,
+            on_progress,
+            max_restarts=options.max_restarts,
+            hang_seconds=options.hang_timeout,
+        )
+    return open_replicas(
+        engine_options,
+        options.replicas,
+        on_progress,
+        max_restarts=options.max_restarts,
+        hang_seconds=options.hang_timeout,
+        silence_seconds=options.silence_timeout,
+    )

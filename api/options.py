@@ -180,6 +180,19 @@ class ProcessOptions:
     max_restarts: Annotated[
         int, OptionInfo("Restarts of the engine within a minute before the server gives up.", min=0)
     ] = 5
+    replicas: Annotated[
+        int,
+        OptionInfo(
+            "Engines, each with a share of the cores or a GPU of its own. Streams survive the loss of one.",
+            min=1,
+        ),
+    ] = 1
+    silence_timeout: Annotated[
+        float,
+        OptionInfo(
+            "With --replicas: seconds of silence after which an engine's streams move to another.", min=1
+        ),
+    ] = 3.0
     one_process: Annotated[bool, OptionInfo("Run the engine in the server's own process, for debugging.")] = (
         False
     )

@@ -1,14 +1,16 @@
 """Kills the engine core again and again under load, and compares every answer with that of a calm run.
 
     python -m personae.evals.chaos --model models/smol135 --adapters models/lora --kills 50 --streams 64
+    python -m personae.evals.chaos --replicas 2 --kills 50
 
 Streams are greedy and seeded, of the base and of every adapter in turn, a third of them bound to a schema,
 some with two choices, half with logprobs, and what a schema forces is appended in the other half. Each of
 the `--streams` clients asks for one answer after the other, until the engine core has been killed (`kill -9`,
 with --stop hung by SIGSTOP, with --crash by an exception in the executor) so many times at random moments. A
 sequence that was aboard in two hangs or crashes in a row would be ended, so these wait until as many answers
-have come as there are streams. Prints the answers that were lost or differ, and how long the streams paused.
-Exit code 1 if any was lost or differs.
+have come as there are streams. With --replicas one engine of several is killed at a time, and streams go on
+at another. Prints the answers that were lost or differ, and of each kill the longest pause of any stream that
+was under way. Exit code 1 if any was lost or differs.
 """
 
 import json
@@ -18,6 +20,7 @@ import signal
 import statistics
 import sys
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -26,8 +29,11 @@ import typer
 from msgspec.structs import replace
 
 from personae.actors.frontend.engine_process import EngineProcess
+from personae.actors.kit.child import Incident
 from personae.actors.multi_process import COMMAND, MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
+from personae.actors.replicas.launch import open_replicas
+from personae.api.bundled import NAMED, bundled
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
 from personae.grammar.spec import GrammarSpec
@@ -53,9 +59,9 @@ class Chaos:
         self.calm: dict[int, Answer] = {}
         self.answers = self.lost = self.different = 0
         self.done = False
-        self.restarts = 0
-        self.killed_at: float | None = None
-        self.pauses: list[float] = []
+        self.killed_at = 0.0
+        self.longest = 0.0  # pause of a stream since the last kill
+        self.pauses: list[float] = []  # the longest of each kill
 
     def log(self, number: int, id: str) -> SequenceLog:
         """Request `number` under a fresh id."""
@@ -91,14 +97,13 @@ class Chaos:
         tokens: dict[str, list[int]] = {log.id: [] for log in logs}
         logprobs = dict.fromkeys(tokens, 0)
         finish = dict.fromkeys(tokens, "")
+        heard = dict.fromkeys(tokens, 0.0)
         async with self.engine_processes.client.stream(logs) as stream:
             async for delta in stream:
-                if (
-                    self.killed_at is not None
-                    and self.engine_processes.client.stats().restarts > self.restarts
-                ):
-                    self.pauses.append(time.monotonic() - self.killed_at)
-                    self.killed_at = None
+                now = time.monotonic()
+                if 0.0 < heard[delta.id] < self.killed_at:
+                    self.longest = max(self.longest, now - self.killed_at)
+                heard[delta.id] = now
                 tokens[delta.id] += delta.tokens
                 logprobs[delta.id] += len(delta.logprobs)
                 finish[delta.id] = delta.finish or ""
@@ -125,6 +130,11 @@ class Chaos:
                     at = next((i for i, (a, b) in pairs if a != b), -1)
                     print(f"different: request {number}, from token {at}")
 
+    def all_ready(self) -> bool:
+        """Whether every engine serves."""
+        stats = self.engine_processes.client.stats()
+        return all(each.ready for each in stats.replicas or (stats,))
+
     async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
         """Kill the engine core at random moments, each time when it is ready again."""
         for number in range(kills):
@@ -132,26 +142,27 @@ class Chaos:
             while self.answers < enough:  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
             await anyio.sleep(self.rng.uniform(0.1, pause))
-            while not self.engine_processes.client.stats().ready:  # noqa: ASYNC110  nobody tells when it is
+            while not self.all_ready():  # noqa: ASYNC110  nobody tells when it is
                 await anyio.sleep(0.01)
-            self.restarts = self.engine_processes.client.stats().restarts
-            self.killed_at = time.monotonic()
-            os.kill(processes[-1], how)
+            restarts = self.engine_processes.client.stats().restarts
+            self.longest, self.killed_at = 0.0, time.monotonic()
+            os.kill(self.rng.choice(list(processes.values())), how)
             print(f"kill {number + 1}: {self.answers} answers so far", flush=True)
-            while self.engine_processes.client.stats().restarts == self.restarts:  # noqa: ASYNC110  as above
+            while self.engine_processes.client.stats().restarts == restarts or not self.all_ready():  # noqa: ASYNC110  as above
                 await anyio.sleep(0.01)
+            self.pauses.append(self.longest)
         self.done = True
 
 
-processes: list[int] = []
+processes: dict[str, int] = {}
 
 
 def _note_processes() -> None:
-    """Remember the process id of every engine core."""
+    """Remember the process id of each engine core."""
     load = EngineProcess._load
 
     async def noted(self: EngineProcess) -> None:
-        processes.append(self._process.pid)
+        processes[self._frontend.ingress.path] = self._process.pid
         await load(self)
 
     EngineProcess._load = noted  # type: ignore[method-assign]  # looks on
@@ -165,16 +176,26 @@ async def run(
     pause: float,
     seed: int,
     how: signal.Signals,
+    replicas: int = 1,
 ) -> bool:
     """True if nothing was lost and nothing differs."""
     _note_processes()
-    async with open_multi_process(
-        options,
-        max_restarts=kills + 1,
-        hang_seconds=3.0 if how == signal.SIGSTOP else 60.0,
-        report=lambda incident: None,
-        command=(sys.executable, "-m", "personae.evals.crashing_core") if how == signal.SIGUSR2 else COMMAND,
-    ) as engine_processes:
+    hang = 3.0 if how == signal.SIGSTOP else 60.0
+    command = (sys.executable, "-m", "personae.evals.crashing_core") if how == signal.SIGUSR2 else COMMAND
+
+    def report(incident: Incident) -> None:
+        """Deaths are no news."""
+
+    engines: AbstractAsyncContextManager[MultiProcessEngine]
+    if replicas == 1:
+        engines = open_multi_process(
+            options, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+        )
+    else:
+        engines = open_replicas(
+            options, replicas, max_restarts=kills + 1, hang_seconds=hang, report=report, command=command
+        )
+    async with engines as engine_processes:
         chaos = Chaos(engine_processes, tokens, seed, streams)
         for number in range(PROMPTS):
             chaos.calm[number] = await chaos.ask(number, f"calm-{number}")
@@ -185,14 +206,15 @@ async def run(
         stats = engine_processes.client.stats()
         print(
             f"{kills} kills, {stats.restarts} restarts, {chaos.answers} answers, {chaos.lost} lost, "
-            f"{chaos.different} different; pause p50 {statistics.median(chaos.pauses):.2f} s, "
-            f"max {max(chaos.pauses):.2f} s; left: {stats.running} running, {stats.pages_used} pages"
+            f"{chaos.different} different; {stats.moved} streams moved; longest pause of a kill p50 "
+            f"{statistics.median(chaos.pauses):.2f} s, max {max(chaos.pauses):.2f} s; "
+            f"left: {stats.running} running, {stats.pages_used} pages"
         )
         return not chaos.lost and not chaos.different
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="A model folder.")],
+    model: Annotated[Path | None, typer.Option(help="A model folder; else the small bundled one.")] = None,
     adapters: Annotated[Path | None, typer.Option(help="A folder of adapter folders.")] = None,
     kills: int = 50,
     streams: int = 64,
@@ -201,14 +223,27 @@ def main(
         float, typer.Option(help="Longest time from a restart to the next kill, seconds.")
     ] = 3.0,
     seed: int = 0,
+    replicas: Annotated[int, typer.Option(min=1, help="Engines; one at a time is killed.")] = 1,
     stop: Annotated[bool, typer.Option("--stop", help="SIGSTOP in place of SIGKILL.")] = False,
     crash: Annotated[bool, typer.Option("--crash", help="An exception in the executor instead.")] = False,
 ) -> None:
     """Run, print, judge."""
-    options = EngineOptions(model, (adapters,) if adapters else (), dtype="float32", max_seqs=32)
+    small = bundled(NAMED)
+    assert small is not None
+    folders = (adapters,) if adapters else () if model else small.adapters
+    options = EngineOptions(model or small.model, folders, dtype="float32", max_seqs=32)
     how = signal.SIGSTOP if stop else signal.SIGUSR2 if crash else signal.SIGKILL
     fine = anyio.run(
-        run, options, kills, streams, tokens, pause, seed, how, backend_options={"use_uvloop": True}
+        run,
+        options,
+        kills,
+        streams,
+        tokens,
+        pause,
+        seed,
+        how,
+        replicas,
+        backend_options={"use_uvloop": True},
     )
     raise typer.Exit(0 if fine else 1)
 

@@ -114,6 +114,8 @@ def facts_of(assembly: Assembly) -> Facts:
         max_adapters=assembly.max_adapters,
         bounds=assembly.bounds,
         about=assembly.about,
+        max_seqs=engine_spec.layout.max_seqs,
+        max_batch_tokens=engine_spec.layout.max_batch_tokens,
     )
 
 

@@ -56,11 +56,12 @@ Progress = Callable[[int, int], None]
 
 class EngineProcess(Actor[Never]):
     """`port` is what the rest of the frontend tells the engine core through. `connected` is told the facts of
-    the model.
+    the model when the engine core serves.
 
-    `launch` starts the process. `hang_seconds` is how long the engine core may say nothing at all, how long
-    one step may take, and how long a step may be in the executor's hands without coming back; while it starts
-    it may be silent for ten times as long.
+    `launch` starts the process. `hang_seconds` is how long one step may take, and how long a step may be in
+    the executor's hands without coming back; while the engine core starts it may be silent for ten times as
+    long. `silence_seconds` is how long it may say nothing at all when it serves: as long as a step, or less
+    where another replica can go on in its place.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EngineProcess(Actor[Never]):
         connected: Callable[[Facts], None],
         on_progress: Progress | None,
         hang_seconds: float,
+        silence_seconds: float | None = None,
     ) -> None:
         self._launch = launch
         self._options = options
@@ -82,6 +84,7 @@ class EngineProcess(Actor[Never]):
         self._connected = connected
         self._on_progress = on_progress
         self._hang_seconds = hang_seconds
+        self._silence_seconds = hang_seconds if silence_seconds is None else silence_seconds
         self._words: deque[str] = deque(maxlen=OUTPUT_LINES)
         self._pulse = Pulse(False, 0)
         self._heard = self._moved = self._stepped = 0.0
@@ -102,6 +105,7 @@ class EngineProcess(Actor[Never]):
         self.start_soon(self._listen, self._process.output)
         await self._line.send(frame(Start(self._options, self._epoch, self._process.box_file)))
         patience = START_FACTOR * self._hang_seconds
+        facts: Facts | None = None
         while True:
             with move_on_after(patience) as waited:
                 message = await anext(self._messages, None)
@@ -114,14 +118,16 @@ class EngineProcess(Actor[Never]):
                 case LoadFailed(kind=kind, message=text):
                     failure: type[LoadError] = getattr(errors, kind)
                     raise failure(text)
-                case Loaded(facts=facts):
-                    self._connected(facts)
+                case Loaded():
+                    facts = message.facts
                 case EngineCoreStarted():
                     self._frontend.ingress.tell(message)
                     break
                 case None:
                     raise await self._died_loading()
         self._port.is_open = True
+        assert facts is not None
+        self._connected(facts)
         self._heard = self._moved = self._stepped = current_time()
         self.start_soon(self._read)
         self.start_soon(self._port.write, self._line)
@@ -170,10 +176,14 @@ class EngineProcess(Actor[Never]):
     async def _watch(self) -> None:
         """Crash when the engine core is silent, its executor busy with one and the same message, or a step
         owed, for too long."""
+        pause = min(self._hang_seconds, self._silence_seconds) / 4
+        looked = current_time()
         while True:
-            await anyio.sleep(self._hang_seconds / 4)
+            await anyio.sleep(pause)
             now = current_time()
-            if now - self._heard > self._hang_seconds:
+            held_up = now - looked > 2 * pause  # this process was: what the engine core said is unread yet
+            looked = now
+            if now - self._heard > self._silence_seconds and not held_up:
                 raise EngineCoreHangs(f"The engine core has said nothing for {now - self._heard:.1f} s")
             if now - self._moved > self._hang_seconds:
                 raise EngineCoreHangs(f"The engine core has been in one step for {now - self._moved:.1f} s")

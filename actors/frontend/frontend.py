@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 import anyio
 from msgspec.structs import asdict
@@ -57,9 +58,11 @@ class Frontend:
         ready: Callable[[], bool],
         max_live: int,
         window: int,
+        name: str = "front",
     ) -> None:
         self._root = root
-        self._supervisor = root.supervisor("front", max_restarts=0)
+        self._supervisor = root.supervisor(name, max_restarts=0)
+        self._max_live = max_live
         self._window = window
         self._bound = 4 * max_live  # submit, cancel, progress and refusal of every live sequence find room
         self._queues: dict[str | None, Ref[Message]] = {}
@@ -71,13 +74,17 @@ class Frontend:
         self.describe_core: Callable[[], None] = lambda: None
         self.lost = anyio.Event()
         self.streamer: Ref[Message] = self._supervisor.spawn(
-            "streamer", lambda: Streamer(self.ingress, self.latest), capacity=self._bound
+            "streamer", self._make_streamer, capacity=self._bound
         )
         self.ingress: Ref[Message] = self._supervisor.spawn(
-            "ingress",
-            lambda: Ingress(self.streamer, self.queue_of, max_live, lambda: self.latest.backlog.seconds),
-            capacity=self._bound,
+            "ingress", self._make_ingress, capacity=self._bound
         )
+
+    def _make_streamer(self) -> Streamer:
+        return Streamer(self.ingress, self.latest)
+
+    def _make_ingress(self) -> Ingress:
+        return Ingress(self.streamer, self.queue_of, self._max_live, lambda: self.latest.backlog.seconds)
 
     def connect(self, store: Ref[Message], scheduler: Ref[Message]) -> None:
         """Say who the engine core's actors are; before the start."""
@@ -119,6 +126,21 @@ class Frontend:
             with suppress(ActorStopped):
                 self.streamer.tell(EngineDied(last.on_device, outside))
 
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        latest = self.latest
+        running, waiting = latest.adapters()
+        return EngineStats(
+            **asdict(latest.stats),
+            ready=self.ready(),
+            restarts=latest.restarts,
+            backlog_seconds=latest.backlog.seconds,
+            adapters=latest.adapter_stats,
+            adapter_running=running,
+            adapter_waiting=waiting,
+            actors=tuple(self.actors()),
+        )
+
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing, the engine core's included."""
         return [*gauges.read(self._root), *self.core_actors]
@@ -142,10 +164,24 @@ def watch_restarts(report: Report, core: str, lose_engine: Callable[[], None]) -
     return watch
 
 
+class Serving(Protocol):
+    """What a client stands before: the frontend of one engine, or the dispatcher of several."""
+
+    ingress: Ref[Message]
+    describe_core: Callable[[], None]
+    lost: anyio.Event
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+
+    def actors(self) -> list[gauges.Gauge]:
+        """What every actor is doing."""
+
+
 class LocalClient:
     """`EngineClient` over the frontend's actors in this process."""
 
-    def __init__(self, model_info: ModelInfo, frontend: Frontend) -> None:
+    def __init__(self, model_info: ModelInfo, frontend: Serving) -> None:
         self._model_info = model_info
         self._frontend = frontend
 
@@ -186,18 +222,7 @@ class LocalClient:
 
     def stats(self) -> EngineStats:
         """What the engine is doing now."""
-        latest = self._frontend.latest
-        running, waiting = latest.adapters()
-        return EngineStats(
-            **asdict(latest.stats),
-            ready=self._frontend.ready(),
-            restarts=latest.restarts,
-            backlog_seconds=latest.backlog.seconds,
-            adapters=latest.adapter_stats,
-            adapter_running=running,
-            adapter_waiting=waiting,
-            actors=tuple(self._frontend.actors()),
-        )
+        return self._frontend.stats()
 
     def describe(self) -> str:
         """What every actor is doing, as a table; the engine core says more of itself in the log."""

@@ -69,10 +69,7 @@ class Ingress(Actor[Message]):
                         self._streamer.tell(Refused(held, "Cancelled", "withdrawn before it started"))
             case Progress(started=started, ended=ended):
                 self._route(started, lambda ids: Progress(ids, ()))
-                self._route(ended, lambda ids: Progress((), ids))
-                for id in ended:
-                    self._adapter_of.pop(id, None)
-                self._withdrawn.difference_update(ended)
+                self._forget(ended)
             case Preempted(logs=logs, epoch=self._epoch):  # those of an earlier life come with `Resubmit`
                 self._return(logs)
             case Shutdown(error=error):
@@ -114,12 +111,25 @@ class Ingress(Actor[Message]):
             )
             return
         self._streamer.tell(OpenStream(logs, submission.inbox))
+        self._take_in(logs)
+        submission.reply.tell(None)
+
+    def _take_in(self, logs: tuple[SequenceLog, ...]) -> None:
+        """To their queues, or held while others are tried."""
         self._adapter_of.update((log.id, log.adapter) for log in logs)
         if self._held is None:
             self._enqueue(logs)
         else:
             self._held.update((log.id, log) for log in logs)
-        submission.reply.tell(None)
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        """They are over, or another's."""
+        self._route(ids, lambda ids: Progress((), ids))
+        for id in ids:
+            self._adapter_of.pop(id, None)
+            if self._held:
+                self._held.pop(id, None)
+        self._withdrawn.difference_update(ids)
 
     def _enqueue(self, logs: Iterable[SequenceLog]) -> None:
         by_adapter = defaultdict(list)

@@ -4,8 +4,6 @@ The logs are what makes a crash of the engine core a pause: when the engine core
 that somebody still listens to is submitted again, its emitted tokens included, and goes on where it was.
 """
 
-import hashlib
-import logging
 from collections import Counter
 from collections.abc import Mapping
 
@@ -13,7 +11,7 @@ from anyio import current_time
 from msgspec.structs import replace
 
 from personae import errors
-from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
 from personae.actors.frontend.probation import CrashRecord, Probation
 from personae.actors.kit.actor import Actor
 from personae.actors.kit.mailbox import Ref
@@ -34,67 +32,6 @@ from personae.actors.messages import (
 from personae.engine.backlog import Backlog
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import EngineCounters, SchedulerStats, added
-
-log = logging.getLogger(__name__)
-
-
-class LiveStream:
-    """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
-
-    __slots__ = (
-        "delivered",
-        "delivered_any",
-        "emitted",
-        "inbox",
-        "log",
-        "on_device",
-        "opened",
-        "queued",
-        "record",
-        "seen",
-        "started",
-    )
-
-    def __init__(self, log: SequenceLog, inbox: Inbox, now: float) -> None:
-        self.log = log
-        self.inbox: Inbox | None = inbox
-        self.opened = now
-        self.queued: float | None = None  # seconds until it was computed, in whatever life
-        self.emitted: list[int] = []
-        self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
-        self.started = self.on_device = False  # in this epoch of the engine core
-        self.delivered_any = False  # something was delivered, in whatever life
-        self.record = CrashRecord()
-
-    def begin_running(self, now: float) -> None:
-        """It is computed from now on."""
-        self.on_device = True
-        if self.queued is None:
-            self.queued = now - self.opened
-
-    def begin_again(self) -> SequenceLog:
-        """For a new run: the log with what has been emitted since, `after` dropped: the leader may be
-        gone."""
-        self.started = self.on_device = False
-        return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
-
-    def unseen(self, delta: Delta) -> Delta:
-        """The delta without what an earlier epoch of the engine core already brought: prompt logprobs are
-        computed again, and what the cache had is counted once."""
-        if self.delivered_any and delta.cached is not None:
-            delta = replace(delta, cached=None)
-        elif not self.delivered_any and self.queued is not None:
-            delta = replace(delta, queued=self.queued)
-        self.delivered_any = True
-        entries = delta.prompt_logprobs
-        if not entries:
-            return delta
-        # A first chunk begins with the first token's None; whatever came before it is repeated.
-        self.seen = 0 if entries[0] is None else self.seen
-        skip = max(0, min(self.delivered - self.seen, len(entries)))
-        self.seen += len(entries)
-        self.delivered = max(self.delivered, self.seen)
-        return replace(delta, prompt_logprobs=entries[skip:]) if skip else delta
 
 
 class Streamer(Actor[Message]):
@@ -204,16 +141,8 @@ class Streamer(Actor[Message]):
         return {id: live.record for id, live in self._live.items()}
 
     def _quarantine(self, id: str, live: LiveStream) -> None:
-        prompt = hashlib.sha256(repr(live.log.tokens).encode()).hexdigest()
-        log.error(
-            "quarantined: sequence %s was aboard in %d deaths of the engine core: prompt %s, adapter %s",
-            id,
-            live.record.deaths,
-            prompt,
-            live.log.adapter,
-        )
-        why = "This request made the engine fail each time it ran."
-        self._refuse(Refused((id,), "Quarantined", why))
+        live.log_quarantine()
+        self._refuse(Refused((id,), "Quarantined", QUARANTINED))
 
     def _refuse(self, refused: Refused) -> None:
         error: type[errors.PersonaeError] = getattr(errors, refused.kind)

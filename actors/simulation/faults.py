@@ -5,6 +5,8 @@ kill      the engine core's process is gone, between any two steps of any two ta
 hang      the executor never comes back
 stop      the whole process stands still, as by SIGSTOP, until the frontend gives it up
 stall     the same, for a while only
+silent    the line is dead for some seconds, and what was sent meanwhile arrives after that
+drag      everything that one engine computes takes eight times as long, for some seconds
 slow      one step takes fifty times as long
 lost      a step's result never reaches the scheduler
 full      a mailbox of the engine core refuses one message
@@ -13,7 +15,7 @@ fail      one row cannot be sampled
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -29,6 +31,7 @@ from personae.errors import AdapterError, GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
 
 KINDS = ("crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load", "fail")
+KINDS_OF_SEVERAL = (*KINDS, "silent", "drag")  # with several engines
 PLACES = ("prepare", "forward", "sample", "finish")
 
 
@@ -43,7 +46,7 @@ class Panic(BaseException):
 class Faults(Trouble):
     """One fault after the other, on average every `every` virtual seconds; `kinds` are drawn evenly.
 
-    `process` gives the epoch of the engine core that there is, if any.
+    `processes` gives the process of each engine that there is, if any.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Faults(Trouble):
         seed: int,
         every: float | None,
         kinds: tuple[str, ...],
-        process: Callable[[], SimulatedProcess | None],
+        processes: Callable[[], Sequence[SimulatedProcess | None]],
     ) -> None:
         self.struck: dict[str, int] = {}
         self.load_fails = False
@@ -60,7 +63,7 @@ class Faults(Trouble):
         self._dice = random.Random(seed)
         self._every = every
         self._kinds = kinds
-        self._process = process
+        self._processes = processes
         self._armed: dict[str, str] = {}  # place in the device's code -> kind
         self._slowed = 1.0
         self._failing = 0
@@ -71,9 +74,14 @@ class Faults(Trouble):
         """Strike until cancelled."""
         while self._every is not None:
             await anyio.sleep(self._dice.expovariate(1 / self._every))
-            process = self._process()
-            if process is not None and process.core is not None and process.returncode is None:
-                self._strike(self._dice.choice(self._kinds), process)
+            serving = [
+                process
+                for process in self._processes()
+                if process is not None and process.core is not None and process.returncode is None
+            ]
+            if serving:
+                kind = self._dice.choice(self._kinds)
+                self._strike(kind, serving[0] if len(serving) == 1 else self._dice.choice(serving))
 
     def explains(self, error: BaseException) -> bool:
         """Whether an error that ended the engine core is one of ours, or follows from one."""
@@ -100,6 +108,12 @@ class Faults(Trouble):
             case "stall":
                 process.hold(True)
                 self._loop.call_later(self._dice.uniform(0.01, 1.0), process.hold, False)
+            case "silent":
+                process.hold(True)
+                self._loop.call_later(self._dice.uniform(1.0, 6.0), process.hold, False)
+            case "drag":
+                process.drag = 8.0
+                self._loop.call_later(self._dice.uniform(1.0, 10.0), setattr, process, "drag", 1.0)
             case "slow":
                 self._slowed = 50.0
             case "lost":

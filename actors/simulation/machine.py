@@ -91,13 +91,19 @@ class SimulatedStep(NamedTuple):
 
 class SimulatedDevice:
     """`actors.script.Device` without a model. `adapters` is how many it holds, and one more for every
-    `ADAPTER_PAGES` that are lent to it.
+    `ADAPTER_PAGES` that are lent to it; a step takes `drag` times as long as it should.
 
     Raises Wrong when a plan breaks its contract.
     """
 
     def __init__(
-        self, layout: MemoryLayout, adapters: int, costs: Costs, threads: SimulationThreads, trouble: Trouble
+        self,
+        layout: MemoryLayout,
+        adapters: int,
+        costs: Costs,
+        threads: SimulationThreads,
+        trouble: Trouble,
+        drag: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.layout = layout
         self.runs_ahead = costs.runs_ahead
@@ -108,6 +114,7 @@ class SimulatedDevice:
         self._capacity = adapters
         self._threads = threads
         self._trouble = trouble
+        self._drag = drag
         self._cells: list[list[int]] = [[0] * layout.page_size for _ in range(layout.num_pages)]
         self._readers = [0] * layout.num_pages  # slots whose table has the page
         self._resident: dict[str, None] = {}  # least recently placed first
@@ -173,7 +180,7 @@ class SimulatedDevice:
         if not adapters <= self.held:
             raise Wrong(f"computed with adapters that are not on the device: {adapters - self.held}")
         costs = self._costs
-        seconds = self._trouble.slowed(
+        seconds = self._drag() * self._trouble.slowed(
             costs.step + computed * costs.token + len(plan.rows) * costs.row
             + len(adapters) * costs.adapter + context * costs.context
         )  # fmt: skip

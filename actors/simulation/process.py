@@ -143,6 +143,7 @@ class SimulatedProcess:
         self.box_file = -1
         self.returncode: int | None = None
         self.core: Supervisor | None = None  # its actors, once they are there
+        self.drag = 1.0  # times as long as it should does its device take for a step
         self._loop = loop
         self._play = play
         self._engine_spec = engine_spec

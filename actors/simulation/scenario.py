@@ -1,10 +1,14 @@
 """What a simulated run follows from, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from personae.actors.simulation.faults import KINDS
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
+
+PlacementName = Literal["random", "least-loaded", "prefix", "estimated"]
+PLACEMENT_NAMES: tuple[PlacementName, ...] = get_args(PlacementName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,8 @@ class Scenario:
     the device; the memory of `lendable` of the pages may be lent to more of them. `faults_every` virtual
     seconds (None: never) one of `kinds` strikes. After every `lull` requests the next ones wait until all
     before have ended, and nothing may be left in the house. The books are checked `every` so many steps. At
-    most `max_live` sequences are in the house.
+    most `max_live` sequences are in the house. There are `replicas` engines, each of this size; `placement`
+    names the policy that chooses among them.
     """
 
     seed: int
@@ -35,12 +40,16 @@ class Scenario:
     lull: int = 500
     every: int = 64
     longest_wait: float = 120.0
+    replicas: int = 1
+    placement: PlacementName = "estimated"
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
     """What came of it. Times are virtual seconds; `waits` are from arrival to first token, `paces` seconds a
-    token after that, of each answer that ended by itself."""
+    token after that, of each answer that ended by itself. `queries` prompt tokens were looked up in the
+    prefix caches, of which `hits` were there; `loads` adapters were brought to a device, `moved` streams to
+    another replica."""
 
     scenario: Scenario
     seconds: float
@@ -56,3 +65,7 @@ class SimulationReport:
     waits: list[float]
     paces: list[float]
     trace: int
+    queries: int = 0
+    hits: int = 0
+    loads: int = 0
+    moved: int = 0

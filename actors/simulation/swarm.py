@@ -3,8 +3,8 @@
 import random
 from dataclasses import replace
 
-from personae.actors.simulation.faults import KINDS
-from personae.actors.simulation.scenario import Scenario
+from personae.actors.simulation.faults import KINDS, KINDS_OF_SEVERAL
+from personae.actors.simulation.scenario import PLACEMENT_NAMES, Scenario
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 
@@ -66,6 +66,17 @@ def draw(seed: int, requests: int = 120) -> Scenario:
     )
     lendable = choice((0, 4, 24))
     return replace(scenario, pages=scenario.pages + lendable, lendable=lendable)
+
+
+def draw_several(seed: int, requests: int = 120) -> Scenario:
+    """The same with several engines, and faults that only those have."""
+    dice = random.Random(seed)
+    return replace(
+        draw(seed, requests),
+        replicas=dice.choice((2, 3, 5)),
+        placement=dice.choice(PLACEMENT_NAMES),
+        kinds=tuple(kind for kind in KINDS_OF_SEVERAL if dice.random() < 0.5) or KINDS_OF_SEVERAL,
+    )
 
 
 def busy(seed: int, requests: int, adapters: int, rate: float, faults_every: float | None) -> Scenario:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from personae.actors.frontend.adapter_queue import AdapterQueue
+from personae.actors.replicas.replica_set import ReplicaSet
 from personae.actors.simulation.machine import Truth
 from personae.actors.simulation.trouble import Wrong
 from personae.engine.plan import MemoryLayout, StepPlan, StepResult
@@ -202,7 +203,29 @@ def idle(actors: dict[str, object], epoch: int) -> None:
             raise Wrong(f"all have ended, and {path} still pins its adapter")
 
 
+def nothing_left(replicas: ReplicaSet) -> None:
+    """Nothing may have stayed in the dispatcher, and nothing be promised to a replica. Raises Wrong."""
+    dispatcher = replicas._dispatcher
+    left = {
+        "sequences": dispatcher._live,
+        "keys": dispatcher._keys,
+        "waiting": dispatcher._waiting,
+        "demand": dispatcher._waiting.demand,
+        "returning": dispatcher._returning,
+        "withdrawn": dispatcher._withdrawn,
+        "suspects": None if dispatcher._suspects.over else dispatcher._suspects,
+    }
+    for replica in replicas.replicas:
+        name = f"of engine {replica.index}"
+        left |= {f"live {name}": replica.live, f"work {name}": replica.work}
+        left |= {f"demand {name}": replica.demand, f"waiting {name}": replica._waiting}
+        left |= {f"tenants {name}": replica._tenants, f"prompts {name}": replica._prompts}
+    for name, value in left.items():
+        if value:
+            raise Wrong(f"all have ended, and the dispatcher still has {name}: {value!r}")
+
+
 _EMPTY_WHEN_IDLE = {
     "_live", "_adapter_of", "_withdrawn", "_lanes", "_aboard", "_refused", "_known", "_compiling",
-    "_grammars", "_placed", "_line", "_tried", "_held",
+    "_grammars", "_placed", "_line", "_tried", "_held", "_on_trial",
 }  # fmt: skip

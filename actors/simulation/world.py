@@ -9,6 +9,9 @@ how to replay it.
 
 import logging
 import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -19,22 +22,29 @@ from anyio.abc import TaskGroup
 from personae.actors.enginecore import core
 from personae.actors.enginecore.adapter_store import AdapterStore
 from personae.actors.enginecore.step_recorder import StepRecorder
-from personae.actors.frontend.frontend import LocalClient, LocalStream
+from personae.actors.frontend.frontend import Frontend, LocalClient, LocalStream
 from personae.actors.frontend.probation import GUILTY
 from personae.actors.kit.actor import ActorCell, alone
 from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.multi_process import launch_processes
+from personae.actors.multi_process import MultiProcessEngine, launch_processes
 from personae.actors.options import EngineOptions
 from personae.actors.process import CoreProcess
+from personae.actors.replicas.launch import launch_replicas
+from personae.actors.replicas.placement.base import Placement
+from personae.actors.replicas.placement.estimated import EstimatedSeconds
+from personae.actors.replicas.placement.least_loaded import LeastLoaded
+from personae.actors.replicas.placement.prefix import LongestPrefix
+from personae.actors.replicas.placement.random import RandomPlacement
+from personae.actors.replicas.replica_set import ReplicaSet
 from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.libraries import SimulatedAdapters, SimulatedGrammars
 from personae.actors.simulation.loop import SimulationLoop
 from personae.actors.simulation.machine import EOS, VOCABULARY, SimulatedDevice, Truth
 from personae.actors.simulation.process import SimulatedProcess
-from personae.actors.simulation.scenario import Scenario, SimulationReport
+from personae.actors.simulation.scenario import PlacementName, Scenario, SimulationReport
 from personae.actors.simulation.trouble import Wrong
-from personae.actors.simulation.witness import ObservedSequence, WatchedScheduler, Witness, idle
+from personae.actors.simulation.witness import ObservedSequence, WatchedScheduler, Witness, idle, nothing_left
 from personae.actors.simulation.workload import (
     BAD,
     BROKEN,
@@ -67,11 +77,30 @@ from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 
 HANG_SECONDS = 4.0
+HANGS = {"hang", "stop", "lost", "silent"}  # faults by which an engine is given up
 SETTLE_SECONDS = 30.0  # what was begun for one who left, a compile or a placement, may take its time
 
 
 class InvariantViolated(AssertionError):
     """Something that must always hold did not; how to see it again is in the message."""
+
+
+class SimulatedEngine:
+    """One of the engines: its process now, its device, and how many there were."""
+
+    def __init__(self) -> None:
+        self.process: SimulatedProcess | None = None
+        self.device: SimulatedDevice | None = None
+        self.epochs = 0
+        self.busy = 0.0  # seconds, of devices that are gone
+
+
+PLACEMENTS: dict[PlacementName, Callable[[], Placement]] = {
+    "random": RandomPlacement,
+    "least-loaded": LeastLoaded,
+    "prefix": LongestPrefix,
+    "estimated": EstimatedSeconds,
+}
 
 
 class World:
@@ -80,15 +109,18 @@ class World:
     def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
         self.scenario = scenario
         self.loop = loop
-        self.process: SimulatedProcess | None = None
-        self.device: SimulatedDevice | None = None
-        self.epochs = 0
+        self.engines = [SimulatedEngine() for _ in range(scenario.replicas)]
         self.lulls = 0
-        self.busy = 0.0
-        self.faults = Faults(loop, scenario.seed, scenario.faults_every, scenario.kinds, lambda: self.process)
+        self.faults = Faults(
+            loop,
+            scenario.seed,
+            scenario.faults_every,
+            scenario.kinds,
+            lambda: [engine.process for engine in self.engines],
+        )
         self.witness = Witness(
             loop.time,
-            lambda: self.epochs,
+            lambda: sum(engine.epochs for engine in self.engines),
             scenario.longest_wait,
             outage=2 * HANG_SECONDS + 2 * scenario.costs.start + 5,
             every=scenario.every,
@@ -114,16 +146,7 @@ class World:
         tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), eos_ids=EOS)
         try:
             async with anyio.create_task_group() as self._tasks:
-                async with launch_processes(
-                    self._launch,
-                    options,
-                    tokenizer,
-                    report=self._incident,
-                    max_restarts=self.scenario.max_restarts,
-                    hang_seconds=HANG_SECONDS,
-                    max_live=self.scenario.max_live,
-                    window=self.scenario.window,
-                ) as engine_processes:
+                async with self._open(options, tokenizer) as engine_processes:
                     self._client = engine_processes.client
                     self._tasks.start_soon(self.faults.run)
                     sent = await self._open_the_doors()
@@ -134,6 +157,8 @@ class World:
         if self._wrong is not None:
             raise self._wrong
         witness = self.witness
+        engines = self.engines
+        stats = self._client.stats()
         return SimulationReport(
             self.scenario,
             self.loop.time(),
@@ -141,14 +166,46 @@ class World:
             witness.tokens,
             witness.steps,
             self.loop.steps,
-            self.epochs - 1,
+            sum(engine.epochs - 1 for engine in engines),
             witness.outcomes,
             self.faults.struck,
             self.lulls,
-            self.busy + (self.device.busy if self.device else 0.0),
+            sum(engine.busy + (engine.device.busy if engine.device else 0.0) for engine in engines),
             witness.waits,
             witness.paces,
             witness.trace,
+            stats.counters.prefix_queries,
+            stats.counters.prefix_hits,
+            int(sum(count for source, count in stats.adapters.loads.items() if source != "device")),
+            stats.moved,
+        )
+
+    def _open(
+        self, options: EngineOptions, tokenizer: Tokenizer
+    ) -> AbstractAsyncContextManager[MultiProcessEngine]:
+        scenario = self.scenario
+        launches = [partial(self._launch, engine) for engine in self.engines]
+        if len(launches) == 1:
+            return launch_processes(
+                launches[0],
+                options,
+                tokenizer,
+                report=self._incident,
+                max_restarts=scenario.max_restarts,
+                hang_seconds=HANG_SECONDS,
+                max_live=scenario.max_live,
+                window=scenario.window,
+            )
+        return launch_replicas(
+            launches,
+            options,
+            tokenizer,
+            report=self._incident,
+            max_restarts=scenario.max_restarts,
+            hang_seconds=HANG_SECONDS,
+            max_live=scenario.max_live,
+            window=scenario.window,
+            placement=PLACEMENTS[scenario.placement](),
         )
 
     # Clients
@@ -181,7 +238,7 @@ class World:
     async def _ask(self, request: SimulatedRequest) -> None:
         witness, now = self.witness, self.loop.time()
         seen = {
-            log.id: ObservedSequence(crc32(log.id.encode()), log, Truth(log), now, self.epochs)
+            log.id: ObservedSequence(crc32(log.id.encode()), log, Truth(log), now, self.witness.restarts())
             for log in request.logs
         }
         how = "left"
@@ -247,49 +304,69 @@ class World:
     async def _wait_for_silence(self) -> None:
         """Until all have ended; then nothing of them may be left anywhere."""
         lost = self._client._frontend.lost
-        begun, epochs = self.loop.time(), self.epochs
-        while self._living or not (self._client.stats().ready or lost.is_set()):
+        begun, epochs = self.loop.time(), self.witness.restarts()
+        while self._living or not (self._all_ready() or lost.is_set()):
             await anyio.sleep(0.25)
-            outages = (self.epochs - epochs + 1) * self.witness.outage
+            outages = (self.witness.restarts() - epochs + 1) * self.witness.outage
             if self.loop.time() - begun > self.scenario.longest_wait + outages:
                 raise Wrong(f"never ended: {sorted(self._living) or 'the outage'}")
         await anyio.sleep(SETTLE_SECONDS)
         if lost.is_set():
             return
-        if not self._client.stats().ready:  # struck again
+        if not self._all_ready():  # struck again
             await self._wait_for_silence()
             return
-        process = self.process
+        for engine, frontend in zip(self.engines, self._frontends(), strict=True):
+            if not frontend.lost.is_set():
+                self._check_silent(engine, frontend)
+        if isinstance(self._client._frontend, ReplicaSet):
+            nothing_left(self._client._frontend)
+        self.lulls += 1
+
+    def _frontends(self) -> list[Frontend]:
+        house = self._client._frontend
+        if isinstance(house, ReplicaSet):
+            return [replica.frontend for replica in house.replicas]
+        assert isinstance(house, Frontend)
+        return [house]
+
+    def _all_ready(self) -> bool:
+        return all(frontend.ready() or frontend.lost.is_set() for frontend in self._frontends())
+
+    def _check_silent(self, engine: SimulatedEngine, frontend: Frontend) -> None:
+        """Nothing is left of what has ended, at one of the engines."""
+        process = engine.process
         assert process is not None
-        houses = [self._client._frontend._supervisor] + ([process.core] if process.core else [])
+        houses = [frontend._supervisor] + ([process.core] if process.core else [])
         actors = {path: actor for house in houses for path, actor in _actors(house)}
-        idle(actors, self.epochs)
-        if self.device is not None:
+        idle(actors, engine.epochs)
+        if (device := engine.device) is not None:
             held = {
                 digest
                 for store in actors.values()
                 if isinstance(store, AdapterStore)
                 for digest in store._idle
             }
-            if self.device.held != held:
-                raise Wrong(f"all have ended, the device holds {self.device.held}, and the store {held}")
-            if self.device.slots:
-                raise Wrong(f"all have ended, and slots are still taken: {list(self.device.slots)}")
-        self.lulls += 1
+            if device.held != held:
+                raise Wrong(f"all have ended, the device holds {device.held}, and the store {held}")
+            if device.slots:
+                raise Wrong(f"all have ended, and slots are still taken: {list(device.slots)}")
 
     # The engine core's process
 
-    async def _launch(self) -> CoreProcess:
+    async def _launch(self, engine: SimulatedEngine) -> CoreProcess:
         scenario, loop, costs = self.scenario, self.loop, self.scenario.costs
         threads = loop.threads
-        self.epochs += 1
+        engine.epochs += 1
         fails, self.faults.load_fails = self.faults.load_fails, False
 
         def build_device() -> SimulatedDevice:
-            if self.device is not None:
-                self.busy += self.device.busy
-            self.device = SimulatedDevice(self.layout, scenario.places, costs, threads, self.faults)
-            return self.device
+            if engine.device is not None:
+                engine.busy += engine.device.busy
+            engine.device = SimulatedDevice(
+                self.layout, scenario.places, costs, threads, self.faults, lambda: process.drag
+            )
+            return engine.device
 
         engine_spec = EngineSpec(
             build_step_engine=build_device,
@@ -307,12 +384,20 @@ class World:
         )
         facts = Facts(
             {}, self.layout.max_model_len, VOCABULARY, GenerationDefaults(), scenario.places,
-            AdapterBounds(LoraShapes(1, {}), 64, 1e9),
+            AdapterBounds(LoraShapes(1, {}), 64, 1e9), "", scenario.slots, scenario.batch,
         )  # fmt: skip
         process = SimulatedProcess(
-            loop, self._dice, self.epochs, core.serve, engine_spec, facts, costs.start, fails, self._note_end
+            loop,
+            self._dice,
+            engine.epochs,
+            core.serve,
+            engine_spec,
+            facts,
+            costs.start,
+            fails,
+            self._note_end,
         )
-        self.process = process
+        engine.process = process
         self._tasks.start_soon(process.run)
         return process
 
@@ -329,9 +414,14 @@ class World:
         error = incident.error
         if error is None or isinstance(error, EngineCoreDied | LoadError):
             return  # why it died is told to `_note_end`; what killed it is a fault
-        if isinstance(error, EngineCoreHangs) and self.faults.struck.keys() & {"hang", "stop", "lost"}:
+        if isinstance(error, EngineCoreHangs) and self.faults.struck.keys() & {
+            "hang",
+            "stop",
+            "lost",
+            "silent",
+        }:
             return
-        if isinstance(error, RestartsExhausted) and incident.path == "personae/back":
+        if isinstance(error, RestartsExhausted) and incident.path.endswith("/back"):
             return
         self._stop(error)
 

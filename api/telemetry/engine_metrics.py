@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from typing import Any
 
 from msgspec.structs import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,10 +11,15 @@ from prometheus_client.registry import Collector
 from personae.actors.client import EngineClient, EngineStats
 from personae.actors.kit.gauges import Gauge
 from personae.engine.stats import STEP_TOKENS, CounterMetric, EngineCounters, GaugeMetric, described
+from personae.engine.stats import Metric as StatsMetric
 
 _LABEL = "model_name"
 _KINDS = {CounterMetric: CounterMetricFamily, GaugeMetric: GaugeMetricFamily}
 _QUEUES = "/queue/"  # one per adapter: shown as one, so that the number of series does not follow adapters
+
+
+_WHOLE = ("personae:ready", "personae:backlog_seconds")
+"""What the server has once, however many replicas there are."""
 
 
 class EngineCollector(Collector):
@@ -24,22 +30,59 @@ class EngineCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """All of them. With several replicas what each of them counts has the label `engine`, empty for what
+        waits at none of them."""
         stats = self._client.stats()
-        for metric, value in (*described(stats), *described(stats.counters)):
-            family = _KINDS[type(metric)](metric.name, metric.help, labels=(metric.label or _LABEL,))
-            parts = {self._model_name: value} if metric.label is None else asdict(value)
-            for label, number in parts.items():
-                family.add_metric((label,), number)
+        labels: tuple[str, ...] = (_LABEL, "engine") if stats.replicas else (_LABEL,)
+        engines = {(self._model_name, str(index)): each for index, each in enumerate(stats.replicas)}
+        engines = engines or {(self._model_name,): stats}
+        shown = {names: [value for _, value in _described(each)] for names, each in engines.items()}
+        for place, (metric, total) in enumerate(_described(stats)):
+            whole = metric.name in _WHOLE
+            family = _KINDS[type(metric)](
+                metric.name,
+                metric.help,
+                labels=(metric.label,) if metric.label else labels[: 1 if whole else 2],
+            )
+            if metric.label is not None:
+                for label, number in asdict(total).items():
+                    family.add_metric((label,), number)
+            elif whole:
+                family.add_metric((self._model_name,), total)
+            else:
+                for names, values in shown.items():
+                    family.add_metric(names, values[place])
+            if stats.replicas and metric.name == "vllm:num_requests_waiting":
+                unplaced = total - sum(each.waiting for each in stats.replicas)
+                family.add_metric((self._model_name, ""), unplaced)
             yield family
         usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", labels=(_LABEL,)
+            "vllm:kv_cache_usage_perc", "Share of KV pages in use; 1 is all of them.", labels=labels
         )
-        usage.add_metric((self._model_name,), stats.pages_used / max(stats.pages_total, 1))
+        for names, each in engines.items():
+            usage.add_metric(names, each.pages_used / max(each.pages_total, 1))
         yield usage
+        if stats.replicas:
+            yield from self._replicas(stats)
         yield self._step_tokens(stats.counters)
         yield self._cache(stats)
         yield from _actors(stats.actors)
+
+    def _replicas(self, stats: EngineStats) -> Iterator[Metric]:
+        """What only several replicas have."""
+        ready = GaugeMetricFamily(
+            "personae:engine_ready", "1 when this replica can serve.", labels=(_LABEL, "engine")
+        )
+        for index, each in enumerate(stats.replicas):
+            ready.add_metric((self._model_name, str(index)), float(each.ready))
+        yield ready
+        moved = CounterMetricFamily(
+            "personae:streams_moved",
+            "Streams that went on at another replica when theirs died.",
+            labels=(_LABEL,),
+        )
+        moved.add_metric((self._model_name,), stats.moved)
+        yield moved
 
     def _step_tokens(self, counters: EngineCounters) -> Metric:
         sums = [*accumulate(counters.step_tokens)]
@@ -56,6 +99,10 @@ class EngineCollector(Collector):
         )
         info.add_metric((str(stats.page_size), str(stats.pages_total)), 1)
         return info
+
+
+def _described(stats: EngineStats) -> tuple[tuple[StatsMetric, Any], ...]:
+    return (*described(stats), *described(stats.counters))
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:

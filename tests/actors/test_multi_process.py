@@ -1,7 +1,6 @@
 """the frontend and the engine core as two processes, with a tiny model: whatever becomes of the engine core,
 the streams go on."""
 
-import json
 import os
 import random
 import re
@@ -9,41 +8,31 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import anyio
 import pytest
+from crash_harness import NAMES, Clock, mixed, play, play_all, same
 from engine_harness import Played
 from msgspec.structs import replace
 from patience import PATIENCE, soon
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import VOCAB, model_folder
 
-from personae.actors.client import EngineClient
 from personae.actors.frontend import engine_process
 from personae.actors.kit.child import Incident
 from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
-from personae.engine.params import SamplingParams
-from personae.engine.sequence import SequenceLog
 from personae.errors import EngineLost, ModelLoadError, Overloaded, RequestFailed
-from personae.grammar.spec import GrammarSpec
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
 ]
 FAULTY = str(Path(__file__).resolve().parent.parent / "support" / "faulty_core.py")
-NAMES = [*list(ZOO)[:2], None]
-SCHEMA = {
-    "type": "object",
-    "properties": {"kind": {"enum": ["bug", "wish"]}, "urgent": {"type": "boolean"}},
-    "required": ["kind", "urgent"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -63,52 +52,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
     )
 
 
-def mixed(engine_processes: MultiProcessEngine) -> list[list[SequenceLog]]:
-    """Submissions: greedy, seeded, bound, with logprobs, of every adapter, alone and as siblings."""
-    models = engine_processes.client.models("default")
-    cards = [next(iter(models.values())) if name is None else models[name] for name in NAMES]
-    made = []
-    for number, card in enumerate(cards * 2):
-        rng = random.Random(number)
-        log = SequenceLog(
-            id=f"s{number}",
-            tokens=tuple(rng.choices(range(4, VOCAB), k=5 + 9 * number)),
-            prompt_length=5 + 9 * number,
-            params=SamplingParams(max_tokens=40, seed=number, temperature=0.9 * (number % 2), logprobs=2),
-            adapter=card.adapter,
-            eos=(0, 2),
-        )
-        made.append([log])
-    first = made[0][0]
-    bound = replace(
-        first,
-        id="bound",
-        grammar=GrammarSpec("json_schema", json.dumps(SCHEMA)),
-        params=replace(first.params, max_tokens=300, temperature=1.0),
-    )
-    sibling = replace(first, id="twin", params=replace(first.params, seed=9, temperature=1.0), after="s0")
-    made[0].append(sibling)
-    return [*made, [bound]]
-
-
-async def play(client: EngineClient, logs: Sequence[SequenceLog], played: dict[str, Played]) -> None:
-    async with client.stream(logs) as stream:
-        async for delta in stream:
-            one = played[delta.id]
-            assert one.finish is None, "a delta after the end"
-            one.tokens += delta.tokens
-            one.logprobs += delta.logprobs
-            one.finish, one.error = delta.finish, delta.error
-
-
-async def play_all(client: EngineClient, submissions: Sequence[Sequence[SequenceLog]]) -> dict[str, Played]:
-    played: dict[str, Played] = defaultdict(Played)
-    async with anyio.create_task_group() as tasks:
-        for logs in submissions:
-            tasks.start_soon(play, client, logs, played)
-    return {id: played[id] for id in sorted(played)}
-
-
 def backs() -> list[int]:
     """Process ids of this process's children that are Backs."""
     command = ["pgrep", "-P", str(os.getpid()), "-f", r"personae\.actors\.enginecore\.core|faulty_core\.py"]
@@ -123,17 +66,6 @@ def names_of_sockets(pid: int) -> list[str]:
     assert inodes
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return [line[7] for line in lines if line[6] in inodes and len(line) > 7]
-
-
-def same(a: dict[str, Played], b: dict[str, Played]) -> bool:
-    """Tokens, ends and ranks are equal, logprobs equal up to rounding: a prompt computed again has other
-    chunks."""
-    for id in a.keys() | b.keys():
-        x, y = a[id], b[id]
-        assert (x.tokens, x.finish) == (y.tokens, y.finish), id
-        for mine, theirs in zip(x.logprobs, y.logprobs, strict=True):
-            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-    return True
 
 
 @asynccontextmanager
@@ -192,20 +124,6 @@ async def test_an_exception_in_the_executor_and_its_last_words_are_reported_and_
     core = [text for text in caplog.messages if "is back" in text]
     assert len(core) == 1
     assert re.fullmatch(r"the engine is back after [\d.]+ s; [1-9]\d* answers go on", core[0])
-
-
-class Clock:
-    """The frontend's, by which the engine core hangs: it can be put forward, and is looked at often. So
-    the engine core may be given longer than any machine is busy."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return anyio.current_time() + self.ahead
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(min(seconds, 0.05))
 
 
 @pytest.fixture

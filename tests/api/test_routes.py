@@ -134,6 +134,30 @@ async def test_metrics_count_what_was_served() -> None:
     assert seen[http, labels(method="GET", route="unknown", status="404")] == 1
 
 
+async def test_metrics_of_several_engines_say_which_of_them(engine: FakeEngine) -> None:
+    app = create_app(engine, ApiSettings(max_adapters=8))
+    each = (
+        EngineStats(running=3, waiting=1, pages_total=10, pages_used=5, restarts=1),
+        EngineStats(running=1, waiting=0, pages_total=10, ready=False, adapter_running={"d" * 64: 1}),
+    )
+    engine.figures = EngineStats(running=4, waiting=6, pages_total=20, moved=7, replicas=each)
+    seen = await scrape(app)
+    base = {"model_name": "base"}
+    assert seen["vllm:num_requests_running", labels(**base, engine="0")] == 3
+    assert seen["vllm:num_requests_running", labels(**base, engine="1")] == 1
+    assert seen["vllm:num_requests_waiting", labels(**base, engine="0")] == 1
+    assert seen["vllm:num_requests_waiting", labels(**base, engine="")] == 5
+    assert seen["vllm:kv_cache_usage_perc", labels(**base, engine="0")] == 0.5
+    assert seen["personae:back_restarts_total", labels(**base, engine="0")] == 1
+    assert seen["personae:engine_ready", labels(**base, engine="1")] == 0
+    assert seen["personae:streams_moved_total", labels(**base)] == 7
+    infos = [dict(label) for name, label in seen if name == "vllm:lora_requests_info"]
+    assert {(info["engine"], info["running_lora_adapters"]) for info in infos} == {
+        ("0", ""),
+        ("1", "team/pirate"),
+    }
+
+
 async def test_metrics_show_the_engine_at_the_moment_of_the_scrape(engine: FakeEngine) -> None:
     app = create_app(engine, ApiSettings(max_adapters=8))
     engine.figures = EngineStats(

@@ -1,0 +1,84 @@
+"""A request's stream as the frontend keeps it: the token log as far as it got, and who listens."""
+
+import hashlib
+import logging
+
+from msgspec.structs import replace
+
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.probation import CrashRecord
+from personae.engine.sequence import Delta, SequenceLog
+
+log = logging.getLogger(__name__)
+
+QUARANTINED = "This request made the engine fail each time it ran."
+
+
+class LiveStream:
+    """A sequence that has not ended: its log, what it emitted, who listens (None: nobody any more)."""
+
+    __slots__ = (
+        "delivered",
+        "delivered_any",
+        "emitted",
+        "inbox",
+        "log",
+        "on_device",
+        "opened",
+        "queued",
+        "record",
+        "seen",
+        "started",
+    )
+
+    def __init__(self, log: SequenceLog, inbox: Inbox, now: float) -> None:
+        self.log = log
+        self.inbox: Inbox | None = inbox
+        self.opened = now
+        self.queued: float | None = None  # seconds until it was computed, in whatever life
+        self.emitted: list[int] = []
+        self.seen = self.delivered = 0  # prompt logprobs of this run through the prompt, and in all
+        self.started = self.on_device = False  # in this epoch of the engine core
+        self.delivered_any = False  # something was delivered, in whatever life
+        self.record = CrashRecord()
+
+    def begin_running(self, now: float) -> None:
+        """It is computed from now on."""
+        self.on_device = True
+        if self.queued is None:
+            self.queued = now - self.opened
+
+    def begin_again(self) -> SequenceLog:
+        """For a new run: the log with what has been emitted since, `after` dropped: the leader may be
+        gone."""
+        self.started = self.on_device = False
+        return replace(self.log, tokens=(*self.log.tokens, *self.emitted), after=None)
+
+    def unseen(self, delta: Delta) -> Delta:
+        """The delta without what an earlier epoch of the engine core already brought: prompt logprobs are
+        computed again, and what the cache had is counted once."""
+        if self.delivered_any and delta.cached is not None:
+            delta = replace(delta, cached=None)
+        elif not self.delivered_any and self.queued is not None:
+            delta = replace(delta, queued=self.queued)
+        self.delivered_any = True
+        entries = delta.prompt_logprobs
+        if not entries:
+            return delta
+        # A first chunk begins with the first token's None; whatever came before it is repeated.
+        self.seen = 0 if entries[0] is None else self.seen
+        skip = max(0, min(self.delivered - self.seen, len(entries)))
+        self.seen += len(entries)
+        self.delivered = max(self.delivered, self.seen)
+        return replace(delta, prompt_logprobs=entries[skip:]) if skip else delta
+
+    def log_quarantine(self) -> None:
+        """Write down for the operator that this request is ended for what it does to the engine."""
+        prompt = hashlib.sha256(repr(self.log.tokens).encode()).hexdigest()
+        log.error(
+            "quarantined: sequence %s was aboard in %d deaths of the engine core: prompt %s, adapter %s",
+            self.log.id,
+            self.record.deaths,
+            prompt,
+            self.log.adapter,
+        )

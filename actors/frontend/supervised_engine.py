@@ -1,0 +1,140 @@
+"""One engine core's process under supervision: started again when it dies, up to its restart intensity."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import anyio
+from anyio import current_time
+
+from personae.actors.frontend.engine_process import EngineProcess, Progress
+from personae.actors.frontend.frontend import Frontend
+from personae.actors.in_process import WITHIN
+from personae.actors.kit.child import Incident
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.options import EngineOptions
+from personae.actors.process import Launch
+from personae.actors.wire import Describe, Facts, Port
+from personae.errors import EngineCoreDied, EngineCoreHangs, EngineLost, LoadError, RestartsExhausted
+
+log = logging.getLogger("personae.actors")
+
+
+class SupervisedEngine:
+    """Made before the tree runs: `serve` names the frontend that it serves, `add_to` puts it below a
+    supervisor; below one that runs already it starts at once.
+
+    When it dies or hangs more than `max_restarts` times within a minute it is given up, and the frontend is
+    told (`lose_engine`). `name` stands in its path and before what is logged of it. `silence_seconds`: see
+    `EngineProcess`.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        options: EngineOptions,
+        on_progress: Progress | None,
+        max_restarts: int,
+        hang_seconds: float,
+        silence_seconds: float | None = None,
+        name: str = "",
+    ) -> None:
+        self.port = Port("back")
+        self.name = name
+        self.on_loaded: Callable[[Facts], None] = lambda facts: None
+        self._path = ""
+        self._launch = launch
+        self._options = replace(options, secret=None)  # The engine core has no use for it
+        self._on_progress = on_progress
+        self._max_restarts = max_restarts
+        self._hang_seconds = hang_seconds
+        self._silence_seconds = silence_seconds
+        self._connected: list[Facts] = []
+        self._failure: LoadError | EngineLost | None = None  # of the first start
+        self._settled = anyio.Event()  # loaded, or failed
+        self._died_at: float | None = None  # when the epoch before ended
+        self._epochs = count(1)
+        self._frontend: Frontend
+
+    @property
+    def facts(self) -> Facts:
+        """What was told of the model when it was loaded first."""
+        return self._connected[0]
+
+    async def loaded(self) -> None:
+        """Wait until it has loaded first. Raises the LoadError that it refuses its options with, or
+        EngineLost."""
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def serve(self, frontend: Frontend) -> None:
+        """Say whom it serves."""
+        self._frontend = frontend
+        frontend.connect(self.port, self.port)
+        frontend.describe_core = lambda: self.port.tell(Describe())
+
+    def add_to(self, root: Supervisor) -> None:
+        """Have `root` start it."""
+        name = f"{self.name}/back" if self.name else "back"
+        self._path = f"{root.path}/{name}"
+        # Temporary: when it gives up, the frontend stays, to tell everybody.
+        core = root.supervisor(name, max_restarts=self._max_restarts, within=WITHIN, restart="temporary")
+        core.spawn("host", self._host)
+
+    def notes(self, incident: Incident) -> bool:
+        """Take note of an incident below the root; whether it is to be reported. A start that fails is no
+        incident, it is raised."""
+        error = incident.error
+        mine = incident.path.startswith(self._path)
+        if not self._connected and (failure := start_error(error)) is not None:
+            if mine:
+                self._failure = failure
+                self._settled.set()
+            return not (mine or self._path.startswith(incident.path))
+        if not mine:
+            return True
+        if self._connected and error is not None and self._died_at is None:
+            self._died_at = current_time()
+        if isinstance(error, EngineCoreDied | EngineCoreHangs):
+            error.__traceback__ = None  # where this process noticed tells nobody anything
+        if incident.path == self._path and isinstance(error, RestartsExhausted):
+            self._frontend.lose_engine()
+        return True
+
+    def _host(self) -> EngineProcess:
+        return EngineProcess(
+            self._launch,
+            self._options,
+            next(self._epochs),
+            self.port,
+            self._frontend,
+            self._connect,
+            None if self._connected else self._on_progress,
+            self._hang_seconds,
+            self._silence_seconds,
+        )
+
+    def _connect(self, facts: Facts) -> None:
+        if self._died_at is not None:
+            log.warning(
+                "the engine%s is back after %.1f s; %d answers go on",
+                f" {self.name}" if self.name else "",
+                current_time() - self._died_at,
+                len(self._frontend.latest.live),
+            )
+            self._died_at = None
+        self._connected.append(facts)
+        self.on_loaded(facts)
+        self._settled.set()
+
+
+def start_error(error: BaseException | None) -> LoadError | EngineLost | None:
+    """What is said of a start that failed: the LoadError behind an error, or how the engine core's process
+    ended."""
+    while error is not None and not isinstance(error, LoadError):
+        if isinstance(error, EngineCoreDied | EngineCoreHangs):
+            return EngineLost(error.message)
+        error = error.__cause__
+    return error

@@ -1,0 +1,321 @@
+"""Stands before several replicas: takes submissions or refuses them, says who goes next and where.
+
+Requests wait here, not at the replicas: these have a few of each (tenant, adapter) that wait, so that a place
+is chosen as late as possible, and fairness holds over all of them. When an engine core dies its replica hands
+all its streams over. Those that are free go on at another replica at once, token for token, since a stream is
+its log; suspects are tried alone (`suspects.py`).
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from anyio import current_time
+
+from personae.actors.frontend.ingress import LONGEST_RETRY
+from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
+from personae.actors.kit.actor import Actor
+from personae.actors.messages import (
+    Message,
+    Orphaned,
+    ReplicaLost,
+    ReplicaProgress,
+    ReplicaUp,
+    Shutdown,
+    Submission,
+    Transfer,
+    Withdraw,
+)
+from personae.actors.replicas.placement.base import Placement, PlacementRequest
+from personae.actors.replicas.replica import Placed, Replica, ReplicaState
+from personae.actors.replicas.suspects import Suspects
+from personae.actors.replicas.waiting import Group, WaitingGroups
+from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
+from personae.engine.sequence import SequenceLog
+from personae.errors import EngineLost, Overloaded, PersonaeError, Quarantined
+
+log = logging.getLogger("personae.actors")
+
+FIRST_ANSWER = 128.0  # tokens, until there are answers to go by
+FADING = 0.05  # of each new answer in the mean
+PASSED_OVER = 32  # keys without room that are looked at in a row
+
+
+class Dispatcher(Actor[Message]):
+    """Knows every live sequence and where it is.
+
+    `max_live` bounds the sequences in the house. `policy` says which key goes next, `placement` where.
+    `on_lost` is called when no replica is left.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        placement: Placement,
+        policy: FairnessPolicy,
+        max_live: int,
+        on_lost: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._replicas = replicas
+        self._placement = placement
+        self._policy = policy
+        self._max_live = max_live
+        self._on_lost = on_lost
+        self._live: dict[str, Placed] = {}
+        self._keys: Counter[FairnessKey] = Counter()  # of live sequences
+        self._waiting = WaitingGroups(policy)
+        self._returning: list[Group] = []  # those whose replica died
+        self._suspects = Suspects()
+        self._ward: Replica | None = None  # where suspects are tried
+        self._withdrawn: set[str] = set()  # their end is awaited
+        self._answer = FIRST_ANSWER
+        self._shut: PersonaeError | None = None
+        self.moved = 0
+
+    async def receive(self, message: Message) -> None:
+        """Handle one message, then place what can be placed."""
+        match message:
+            case Submission():
+                self._admit(message)
+            case Withdraw(ids=ids):
+                self._withdraw(ids)
+            case ReplicaProgress():
+                self._progress(message)
+            case Orphaned():
+                self._take_back(message)
+            case ReplicaUp(replica=index):
+                self._replicas[index].state = ReplicaState.UP
+                self._waiting.unpark()
+            case ReplicaLost(replica=index):
+                self._lose(self._replicas[index])
+            case Shutdown(error=error):
+                self._shutdown(error)
+        self._dispatch()
+
+    def backlog_seconds(self) -> float:
+        """How long it takes to compute what waits, here and at the replicas."""
+        backlogs = [replica.frontend.latest.backlog for replica in self._replicas]
+        rate = sum(backlog.rate for backlog in backlogs)
+        tokens = self._waiting.demand.total() + sum(backlog.tokens for backlog in backlogs)
+        return tokens / rate if rate else 0.0
+
+    def waiting(self) -> Iterator[SequenceLog]:
+        """The sequences that are at no replica."""
+        yield from self._waiting
+        for group in self._returning:
+            yield from group.logs
+
+    # Clients
+
+    def _admit(self, submission: Submission) -> None:
+        logs = submission.logs
+        if self._shut is not None:
+            submission.reply.fail(self._shut)
+            return
+        if len(self._live) + len(logs) > self._max_live:
+            submission.reply.fail(
+                Overloaded(
+                    f"The server holds {len(self._live)} of at most {self._max_live} sequences; "
+                    "try again later.",
+                    retry_after=min(max(self.backlog_seconds(), 1.0), LONGEST_RETRY),
+                )
+            )
+            return
+        now = current_time()
+        for mine in _by_leader(logs):
+            streams = [LiveStream(each, submission.inbox, now) for each in mine]
+            group = Group(streams, mine, self._expected(mine[0]))
+            for stream in streams:
+                self._live[stream.log.id] = Placed(stream, group.key)
+            self._keys[group.key] += len(mine)
+            self._waiting.push(group)
+        submission.reply.tell(None)
+
+    def _expected(self, log: SequenceLog) -> int:
+        """How many tokens an answer is likely to have from here on."""
+        left = log.params.max_tokens - (len(log.tokens) - log.prompt_length)
+        return min(left, round(self._answer))
+
+    def _withdraw(self, ids: Iterable[str]) -> None:
+        at: dict[int, list[str]] = {}
+        for id in ids:
+            if (placed := self._live.get(id)) is None:
+                continue
+            if placed.replica is not None:
+                self._withdrawn.add(id)
+                at.setdefault(placed.replica.index, []).append(id)
+                continue
+            if not self._suspects.drop(id) and not self._waiting.drop(id):
+                self._returning = [group for group in self._returning if group.logs[0].id != id]
+            self._end(placed)
+        for index, mine in at.items():
+            self._replicas[index].frontend.ingress.tell(Withdraw(tuple(mine)))
+
+    def _end(self, placed: Placed) -> None:
+        """A sequence is over."""
+        id = placed.stream.log.id
+        del self._live[id]
+        self._withdrawn.discard(id)
+        self._suspects.acquit(id)
+        if placed.replica is not None:
+            placed.replica.release(placed)
+        self._charge(placed)
+        key = placed.key
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+            self._policy.forget(key)
+
+    def _shutdown(self, error: PersonaeError) -> None:
+        self._shut = error
+        for placed in tuple(self._live.values()):
+            stream = placed.stream
+            if placed.replica is None:
+                if stream.inbox is not None:
+                    stream.inbox.fail(error)
+                self._withdraw((stream.log.id,))
+        for replica in self._replicas:
+            replica.frontend.ingress.tell(Shutdown(error))
+
+    # Replicas
+
+    def _progress(self, progress: ReplicaProgress) -> None:
+        replica = self._replicas[progress.replica]
+        if self._waiting:
+            for placed in replica.live.values():
+                self._charge(placed)
+        for id in progress.admitted:
+            replica.admit(id)
+        for id in progress.cleared:
+            self._suspects.acquit(id)
+        for id in progress.ended:
+            if id in replica.live:
+                placed = replica.live[id]
+                self._answer += FADING * (len(placed.stream.emitted) - self._answer)
+                self._end(placed)
+        if progress.admitted or progress.ended:
+            self._waiting.unpark()
+
+    def _take_back(self, orphaned: Orphaned) -> None:
+        """A replica's engine core has died, or had when these came."""
+        replica = self._replicas[orphaned.replica]
+        if replica.up:
+            replica.state = ReplicaState.STARTING
+            replica.forget()
+        if replica is self._ward:
+            self._ward = None
+        wanted: list[LiveStream] = []
+        for stream in orphaned.streams:
+            placed = self._live[stream.log.id]
+            replica.release(placed)
+            if stream.log.id in self._withdrawn:
+                self._end(placed)
+            else:
+                wanted.append(stream)
+        free, guilty = self._suspects.judge(wanted, orphaned.on_device, orphaned.outside)
+        for stream in guilty:
+            stream.log_quarantine()
+            if stream.inbox is not None:
+                stream.inbox.fail(Quarantined(QUARANTINED))
+            self._end(self._live[stream.log.id])
+        for stream in free:
+            again = stream.begin_again()
+            self._returning.append(Group([stream], [again], self._expected(again)))
+        if self._shut is not None:
+            self._shutdown(self._shut)
+        self._waiting.unpark()
+
+    def _lose(self, replica: Replica) -> None:
+        """Its engine core is not started again."""
+        replica.state = ReplicaState.LOST
+        if self._ward is replica:
+            self._ward = None
+        left = sum(other.state is not ReplicaState.LOST for other in self._replicas)
+        if left:
+            log.error(
+                "replica %d failed too often and is not started again; %d are left", replica.index, left
+            )
+            return
+        self._shutdown(EngineLost("The engine has failed and does not come back; ask another replica."))
+
+    # Placing
+
+    def _dispatch(self) -> None:
+        """Place what can be placed: suspects alone, then those that lost their replica, then by fairness."""
+        if not (self._suspects.over and not self._returning and not self._waiting.keys):
+            self._try_suspects()
+            replicas = [replica for replica in self._replicas if replica.up and replica is not self._ward]
+            if replicas:
+                self._place_waiting(replicas)
+
+    def _place_waiting(self, replicas: Sequence[Replica]) -> None:
+        returning, self._returning = self._returning, []
+        for orphan in returning:
+            self._choose(orphan, replicas, returns=True)
+            self.moved += 1
+        passed_over = 0
+        while passed_over < PASSED_OVER and (group := self._waiting.choose()) is not None:
+            if self._choose(group, replicas):
+                passed_over = 0
+            else:
+                self._waiting.park(group.key)
+                passed_over += 1
+
+    def _choose(self, group: Group, replicas: Sequence[Replica], *, returns: bool = False) -> bool:
+        """Place one group, if there is room for it."""
+        adapter = group.key.adapter
+        demand = self._waiting.demand[adapter] + sum(replica.demand[adapter] for replica in replicas)
+        replica = self._placement.choose(PlacementRequest(group, demand, returns), replicas)
+        if replica is None:
+            return False
+        if not returns:
+            self._waiting.take(group)
+            self._policy.charge(group.key, replica.uncached(group), 0)
+        self._send(group, replica)
+        return True
+
+    def _send(self, group: Group, replica: Replica, *, trial: bool = False) -> None:
+        replica.promise(group, [self._live[log.id] for log in group.logs])
+        replica.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs), trial))
+
+    def _charge(self, placed: Placed) -> None:
+        """What it emitted since counts for its key."""
+        emitted = len(placed.stream.emitted)
+        if emitted > placed.charged:
+            self._policy.charge(placed.key, 0, emitted - placed.charged)
+            placed.charged = emitted
+
+    def _try_suspects(self) -> None:
+        """Send the next suspect to a replica where nobody else is."""
+        suspects = self._suspects
+        if suspects.over:
+            self._ward = None
+        elif suspects.on_trial is None:
+            self._ward = self._find_ward()
+            if self._ward is not None and (stream := suspects.next()) is not None:
+                again = stream.begin_again()
+                group = Group([stream], [again], self._expected(again))
+                self._send(group, self._ward, trial=True)
+
+    def _find_ward(self) -> Replica | None:
+        """The replica where suspects are tried: the same one as long as it lives, else an empty one, if
+        others serve meanwhile. None to wait for one that starts again."""
+        if self._ward is not None:
+            return self._ward
+        up = [replica for replica in self._replicas if replica.up]
+        starting = any(replica.state is ReplicaState.STARTING for replica in self._replicas)
+        if not up or (len(up) == 1 and starting):
+            return None
+        emptiest = min(up, key=lambda replica: (len(replica.live), replica.index))
+        return emptiest if not emptiest.live or not starting else None
+
+
+def _by_leader(logs: Sequence[SequenceLog]) -> list[list[SequenceLog]]:
+    """Those that share a prompt together, each leader before those that follow it."""
+    groups: dict[str, list[SequenceLog]] = {}
+    at: dict[str, str] = {}
+    for each in logs:
+        leader = at.get(each.after or "", each.id)
+        at[each.id] = leader
+        groups.setdefault(leader, []).append(each)
+    return list(groups.values())

@@ -1,0 +1,171 @@
+"""The frontend of one replica: that of a single engine, but its streams come from the dispatcher, and go back
+to it when the engine core dies."""
+
+from collections.abc import Callable
+
+from personae.actors.enginecore.step_recorder import LastStep
+from personae.actors.frontend.frontend import Frontend
+from personae.actors.frontend.ingress import Ingress
+from personae.actors.frontend.probation import CLEARED
+from personae.actors.frontend.streamer import LatestStats, Streamer
+from personae.actors.kit import gauges
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import (
+    EngineDied,
+    HandedOver,
+    Message,
+    Orphaned,
+    Refused,
+    Replay,
+    ReplicaLost,
+    ReplicaProgress,
+    ReplicaUp,
+    SchedulerStats,
+    StepDone,
+    Transfer,
+)
+from personae.engine.scheduling.background import StepCost
+from personae.engine.sequence import Delta
+
+
+class ReplicaStats(LatestStats):
+    """The latest figures, and what a step takes by its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_cost = StepCost()
+
+    def update(self, stats: SchedulerStats) -> None:
+        """Learn from each step that is told alone."""
+        past = self.stats.counters
+        super().update(stats)
+        now = self.stats.counters
+        tokens, seconds = now.tokens - past.tokens, now.step_seconds - past.step_seconds
+        if now.steps == past.steps + 1 and tokens > 0 and seconds > 0:
+            self.step_cost.observe(tokens, seconds)
+
+
+class ReplicaStreamer(Streamer):
+    """Hands over its streams at each death of the engine core, and says who was admitted and who ended."""
+
+    def __init__(
+        self, index: int, ingress: Ref[Message], dispatcher: Ref[Message], stats: LatestStats
+    ) -> None:
+        super().__init__(ingress, stats)
+        self._index = index
+        self._dispatcher = dispatcher
+        self._down = True
+        self._on_trial: set[str] = set()
+
+    async def receive(self, message: Message) -> None:
+        """Handle one message."""
+        match message:
+            case StepDone(deltas=deltas, admitted=admitted):
+                ended = tuple(delta.id for delta in deltas if _ends(delta) and delta.id in self._live)
+                await super().receive(message)
+                self._report(admitted, ended)
+            case Refused(ids=ids):
+                ended = tuple(id for id in ids if id in self._live)
+                await super().receive(message)
+                self._report((), ended)
+            case Transfer():
+                self._take_in(message)
+            case EngineDied(on_device=on_device, outside=outside):
+                self._down = True
+                self._hand_over(tuple(self._live), on_device, outside)
+            case Replay():
+                ended = tuple(id for id, live in self._live.items() if live.inbox is None)
+                await super().receive(message)
+                self._down = False
+                self._report((), ended)
+                self._dispatcher.tell(ReplicaUp(self._index))
+            case _:
+                await super().receive(message)
+
+    def _take_in(self, transfer: Transfer) -> None:
+        for stream, log in zip(transfer.streams, transfer.logs, strict=True):
+            self._live[log.id] = stream
+            self._latest.backlog.wait(log)
+        ids = tuple(log.id for log in transfer.logs)
+        if transfer.trial:
+            self._on_trial.update(ids)
+        if self._down:  # it has died since the dispatcher looked
+            self._hand_over(ids)
+
+    def _hand_over(self, ids: tuple[str, ...], on_device: tuple[str, ...] = (), outside: bool = True) -> None:
+        streams = tuple(self._live.pop(id) for id in ids)
+        for id in ids:
+            self._latest.backlog.leave(id)
+        self._on_trial.difference_update(ids)
+        self._ingress.tell(HandedOver(ids))
+        self._dispatcher.tell(Orphaned(self._index, streams, on_device, outside))
+
+    def _report(self, admitted: tuple[str, ...], ended: tuple[str, ...]) -> None:
+        cleared: tuple[str, ...] = ()
+        if self._on_trial:
+            live = self._live
+            over = [id for id in self._on_trial if id not in live or live[id].record.brought >= CLEARED]
+            self._on_trial.difference_update(over)
+            cleared = tuple(id for id in over if id in live)
+        if admitted or ended or cleared:
+            self._dispatcher.tell(ReplicaProgress(self._index, admitted, ended, cleared))
+
+
+def _ends(delta: Delta) -> bool:
+    return delta.finish not in (None, "recalled")
+
+
+class ReplicaIngress(Ingress):
+    """Takes what the dispatcher has admitted."""
+
+    async def receive(self, message: Message) -> None:
+        """Route one message."""
+        match message:
+            case Transfer(logs=logs):
+                self._streamer.tell(message)
+                self._take_in(logs)
+            case HandedOver(ids=ids):
+                self._forget(ids)
+            case _:
+                await super().receive(message)
+
+
+class ReplicaFrontend(Frontend):
+    """The actors of replica `index`, below `root`."""
+
+    def __init__(
+        self,
+        index: int,
+        root: Supervisor,
+        dispatcher: Ref[Message],
+        *,
+        ready: Callable[[], bool],
+        max_live: int,
+        window: int,
+    ) -> None:
+        self.index = index
+        self._dispatcher = dispatcher
+        self.latest: ReplicaStats
+        super().__init__(root, ready=ready, max_live=max_live, window=window, name=f"engine-{index}/front")
+        self.latest = ReplicaStats()
+
+    def _make_streamer(self) -> Streamer:
+        return ReplicaStreamer(self.index, self.ingress, self._dispatcher, self.latest)
+
+    def _make_ingress(self) -> Ingress:
+        return ReplicaIngress(self.streamer, self.queue_of, self._max_live)
+
+    def note_engine_death(self, last: LastStep | None, *, outside: bool) -> None:
+        """Every death is told: its streams go on elsewhere."""
+        on_device = last.on_device if last is not None else ()
+        self.streamer.tell(EngineDied(on_device, outside))
+
+    def lose_engine(self) -> None:
+        """The engine core cannot be kept; others go on."""
+        self.lost.set()
+        self._dispatcher.tell(ReplicaLost(self.index))
+
+    def actors(self) -> list[gauges.Gauge]:
+        """Those of this replica."""
+        return [*gauges.read(self._supervisor), *self.core_actors]

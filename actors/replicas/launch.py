@@ -1,0 +1,157 @@
+"""Several engines on one machine, each in a process of its own, behind one frontend.
+
+personae               one_for_one, gives up at once
+├── dispatcher         who goes next, and where
+├── engine-0/front     as in `in_process.py`
+├── engine-0/back      starts the engine core again when it dies, up to its restart intensity
+│   └── host           one epoch of the engine core's process
+└── engine-1/...
+
+Each has a share of the processor's cores, or a GPU of its own.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from anyio import to_thread
+
+from personae.actors.frontend.engine_process import Progress
+from personae.actors.frontend.supervised_engine import SupervisedEngine, start_error
+from personae.actors.in_process import MAX_RESTARTS
+from personae.actors.kit.child import Incident, Report, log_incident
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.multi_process import (
+    COMMAND,
+    HANG_SECONDS,
+    MultiProcessEngine,
+    multi_process_engine,
+)
+from personae.actors.options import EngineOptions
+from personae.actors.process import ChildProcess, Launch
+from personae.actors.replicas.placement.base import Placement
+from personae.actors.replicas.placement.estimated import EstimatedSeconds
+from personae.actors.replicas.replica_set import ReplicaSet
+from personae.engine.scheduling.background import TieredPolicy
+from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters
+from personae.engine.tokens import Tokenizer
+from personae.errors import LoadError, StartFailed
+from personae.kernels.cgroup import processors
+
+SILENCE_SECONDS = 3.0  # for which an engine core may say nothing before its streams go on elsewhere
+MAX_LIVE = 4096  # sequences, for each replica
+
+
+@asynccontextmanager
+async def open_replicas(
+    options: EngineOptions,
+    count: int,
+    on_progress: Progress | None = None,
+    report: Report = log_incident,
+    *,
+    max_restarts: int = MAX_RESTARTS,
+    hang_seconds: float = HANG_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
+    command: Sequence[str] = COMMAND,
+    max_live: int | None = None,
+    window: int = 64,
+) -> AsyncIterator[MultiProcessEngine]:
+    """As `open_multi_process`, with `count` engines. An engine that is silent for `silence_seconds`, or dies,
+    loses its streams to the others."""
+    tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
+    launches = [partial(ChildProcess.launch, command, each) for each in shares(options, count)]
+    async with launch_replicas(
+        launches,
+        replace(options, share=count),
+        tokenizer,
+        on_progress,
+        report,
+        max_restarts=max_restarts,
+        hang_seconds=hang_seconds,
+        silence_seconds=silence_seconds,
+        max_live=max_live or MAX_LIVE * count,
+        window=window,
+    ) as engines:
+        yield engines
+
+
+def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
+    """The environment of each engine's process: its GPU, or how many threads it may have. Raises LoadError
+    when there are fewer GPUs than engines."""
+    on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    if on_gpu:
+        there = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = there.split(",") if there else [str(index) for index in range(torch.cuda.device_count())]
+        if len(devices) < count:
+            raise LoadError(f"--replicas {count} needs as many GPUs; there are {len(devices)}.")
+        return [{"CUDA_VISIBLE_DEVICES": device} for device in devices[:count]]
+    if "OMP_NUM_THREADS" in os.environ:
+        return [{}] * count
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    threads = max(int(min(cores, processors() or cores) / count), 1)
+    return [{"OMP_NUM_THREADS": str(threads)}] * count
+
+
+@asynccontextmanager
+async def launch_replicas(
+    launches: Sequence[Launch],
+    options: EngineOptions,
+    tokenizer: Tokenizer,
+    on_progress: Progress | None = None,
+    report: Report = log_incident,
+    *,
+    max_restarts: int = MAX_RESTARTS,
+    hang_seconds: float = HANG_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
+    max_live: int = MAX_LIVE,
+    window: int = 64,
+    placement: Placement | None = None,
+    policy: FairnessPolicy | None = None,
+) -> AsyncIterator[MultiProcessEngine]:
+    """`open_replicas` when it is known how each engine core's process is started. The first is started alone:
+    what it refuses all would refuse."""
+    engines = [
+        SupervisedEngine(
+            launch,
+            options,
+            None if index else on_progress,
+            max_restarts,
+            hang_seconds,
+            min(silence_seconds, hang_seconds),
+            f"engine-{index}",
+        )
+        for index, launch in enumerate(launches)
+    ]
+
+    def note(incident: Incident) -> None:
+        if all(engine.notes(incident) for engine in engines):
+            report(incident)
+
+    root = Supervisor("personae", max_restarts=0, report=note)
+    replicas = ReplicaSet(
+        root,
+        [lambda port=engine.port: port.is_open for engine in engines],  # type: ignore[misc]  # bound now
+        placement or EstimatedSeconds(),
+        policy or TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
+        max_live=max_live,
+        window=window,
+    )
+    for engine, replica in zip(engines, replicas.replicas, strict=True):
+        engine.serve(replica.frontend)
+        engine.on_loaded = replica.loaded
+    engines[0].add_to(root)
+    try:
+        async with root:
+            for engine in engines[1:]:
+                engine.add_to(root)
+            for engine in engines[1:]:
+                await engine.loaded()
+            facts = engines[0].facts
+            longest = min(engine.facts.max_model_len for engine in engines)
+            yield multi_process_engine(facts, longest, tokenizer, options, replicas)
+    except StartFailed as failure:
+        raise (start_error(failure) or failure) from failure.__cause__

@@ -1,0 +1,1 @@
+"""Where a request goes: one file per policy."""

@@ -1,0 +1,44 @@
+"""What a placement policy is asked, and what it may know."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from personae.actors.replicas.replica import Replica
+from personae.actors.replicas.waiting import Group
+
+OVERLOAD = 1.25  # times the mean load
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """A group that is to go somewhere. `demand` is the work in tokens of all live requests for its adapter,
+    this one's included. One that `returns` had a slot when its replica died: it waits for no room."""
+
+    group: Group
+    demand: int
+    returns: bool = False
+
+    def has_room(self, replica: Replica) -> bool:
+        """Whether it may go there now."""
+        return self.returns or replica.has_room(self.group.key)
+
+
+class Placement(Protocol):
+    """Chooses among the replicas that serve. It waits for nothing and changes nothing."""
+
+    def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
+        """Where the group goes; None to wait until one of them has room. There is at least one replica."""
+
+
+def least(replicas: Sequence[Replica]) -> Replica:
+    """The one with the least work."""
+    return min(replicas, key=lambda replica: (replica.work, replica.index))
+
+
+def not_overloaded(replicas: Sequence[Replica]) -> list[Replica]:
+    """Those with no more than 1.25 times the mean work, or a step's worth of it."""
+    mean = sum(replica.work for replica in replicas) / len(replicas)
+    return [replica for replica in replicas if replica.work <= max(OVERLOAD * mean, replica.batch)] or [
+        least(replicas)
+    ]

@@ -1,0 +1,50 @@
+"""Where the first token is estimated to come soonest.
+
+The seconds are those of the prompt's uncached tokens and of the work promised before, at the measured time a
+token, and of loading the adapter, by where it is. Candidates are the first few replicas in an order that
+follows from the adapter's digest (rendezvous hashing), so that an adapter has its home, and as many more as
+its load asks for. None of them has more than 1.25 times the mean load.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from zlib import crc32
+
+from personae.actors.replicas.placement.base import PlacementRequest, not_overloaded
+from personae.actors.replicas.replica import Replica
+
+
+class EstimatedSeconds:
+    """The default policy."""
+
+    def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
+        """The candidate with the least estimated time, if one has room."""
+        candidates = self._candidates(request, replicas)
+        roomy = [replica for replica in candidates if request.has_room(replica)]
+        if not roomy:
+            return None
+        return min(roomy, key=lambda replica: self.seconds(request, replica))
+
+    def seconds(self, request: PlacementRequest, replica: Replica) -> float:
+        """Until the first token, if the request goes there."""
+        group = request.group
+        tokens = replica.uncached(group) + replica.work
+        return replica.seconds(tokens) + replica.load_seconds(group.key.adapter)
+
+    def _candidates(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Sequence[Replica]:
+        """In the order of their preference."""
+        fit = not_overloaded(replicas)
+        adapter = request.group.key.adapter
+        if adapter is None:
+            return fit
+        mean = max(sum(replica.work for replica in replicas) / len(replicas), replicas[0].batch)
+        homes = 1 + int(request.demand / mean)
+        order = _order(adapter, tuple(replica.index for replica in replicas))
+        rank = {index: place for place, index in enumerate(order)}
+        return sorted(fit, key=lambda replica: rank[replica.index])[:homes]
+
+
+@lru_cache(maxsize=16_384)
+def _order(adapter: str, replicas: tuple[int, ...]) -> tuple[int, ...]:
+    """The replicas by how well they suit an adapter: always the same, another for each adapter."""
+    return tuple(sorted(replicas, key=lambda index: crc32(f"{adapter} {index}".encode())))

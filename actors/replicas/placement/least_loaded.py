@@ -1,0 +1,15 @@
+"""Where the least work is."""
+
+from collections.abc import Sequence
+
+from personae.actors.replicas.placement.base import PlacementRequest, least
+from personae.actors.replicas.replica import Replica
+
+
+class LeastLoaded:
+    """The replica with the least work promised, whatever it has at hand."""
+
+    def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
+        """The one with the least work that has room."""
+        roomy = [replica for replica in replicas if request.has_room(replica)]
+        return least(roomy) if roomy else None

@@ -1,0 +1,18 @@
+"""Where most of the prompt is computed already."""
+
+from collections.abc import Sequence
+
+from personae.actors.replicas.placement.base import PlacementRequest, not_overloaded
+from personae.actors.replicas.replica import Replica
+
+
+class LongestPrefix:
+    """The replica with the longest cached prefix, of those that are not overloaded; the least loaded of
+    equals."""
+
+    def choose(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Replica | None:
+        """The one with the fewest tokens to compute."""
+        roomy = [replica for replica in not_overloaded(replicas) if request.has_room(replica)]
+        if not roomy:
+            return None
+        return min(roomy, key=lambda replica: (replica.uncached(request.group), replica.work, replica.index))

@@ -1,0 +1,154 @@
+"""One replica as the dispatcher knows it: what was promised to it, and what it has at hand."""
+
+from collections import Counter, OrderedDict
+from enum import Enum, auto
+from itertools import islice
+
+from personae.actors.frontend.live_stream import LiveStream
+from personae.actors.replicas.frontend import ReplicaFrontend
+from personae.actors.replicas.prefixes import PrefixIndex
+from personae.actors.replicas.waiting import Group
+from personae.actors.wire import Facts
+from personae.engine.scheduling.fairness import FairnessKey
+
+ADAPTERS = 4096  # of which it is remembered when they were used here
+STEPS = 2  # of prompts that one key may have waiting at a replica
+BACKGROUND = 8  # times less for what gives way
+FIRST_STEP_TOKEN = 1e-4  # seconds a token, until steps were seen
+FIRST_LOAD = {"host": 0.005, "disk": 0.05}  # seconds to load an adapter, until that was seen
+
+
+class ReplicaState(Enum):
+    """Whether a replica serves."""
+
+    STARTING = auto()  # or starting again
+    UP = auto()
+    LOST = auto()
+
+
+class Placed:
+    """A sequence and what of it was promised to the replica where it is: `prompt` tokens until it is
+    admitted, `answer` tokens until it ends. Of what it emitted `charged` tokens are."""
+
+    __slots__ = ("admitted", "answer", "charged", "key", "prompt", "replica", "stream")
+
+    def __init__(self, stream: LiveStream, key: FairnessKey) -> None:
+        self.stream = stream
+        self.key = key
+        self.replica: Replica | None = None
+        self.admitted = False
+        self.prompt = self.answer = 0
+        self.charged = 0
+
+
+class Replica:
+    """`seqs` sequences and `batch` tokens are in a step of it at most, as it said when it had loaded."""
+
+    def __init__(self, index: int, frontend: ReplicaFrontend) -> None:
+        self.index = index
+        self.frontend = frontend
+        self.state = ReplicaState.STARTING
+        self.seqs = 64
+        self.batch = 512
+        self.live: dict[str, Placed] = {}
+        self.work = 0  # tokens that were promised to it and are not computed
+        self.prefixes = PrefixIndex()
+        self.demand: Counter[str | None] = Counter()  # work by adapter
+        self._used: OrderedDict[str, None] = OrderedDict()  # adapters, the one used last at the end
+        self._waiting = 0  # sequences that are not admitted
+        self._tenants: Counter[str] = Counter()  # of those
+        self._prompts: Counter[FairnessKey] = Counter()  # their tokens
+
+    @property
+    def up(self) -> bool:
+        """Whether it serves."""
+        return self.state is ReplicaState.UP
+
+    def loaded(self, facts: Facts) -> None:
+        """Its engine core has said what it can do."""
+        self.seqs, self.batch = facts.max_seqs, facts.max_batch_tokens
+
+    def has_room(self, key: FairnessKey) -> bool:
+        """Whether one more request of this key may wait there. A few of each tenant may, so that the engine
+        always has a choice and a tenant that floods fills no replica."""
+        tokens = self._prompts[key]
+        if tokens and tokens >= STEPS * self.batch // (BACKGROUND if key.background else 1):
+            return False
+        return self._waiting < self.seqs or not self._tenants[key.tenant]
+
+    def uncached(self, group: Group) -> int:
+        """Tokens of the prompt that it has to compute."""
+        return max(group.prompt - self.prefixes.match(group.blocks), 1)
+
+    def seconds(self, tokens: float) -> float:
+        """How long it takes to compute so many tokens among others, as measured."""
+        return tokens * (self.frontend.latest.step_cost.each or FIRST_STEP_TOKEN)
+
+    def load_seconds(self, adapter: str | None) -> float:
+        """How long it takes until this adapter is on the device: by where it probably is, as measured."""
+        if adapter is None:
+            return 0.0
+        stats = self.frontend.latest.adapter_stats
+        if adapter in islice(reversed(self._used), max(stats.device, 1)):
+            return 0.0
+        source = "host" if stats.host and adapter in self._used else "disk"
+        loads = stats.loads.get(source, 0.0)
+        return stats.load_seconds.get(source, 0.0) / loads if loads else FIRST_LOAD[source]
+
+    def promise(self, group: Group, placed: list[Placed]) -> None:
+        """The group goes there."""
+        prompt = self.uncached(group)
+        self.prefixes.note(group.blocks)
+        if group.key.adapter is not None:
+            self._used[group.key.adapter] = None
+            self._used.move_to_end(group.key.adapter)
+            if len(self._used) > ADAPTERS:
+                self._used.popitem(last=False)
+        for each in placed:
+            each.replica, each.admitted = self, False
+            each.prompt, each.answer = prompt, group.answer
+            prompt = 0  # those that follow share it
+            self.live[each.stream.log.id] = each
+            self._waiting += 1
+            self._tenants[each.key.tenant] += 1
+            self._prompts[each.key] += each.prompt
+            self._add(each, each.prompt + each.answer)
+
+    def admit(self, id: str) -> None:
+        """A sequence is computed from now on."""
+        placed = self.live.get(id)
+        if placed is not None and not placed.admitted:
+            self._admit(placed)
+
+    def release(self, placed: Placed) -> None:
+        """A sequence has ended, or is not there any more."""
+        if not placed.admitted:
+            self._admit(placed)
+        self._add(placed, -placed.answer)
+        placed.replica = None
+        del self.live[placed.stream.log.id]
+
+    def forget(self) -> None:
+        """Its engine core has died: nothing is cached there."""
+        self.prefixes.clear()
+        self._used.clear()
+
+    def _admit(self, placed: Placed) -> None:
+        placed.admitted = True
+        self._waiting -= 1
+        _take(self._tenants, placed.key.tenant, 1)
+        _take(self._prompts, placed.key, placed.prompt)
+        self._add(placed, -placed.prompt)
+        placed.prompt = 0
+
+    def _add(self, placed: Placed, tokens: int) -> None:
+        self.work += tokens
+        self.demand[placed.key.adapter] += tokens
+        if not self.demand[placed.key.adapter]:
+            del self.demand[placed.key.adapter]
+
+
+def _take(counter: Counter, name: object, count: int) -> None:  # type: ignore[type-arg]  # of anything
+    counter[name] -= count
+    if not counter[name]:
+        del counter[name]

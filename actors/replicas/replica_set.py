@@ -1,0 +1,104 @@
+"""Several replicas as one: what the client stands before, and what `/metrics` reads."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_gauge
+from functools import reduce
+
+import anyio
+from msgspec.structs import replace
+
+from personae.actors.client import EngineStats
+from personae.actors.kit import gauges
+from personae.actors.kit.mailbox import Ref
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import Message
+from personae.actors.replicas.dispatcher import Dispatcher
+from personae.actors.replicas.frontend import ReplicaFrontend
+from personae.actors.replicas.placement.base import Placement
+from personae.actors.replicas.replica import Replica
+from personae.engine.scheduling.fairness import FairnessPolicy
+from personae.engine.stats import added
+
+
+class ReplicaSet:
+    """The dispatcher and its replicas, added to a supervisor before it starts.
+
+    `ready` says of each replica whether its engine core is there. `max_live` bounds the sequences in the
+    house, `window` those that an adapter may have waiting in an engine core.
+    """
+
+    def __init__(
+        self,
+        root: Supervisor,
+        ready: Sequence[Callable[[], bool]],
+        placement: Placement,
+        policy: FairnessPolicy,
+        *,
+        max_live: int,
+        window: int,
+    ) -> None:
+        self._root = root
+        self.describe_core: Callable[[], None] = self._describe_cores
+        self.lost = anyio.Event()
+        self._dispatcher: Dispatcher
+        self.ingress: Ref[Message] = root.spawn(
+            "dispatcher", self._make_dispatcher, capacity=8 * max_live, restart="permanent"
+        )
+        self._placement, self._policy, self._max_live = placement, policy, max_live
+        self.replicas = [
+            Replica(
+                index,
+                ReplicaFrontend(index, root, self.ingress, ready=each, max_live=max_live, window=window),
+            )
+            for index, each in enumerate(ready)
+        ]
+
+    def _make_dispatcher(self) -> Dispatcher:
+        self._dispatcher = Dispatcher(
+            self.replicas, self._placement, self._policy, self._max_live, self.lost.set
+        )
+        return self._dispatcher
+
+    def _describe_cores(self) -> None:
+        """Have every engine core say more of itself in the log."""
+        for replica in self.replicas:
+            replica.frontend.describe_core()
+
+    def actors(self) -> list[gauges.Gauge]:
+        """What every actor is doing, those of the engine cores with their replica's name."""
+        found = list(gauges.read(self._root))
+        for replica in self.replicas:
+            name = f"engine-{replica.index}"
+            found += [
+                replace_gauge(gauge, path=f"{name}/{gauge.path}") for gauge in replica.frontend.core_actors
+            ]
+        return found
+
+    def stats(self) -> EngineStats:
+        """What the engines are doing now: each, and all together."""
+        each = tuple(replica.frontend.stats() for replica in self.replicas)
+        dispatcher = self._dispatcher
+        waiting = [log.adapter for log in dispatcher.waiting()]
+        total = together(each)
+        return replace(
+            total,
+            waiting=total.waiting + len(waiting),
+            adapter_waiting=added(total.adapter_waiting, dict(Counter(filter(None, waiting)))),
+            backlog_seconds=dispatcher.backlog_seconds(),
+            actors=tuple(self.actors()),
+            moved=dispatcher.moved,
+            replicas=each,
+        )
+
+
+def together(each: Sequence[EngineStats]) -> EngineStats:
+    """Several engines as one: sums, and the widest fairness gap."""
+    total = reduce(added, (replace(stats, actors=(), replicas=()) for stats in each))
+    return replace(
+        total,
+        ready=any(stats.ready for stats in each),
+        restarts=sum(max(stats.restarts, 0) for stats in each),
+        fairness_gap=max(stats.fairness_gap for stats in each),
+        page_size=max(stats.page_size for stats in each),
+    )

@@ -1,0 +1,152 @@
+"""Where requests wait for a replica: one queue per (tenant, adapter), the least served goes next."""
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from msgspec.structs import replace
+
+from personae.actors.frontend.live_stream import LiveStream
+from personae.actors.replicas.prefixes import blocks_of
+from personae.engine.scheduling.fairness import FairnessKey, FairnessPolicy
+from personae.engine.scheduling.live import turn
+from personae.engine.sequence import SequenceLog
+
+
+class Group:
+    """Streams that go to one replica together: one, or the choices for one prompt, its leader first.
+
+    `logs` are what is submitted. `blocks` name the blocks of the prompt, `answer` is how many tokens each
+    answer is likely to have, `tried` says that it is suspect. `order` counts arrivals.
+    """
+
+    __slots__ = ("answer", "blocks", "key", "logs", "order", "streams")
+
+    def __init__(self, streams: list[LiveStream], logs: list[SequenceLog], answer: int) -> None:
+        log = logs[0]
+        self.streams = streams
+        self.logs = logs
+        self.key = FairnessKey(log.tenant, log.adapter, log.background, log.weight)
+        self.blocks = blocks_of(log)
+        self.answer = answer
+        self.order = 0
+
+    @property
+    def prompt(self) -> int:
+        """Tokens to be computed before the first that is new."""
+        return len(self.logs[0].tokens)
+
+    @property
+    def work(self) -> int:
+        """Tokens to be computed, if nothing is cached."""
+        return self.prompt + self.answer * len(self.logs)
+
+
+class WaitingGroups:
+    """Every group that waits. A key that is `parked` is passed over until `unpark`."""
+
+    def __init__(self, policy: FairnessPolicy) -> None:
+        self._policy = policy
+        self._queues: dict[FairnessKey, list[tuple[int, int, Group]]] = {}
+        self._group_of: dict[str, Group] = {}
+        self._offered: set[FairnessKey] = set()
+        self._parked: dict[FairnessKey, None] = {}
+        self._arrivals = 0
+        self.demand: Counter[str | None] = Counter()  # work that waits, by adapter
+
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+    def __iter__(self) -> Iterator[SequenceLog]:
+        for id, group in self._group_of.items():
+            yield next(log for log in group.logs if log.id == id)
+
+    @property
+    def keys(self) -> int:
+        """How many keys may be chosen."""
+        return len(self._offered)
+
+    def push(self, group: Group) -> None:
+        """It waits by its priority, and behind those that came before."""
+        group.order = self._arrivals
+        self._arrivals += 1
+        self._group_of.update((log.id, group) for log in group.logs)
+        self.demand[group.key.adapter] += group.work
+        queue = self._queues.setdefault(group.key, [])
+        heappush(queue, (turn(group.logs[0], group.order), group.order, group))
+        if queue[0][2] is group and group.key not in self._parked:
+            self._offer(group.key)
+
+    def choose(self) -> Group | None:
+        """Whose turn it is; None if nobody waits that is not parked."""
+        if not self._offered:
+            return None
+        return self._queues[self._policy.choose()][0][2]
+
+    def park(self, key: FairnessKey) -> None:
+        """There is no room for this key now."""
+        self._withdraw(key)
+        self._parked[key] = None
+
+    def unpark(self) -> None:
+        """There may be room again."""
+        parked, self._parked = self._parked, {}
+        for key in parked:
+            self._offer(key)
+
+    def take(self, group: Group) -> None:
+        """The group that was chosen goes."""
+        self._remove(group)
+
+    def drop(self, id: str) -> bool:
+        """A sequence is not wanted any more; whether it waited here. Those that would have followed it follow
+        nobody."""
+        group = self._group_of.pop(id, None)
+        if group is None:
+            return False
+        at = next(at for at, log in enumerate(group.logs) if log.id == id)
+        if len(group.logs) == 1:
+            self._group_of[id] = group
+            self._remove(group)
+            return True
+        self.demand[group.key.adapter] -= group.work
+        del group.logs[at], group.streams[at]
+        if at == 0:
+            first = group.logs[0].id
+            group.logs = [follow(log, None if index == 0 else first) for index, log in enumerate(group.logs)]
+        self.demand[group.key.adapter] += group.work
+        return True
+
+    def _remove(self, group: Group) -> None:
+        key, queue = group.key, self._queues[group.key]
+        for log in group.logs:
+            del self._group_of[log.id]
+        self.demand[key.adapter] -= group.work
+        if not self.demand[key.adapter]:
+            del self.demand[key.adapter]
+        first = queue[0][2] is group
+        if first:
+            heappop(queue)
+        else:
+            queue[:] = [entry for entry in queue if entry[2] is not group]
+            queue.sort()
+        if not queue:
+            del self._queues[key]
+            self._parked.pop(key, None)
+            if key in self._offered:
+                self._withdraw(key)
+        elif first and key in self._offered:
+            self._offer(key)
+
+    def _withdraw(self, key: FairnessKey) -> None:
+        self._offered.remove(key)
+        self._policy.withdraw(key)
+
+    def _offer(self, key: FairnessKey) -> None:
+        self._offered.add(key)
+        self._policy.offer(key, self._queues[key][0][1])
+
+
+def follow(log: SequenceLog, after: str | None) -> SequenceLog:
+    """The log of a sequence that shares the prompt of another, or of none."""
+    return replace(log, after=after)

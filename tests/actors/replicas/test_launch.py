@@ -1,0 +1,130 @@
+"""Several engines in processes of their own, with a tiny model: streams go on at another when one dies."""
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+from crash_harness import NAMES, mixed, play_all, same
+from patience import PATIENCE
+from tiny_adapters import ZOO, make_adapter_folder
+from tiny_models import model_folder
+
+from personae.actors.frontend.engine_process import EngineProcess
+from personae.actors.options import EngineOptions
+from personae.actors.replicas.launch import open_replicas, shares
+from personae.errors import LoadError, ModelLoadError
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"]),
+]
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3] / ".pkg"))
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    base = model_folder("qwen3")
+    root = tmp_path_factory.mktemp("adapters")
+    for name in NAMES[:-1]:
+        make_adapter_folder(root / name, base, **ZOO[name])
+    return EngineOptions(
+        base, (root,), device="cpu", dtype="float32", max_seqs=8, max_batch_tokens=64, kv_memory=2**22
+    )
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The process ids of all engine cores that are started, in order."""
+    started: list[int] = []
+    load = EngineProcess._load
+
+    async def noted(self: EngineProcess) -> None:
+        started.append(self._process.pid)
+        await load(self)
+
+    monkeypatch.setattr(EngineProcess, "_load", noted)
+    return started
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_streams_go_on_at_another_replica_token_for_token_when_one_dies_or_is_silent(
+    options, processes: list[int], how: signal.Signals
+) -> None:
+    async with open_replicas(
+        options,
+        2,
+        max_restarts=20,
+        silence_seconds=3.0 if how == signal.SIGSTOP else PATIENCE,
+        report=lambda incident: None,
+    ) as engines:
+        logs = mixed(engines)
+        client = engines.client
+        calm = await play_all(client, logs)
+        assert [stats.ready for stats in client.stats().replicas] == [True, True]
+        disturbed = []
+
+        async def kill() -> None:
+            rng = random.Random(3)
+            for started in (3, 4):
+                await anyio.sleep(rng.uniform(0.02, 0.2))
+                os.kill(processes[-1], how)
+                while len(processes) < started:  # noqa: ASYNC110  nobody tells
+                    await anyio.sleep(0.1)
+                while not all(stats.ready for stats in client.stats().replicas):  # noqa: ASYNC110  nobody tells
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+        with anyio.fail_after(2 * PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill)
+                while True:
+                    with anyio.CancelScope(shield=True):
+                        disturbed.append(await play_all(client, logs))
+                    await anyio.lowlevel.checkpoint()
+        assert len(disturbed) > 1
+        assert all(same(calm, one) for one in disturbed)
+        stats = client.stats()
+        assert stats.restarts >= 2
+        assert stats.moved > 0
+        assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+
+
+async def test_every_replica_has_its_own_figures_and_their_sum_is_the_engine_s(options) -> None:
+    async with open_replicas(options, 2) as engines:
+        await play_all(engines.client, mixed(engines))
+        stats = engines.client.stats()
+        assert all(each.counters.steps > 0 for each in stats.replicas), "both were used"
+        assert stats.counters.steps == sum(each.counters.steps for each in stats.replicas)
+        assert stats.pages_total == sum(each.pages_total for each in stats.replicas)
+        paths = {gauge.path for gauge in stats.actors}
+        assert {"personae/dispatcher", "personae/engine-1/front/streamer", "engine-0/back/executor"} <= paths
+
+
+async def test_what_the_first_engine_refuses_ends_the_start(options, tmp_path) -> None:
+    with pytest.raises(ModelLoadError):
+        async with open_replicas(EngineOptions(tmp_path, device="cpu"), 2):
+            raise AssertionError("not reached")
+
+
+async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
+    options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shares(options, 3) == [{}, {}, {}], "what the operator says holds"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.setattr("personae.actors.replicas.launch.processors", lambda: None)
+    assert shares(options, 3) == [{"OMP_NUM_THREADS": "2"}] * 3
+    assert shares(options, 9) == [{"OMP_NUM_THREADS": "1"}] * 9
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    on_gpu = EngineOptions(options.model, device="cuda")
+    assert shares(on_gpu, 2) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
+    with pytest.raises(LoadError, match="--replicas 3 needs as many GPUs; there are 2"):
+        shares(on_gpu, 3)

@@ -1,0 +1,172 @@
+"""Several engines under a virtual clock: whatever is drawn, every request ends once, with its own tokens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+import pytest
+from msgspec import structs
+
+from personae.actors.messages import Orphaned, Transfer
+from personae.actors.replicas.dispatcher import Dispatcher
+from personae.actors.replicas.frontend import ReplicaIngress
+from personae.actors.replicas.replica import Replica
+from personae.actors.simulation.faults import Faults
+from personae.actors.simulation.scenario import PLACEMENT_NAMES, Scenario
+from personae.actors.simulation.swarm import draw_several
+from personae.actors.simulation.trouble import Costs
+from personae.actors.simulation.workload import SimulatedWorkload
+from personae.actors.simulation.world import InvariantViolated, simulate
+
+CALM = Scenario(
+    1,
+    SimulatedWorkload(requests=120, rate=200.0, adapters=4, prompt=(8, 40), leaves=0.0),
+    every=1,
+    replicas=3,
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_happens_that_must_not_whatever_is_drawn(seed: int) -> None:
+    report = simulate(draw_several(seed, requests=50))
+    assert sum(report.outcomes.values()) >= report.requests == 50
+    assert report.lulls
+
+
+@pytest.mark.parametrize("placement", PLACEMENT_NAMES)
+def test_a_run_without_faults_serves_everybody_whatever_the_policy(placement) -> None:
+    report = simulate(replace(CALM, placement=placement))
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert (report.restarts, report.moved, report.faults) == (0, 0, {})
+
+
+@pytest.mark.parametrize("kind", ["crash", "kill", "hang", "stop", "silent", "drag", "full", "load"])
+def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
+    load = replace(CALM.workload, requests=250, rate=20.0)
+    report = simulate(replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=(kind,)))
+    assert report.faults[kind]
+    assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
+    assert report.outcomes.get("unlucky", 0) <= 3
+    assert bool(report.moved) == (kind != "drag")
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
+    """Kill the engines, one after the other, so many seconds after all serve."""
+
+    async def run(self: Faults) -> None:
+        start = anyio.current_time()
+        for index, at in enumerate(times):
+            await anyio.sleep(start + at - anyio.current_time())
+            process = self._processes()[index]
+            assert process is not None
+            process.kill()
+
+    monkeypatch.setattr(Faults, "run", run)
+
+
+BUSY = replace(CALM, workload=replace(CALM.workload, requests=100, rate=100.0, answer=(20, 60)), lull=100)
+
+
+def test_nobody_waits_until_an_engine_that_died_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_at(monkeypatch, 0.2, 0.5)
+    report = simulate(replace(BUSY, costs=Costs(start=30.0)))
+    assert report.restarts == 2
+    assert report.moved
+    assert max(report.waits) < 1.0
+    assert max(report.paces) < 1.0
+
+
+def test_whoever_kills_engines_is_ended_and_nobody_else() -> None:
+    load = replace(CALM.workload, requests=150, poison=0.03, siblings=0.0)
+    report = simulate(replace(CALM, seed=5, workload=load))
+    assert report.outcomes.keys() == {"stop", "length", "quarantined"}
+    assert report.outcomes["quarantined"] >= 2
+    assert report.restarts <= 2 * report.outcomes["quarantined"]
+
+
+def test_engines_that_cannot_be_kept_end_every_request() -> None:
+    load = replace(CALM.workload, requests=80, poison=0.2)
+    report = simulate(replace(CALM, workload=load, max_restarts=1))
+    assert report.outcomes["engine lost"]
+    assert report.outcomes.keys() <= {"engine lost", "stop", "length", "quarantined"}
+
+
+def test_one_engine_that_is_given_up_leaves_the_others_serving() -> None:
+    load = replace(CALM.workload, requests=300, rate=20.0)
+    report = simulate(
+        replace(CALM, seed=4, workload=load, max_restarts=0, faults_every=6.0, kinds=("kill",), replicas=8)
+    )
+    assert 0 < report.restarts + report.faults["kill"] < 8 * 2
+    assert report.outcomes.keys() <= {"stop", "length"}
+
+
+# Planted bugs
+
+
+def lost_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_back = Dispatcher._take_back
+
+    def lose(self: Dispatcher, orphaned: Orphaned) -> None:
+        free = self._suspects.judge
+
+        def judge(*args):  # type: ignore[no-untyped-def]  # as the original
+            going, guilty = free(*args)
+            return going[1:], guilty
+
+        self._suspects.judge = judge  # type: ignore[method-assign]  # for one message
+        take_back(self, orphaned)
+        del self._suspects.judge
+
+    monkeypatch.setattr(Dispatcher, "_take_back", lose)
+
+
+def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Dispatcher._send
+
+    def twice(self: Dispatcher, group, replica, *, trial=False):  # type: ignore[no-untyped-def]  # as the original
+        send(self, group, replica, trial=trial)
+        for other in self._replicas:
+            if other is not replica and other.up:
+                other.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs)))
+
+    monkeypatch.setattr(Dispatcher, "_send", twice)
+
+
+def stale_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_in = ReplicaIngress._take_in
+
+    def forget(self: ReplicaIngress, logs):  # type: ignore[no-untyped-def]  # as the original
+        take_in(self, tuple(replace_tokens(log) for log in logs))
+
+    def replace_tokens(log):  # type: ignore[no-untyped-def]  # as the original
+        return structs.replace(log, tokens=log.tokens[: log.prompt_length])
+
+    monkeypatch.setattr(ReplicaIngress, "_take_in", forget)
+
+
+def leaked_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Replica.release
+
+    def leak(self: Replica, placed) -> None:  # type: ignore[no-untyped-def]  # as the original
+        release(self, placed)
+        self.work += 1
+
+    monkeypatch.setattr(Replica, "release", leak)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (lost_orphan, "never ended"),
+        (sent_twice, "alone it would be|ends twice|dispatcher|never ended|on after its end|more of it"),
+        (stale_log, "alone it would be|goes on"),
+        (leaked_promise, "work of engine"),
+    ],
+)
+def test_a_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    kill_at(monkeypatch, 0.3)
+    with pytest.raises(InvariantViolated, match=found):
+        simulate(replace(BUSY, longest_wait=30.0))
