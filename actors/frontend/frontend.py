@@ -1,6 +1,7 @@
 """The frontend: the actors that hold the requests, and the client that stands before them.
 
-The same whether the engine core lives in this process (`stage.py`) or in one of its own (`company.py`).
+The same whether the engine core lives in this process (`in_process.py`) or in one of its own
+(`multi_process.py`).
 """
 
 from collections import OrderedDict, deque

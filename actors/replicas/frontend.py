@@ -21,12 +21,12 @@ from personae.actors.messages import (
     ReplicaLost,
     ReplicaProgress,
     ReplicaUp,
-    SchedulerStats,
     StepDone,
     Transfer,
 )
 from personae.engine.scheduling.background import StepCost
 from personae.engine.sequence import Delta
+from personae.engine.stats import SchedulerStats
 
 
 class ReplicaStats(LatestStats):

@@ -34,16 +34,14 @@ class EngineCollector(Collector):
         waits at none of them."""
         stats = self._client.stats()
         labels: tuple[str, ...] = (_LABEL, "engine") if stats.replicas else (_LABEL,)
-        engines = {(self._model_name, str(index)): each for index, each in enumerate(stats.replicas)}
-        engines = engines or {(self._model_name,): stats}
+        engines: dict[tuple[str, ...], EngineStats] = {(self._model_name,): stats}
+        if stats.replicas:
+            engines = {(self._model_name, str(index)): each for index, each in enumerate(stats.replicas)}
         shown = {names: [value for _, value in _described(each)] for names, each in engines.items()}
         for place, (metric, total) in enumerate(_described(stats)):
             whole = metric.name in _WHOLE
-            family = _KINDS[type(metric)](
-                metric.name,
-                metric.help,
-                labels=(metric.label,) if metric.label else labels[: 1 if whole else 2],
-            )
+            named = (metric.label,) if metric.label else (_LABEL,) if whole else labels
+            family = _KINDS[type(metric)](metric.name, metric.help, labels=named)
             if metric.label is not None:
                 for label, number in asdict(total).items():
                     family.add_metric((label,), number)
