@@ -91,4 +91,4 @@ def test_a_check_leaves_nothing_running_and_writes_no_token(server: Running) -> 
     assert check(server, structured_outputs={"regex": "[a-z]{3}"})["accepted"]
     text = httpx.get(f"{server.url}/metrics").text
     assert 'vllm:request_success_total{finished_reason="stop"' not in text
-    assert server.client.stats().steps >= before.steps
+    assert server.client.stats().counters.steps >= before.counters.steps
