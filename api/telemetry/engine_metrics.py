@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from typing import Any
 
 from msgspec.structs import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -28,7 +29,7 @@ class EngineCollector(Collector):
         stats = self._client.stats()
         for metric, value in (*described(stats), *described(stats.counters)):
             family = _KINDS[type(metric)](metric.name, metric.help, labels=(metric.label or _LABEL,))
-            parts = {self._model_name: value} if metric.label is None else asdict(value)
+            parts = {self._model_name: value} if metric.label is None else _parts(value)
             for label, number in parts.items():
                 family.add_metric((label,), number)
             yield family
@@ -56,6 +57,13 @@ class EngineCollector(Collector):
         )
         info.add_metric((str(stats.page_size), str(stats.pages_total)), 1)
         return info
+
+
+def _parts(value: Any) -> dict[str, float]:
+    """What a figure with parts has, by the name of the part, or its place."""
+    if isinstance(value, tuple):
+        return {str(place): number for place, number in enumerate(value)}
+    return asdict(value)
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:
