@@ -18,7 +18,6 @@ from personae.engine.checkpoints import open_checkpoint
 from personae.engine.checkpoints.base import EMBEDDING, OUTPUT, Checkpoint
 from personae.engine.config import GenerationDefaults
 from personae.engine.graphs import CudaCapture, DecodeGraphs
-from personae.engine.jump_forward import Retokenizer
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.models.decoder import Decoder
@@ -27,6 +26,10 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
+from personae.engine.speculation.forced import Retokenizer
+from personae.engine.speculation.policy import Always, Measured
+from personae.engine.speculation.speculator import Speculator
+from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import StepEngine
 from personae.engine.tokens import Tokenizer
 from personae.engine.warm_up import warm_up
@@ -98,12 +101,15 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
         library.put(prepare(adapter, rest=no_rest))
     retokenizer = Retokenizer(tokenizer, vocabulary.tokens)
     engine_spec = EngineSpec(
-        build_step_engine=EngineBuilder(model, shapes, sizes, retokenizer, options.cuda_graphs).build,
+        build_step_engine=EngineBuilder(
+            model, shapes, sizes, retokenizer, options.cuda_graphs, options.speculate
+        ).build,
         build_scheduler=lambda: Scheduler(
             layout,
             TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
             options.background_tokens,
             sharing=True,
+            drafts=0 if options.speculate == "off" else MAX_DRAFTS,
         ),
         build_compiler=partial(_compiler, vocabulary, warm=warm),
         layout=layout,
@@ -128,13 +134,14 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
 @dataclass(frozen=True, slots=True)
 class EngineBuilder:
     """Builds the engine of one epoch of the engine core after the other, around the one model. `graphs`:
-    on a GPU decode steps are captured."""
+    on a GPU decode steps are captured. `speculate`: whether drafts are made, see `--speculate`."""
 
     model: Decoder
     shapes: LoraShapes
     sizes: Sizes
     retokenizer: Retokenizer
     graphs: bool
+    speculate: str = "off"
 
     def build(self) -> StepEngine:
         """On the thread that will run it."""
@@ -170,7 +177,12 @@ class EngineBuilder:
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
         if on_gpu:
             warm_up(runner)
-        return StepEngine(runner, sampler, self.retokenizer)
+        return StepEngine(runner, sampler, self.retokenizer, self._speculator())
+
+    def _speculator(self) -> Speculator | None:
+        if self.speculate == "off":
+            return None
+        return Speculator(Always() if self.speculate == "ngram" else Measured())
 
 
 def _preparation(model: Decoder) -> Prepare:

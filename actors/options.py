@@ -94,6 +94,13 @@ class ModelOptions:
     cuda_graphs: Annotated[
         bool, OptionInfo("On a GPU, launch a decode step as one graph instead of kernel by kernel.")
     ] = True
+    speculate: Annotated[
+        Literal["off", "ngram", "auto"],
+        OptionInfo(
+            "Guess tokens from the prompt, the answer so far and `prediction`, and verify several in a step. "
+            "ngram tries every guess, auto as many as pay by measurement. Answers stay the same."
+        ),
+    ] = "off"
 
 
 @dataclass(frozen=True, kw_only=True)

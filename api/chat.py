@@ -89,6 +89,7 @@ class _Prepared:
     bound: Bound | None
     shape: AnswerShape | None
     grammar: GrammarSpec | None
+    prediction: tuple[int, ...]
 
 
 async def admit(
@@ -125,6 +126,7 @@ async def admit(
         logprobs=logprobs,
         prompt_logprobs=of_prompt,
         left_out=await exclusions(context, body, bound_by if ready.grammar is not None else None),
+        prediction=ready.prediction,
     )
     opening = _echo(body)
     loose = loose_functions(shape)
@@ -174,10 +176,23 @@ def _prepare(context: RequestContext, body: ChatRequest, kept: int | None, brief
         )
     except (TooManyTokens, PromptTooLong):
         raise too_many_tokens(limit, "messages") from None
+    prediction = _predicted(context, body, brief)
     bound = bound_of(body, strict=context.settings.default_strict)
     context.ignored.extend(foreign_names(body))
     shape = answer_shape(body, context.family, text, bound, strict=context.settings.default_strict)
-    return _Prepared(prompt, bound, shape, as_asked(grammar_of(bound, shape), body, context.settings))
+    grammar = as_asked(grammar_of(bound, shape), body, context.settings)
+    return _Prepared(prompt, bound, shape, grammar, prediction)
+
+
+def _predicted(context: RequestContext, body: ChatRequest, brief: bool) -> tuple[int, ...]:
+    """The tokens of what the caller expects, as many as an answer may have; none if there are to be no
+    drafts."""
+    if body.prediction is None or body.speculate is False:
+        return ()
+    limit = context.client.max_model_len
+    text = body.prediction.text[: longest_text(context.client.tokenizer, limit)]
+    (tokens,) = context.encode([text], add_special_tokens=False, brief=brief, most=limit, first=True)
+    return tuple(tokens)
 
 
 def template_kwargs(context: RequestContext, body: ChatRequest) -> dict[str, Any]:

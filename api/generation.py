@@ -18,7 +18,7 @@ from personae.api.context import RequestContext
 from personae.api.params import sibling
 from personae.api.telemetry import logs
 from personae.api.telemetry.metrics import SequenceClock
-from personae.api.wire.answers import CachedTokens, ReasoningTokens, Usage
+from personae.api.wire.answers import AnswerDetails, CachedTokens, Usage
 from personae.api.wire.schema import Sampling
 from personae.engine.params import SamplingParams
 from personae.engine.sampler import NOT_FINITE
@@ -70,6 +70,8 @@ class Job:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     asked: list[tuple[int, int]] = field(default_factory=list)
     budget_param: str = "max_tokens"
     cache_salt: str | None = None
@@ -271,6 +273,9 @@ class Job:
                 if delta.id in leaders:
                     self.cached_tokens += part.cached
                 self.completion_tokens += len(part.tokens)
+                if delta.drafted is not None:
+                    self.drafted += delta.drafted[0]
+                    self.accepted += delta.drafted[1]
                 self.reasoning_tokens += part.reasoned
                 clocks[delta.id].saw(part)
                 sink(part)
@@ -309,8 +314,13 @@ class Job:
             completion_tokens=said,
             total_tokens=self.prompt_tokens + said,
             prompt_tokens_details=CachedTokens(self.cached_tokens),
-            completion_tokens_details=ReasoningTokens(0 if before else self.reasoning_tokens),
+            completion_tokens_details=self._details(0 if before else self.reasoning_tokens),
         )
+
+    def _details(self, reasoned: int) -> AnswerDetails:
+        if not any(log.params.prediction for log in self.logs):
+            return AnswerDetails(reasoned)
+        return AnswerDetails(reasoned, self.accepted, self.drafted - self.accepted)
 
 
 async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:

@@ -46,6 +46,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     left_out: Exclusions,
+    prediction: tuple[int, ...] = (),
 ) -> SamplingParams:
     """The parameters of a request's first sequence. Raises RequestError naming the field out of range."""
     vocab = limits.vocab_size
@@ -80,6 +81,8 @@ def sampling_params(
         logprob_tokens=logprob_tokens(request, vocab, logprobs=logprobs is not None),
         prompt_logprobs=prompt_logprobs,
         jump_forward=settings.jump_forward if request.jump_forward is None else request.jump_forward,
+        speculate=request.speculate is not False,
+        prediction=prediction,
     )
 
 

@@ -26,6 +26,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     that the last position's logits choose a token, if none is known; False for all chunks but the last.
     `pages` are the page ids appended to this slot's page table before the step, in order; a table starts
     empty at admission.
+
+    Behind these positions the executor may compute up to `drafts` more, of tokens that it guesses
+    (`speculation/`); the step keeps those that turn out to be right. How many that is, a plan made before
+    cannot know: so `start` counts all drafts of the slot's earlier rows, and the executor, which knows
+    better, begins where the slot is.
     """
 
     slot: int
@@ -33,42 +38,47 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     count: int
     samples: bool
     pages: tuple[int, ...] = ()
+    drafts: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step: first `releases` (slots whose sequence ended), then `admissions`, page `copies` (source,
     destination), then one forward pass over `rows`, then sampling for the rows that ask for it. A plan may
-    have no rows."""
+    have no rows. Each time that a slot is among `reclaimed`, its page table loses its last page, before the
+    rows' pages are appended."""
 
     step: int
     rows: tuple[Row, ...]
     admissions: tuple[Admission, ...] = ()
     releases: tuple[int, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    reclaimed: tuple[int, ...] = ()
 
 
 class StepResult(msgspec.Struct, frozen=True):
     """What a step brought, in the order of the plan's rows.
 
-    `tokens` has one entry per row: the sampled id, or None where the row did not sample. `forced` has, by
-    row index, what a row brought instead of one token: that and those that follow by themselves (`jump.py`),
-    or none, where the next was known. `logprobs` and
+    `tokens` has one entry per row: the tokens that it brought, in order. That is the sampled one; then those
+    that follow it by themselves (`speculation/forced.py`), and those that were chosen behind drafts. None
+    where the row did not sample, or its next token was known. `drafted` says by row index how many drafts
+    were computed and how many of them were right; a row that is not listed had none. `logprobs` (one for each
+    token) and
     `prompt_logprobs` have entries (by row index) only for rows that asked: the prompt tokens that follow
     the row's positions, and before them None for the first token where the row starts at 0. `failures` maps
     a row index to the reason why its sequence cannot go on (its logits were not finite, its grammar refused
     every token); `codes` has the code of an error of its own, where there is one. `deferred` are rows that
     were to sample and did not, since their grammar's mask is still being made, and later rows of such
-    sequences that were planned by then: their tokens are None, and the same position is planned again.
+    sequences that were planned by then: they have no token, and the same position is planned again.
     """
 
     step: int
-    tokens: tuple[int | None, ...]
-    logprobs: dict[int, TokenLogprobs] = {}
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[int, tuple[TokenLogprobs | None, ...]] = {}
     failures: dict[int, str] = {}
-    forced: dict[int, tuple[int, ...]] = {}
     codes: dict[int, str] = {}
     deferred: frozenset[int] = frozenset()
+    drafted: dict[int, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)

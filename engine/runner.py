@@ -5,7 +5,7 @@ each adapter's tokens are neighbours and one work list serves every layer. Per-s
 indexed by slot; a step of decode rows is a handful of vector operations, whatever the number of rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,14 @@ from personae.engine.kv import KVCache
 from personae.engine.layers.step import LoraOutput
 from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout, Row, StepPlan
+from personae.engine.speculation.speculator import NO_GUESSES, Guess
 from personae.kernels.attention import AttentionBatch
 from personae.kernels.upload import uploads
 from personae.lora.pool import LoraPool
 from personae.lora.segments import LoraBatch, lora_batch, segments_of
+
+Drafts = Mapping[int, tuple[tuple[int, ...], int]]
+"""Of a step, by sample: the tokens, and where their logits begin among those of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class PackedStep:
     ones of `newest_slots` [N] int64: the step before need not have chosen them until the forward pass begins.
     `sampled` [S] int64 are the packed positions whose logits choose a token, `sampled_rows` and
     `sampled_slots` the plan's row indices and slots they belong to, and `sampled_ends` the positions of the
-    tokens that they choose.
+    tokens that they choose. Behind them `sampled` has the positions of drafts: `drafts` maps an index among
+    the S to its drafts and to where their logits begin among those of drafts.
     """
 
     tokens: torch.Tensor
@@ -46,12 +51,13 @@ class PackedStep:
     sampled_ends: list[int]
     offsets: list[int]
     order: list[int]
+    drafts: Drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
     """A step's outcome on the device: `hidden` [T, H] of every token, `logits` [S, V] float32 of sampled
-    rows, those that are needed."""
+    rows, those that are needed, and behind them those of drafts."""
 
     packed: PackedStep
     hidden: torch.Tensor
@@ -90,7 +96,9 @@ class Runner:
         self._known_length = np.zeros(layout.max_seqs, np.int64)
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in what the plan changes before its forward pass: admissions, page copies, new pages."""
+        """Take in what the plan changes before its forward pass: admissions, page copies, pages."""
+        for slot in plan.reclaimed:
+            self._page_count[slot] -= 1
         for admission in plan.admissions:
             log = admission.log
             known = self._known[admission.slot] = np.array(log.tokens, np.int64)
@@ -146,6 +154,8 @@ class Runner:
         elif overlap is not None:
             overlap()
         slots = packed.sampled_slots
+        for index, (drafts, _) in packed.drafts.items():
+            slots = slots + [packed.sampled_slots[index]] * len(drafts)
         output = self.output_of(slots, [1] * len(slots))
         logits = self.model.logits(hidden[packed.sampled], output, logit_mask())
         return Forward(packed, hidden, logits)
@@ -179,9 +189,9 @@ class Runner:
             return None
         return self.adapters.deltas.of_step(segments_of([self._adapter_slot[s] for s in slots], counts))
 
-    def pack(self, rows: tuple[Row, ...]) -> PackedStep:
+    def pack(self, rows: tuple[Row, ...], guesses: Mapping[int, Guess] = NO_GUESSES) -> PackedStep:
         """Lay the rows' tokens side by side, grouped by adapter, base rows last: at least one row, after
-        `apply`."""
+        `apply`. Of rows with `guesses`, by index, these are the tokens."""
         order = self._grouped_by_adapter(rows)
         ordered = [rows[i] for i in order]
         slots = np.array([row.slot for row in ordered], np.int64)
@@ -198,13 +208,18 @@ class Runner:
         max_kv = int(lengths.max())
         samples = [i for i, row in enumerate(ordered) if row.samples]
         ids, newest = self._logged(slots, starts, counts, offsets, int(ends[-1]))
+        chosen = ends[samples] - 1
+        drafts: Drafts = {}
+        if guesses:
+            newest = newest[[order[i] not in guesses for i in newest]]
+            chosen, drafts = self._guessed(guesses, order, samples, ends, ids)
         own = uploads(
             (
                 ids,
                 offsets[newest],
                 slots[newest],
                 positions,
-                ends[samples] - 1,
+                chosen,
                 write_index,
                 np.concatenate(([0], ends)).astype(np.int32),
                 lengths.astype(np.int32),
@@ -225,10 +240,47 @@ class Runner:
             sampled=sampled,
             sampled_rows=[order[i] for i in samples],
             sampled_slots=[ordered[i].slot for i in samples],
-            sampled_ends=lengths[samples].tolist(),
+            sampled_ends=lengths[samples].tolist() if not drafts else self._sure(lengths[samples], drafts),
             offsets=offsets.tolist(),
             order=order,
+            drafts=drafts,
         )
+
+    def _guessed(
+        self,
+        guesses: Mapping[int, Guess],
+        order: list[int],
+        samples: list[int],
+        ends: NDArray[np.int64],
+        ids: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], Drafts]:
+        """Writes the tokens of rows with guesses into `ids`. Returns the packed positions of logits, those
+        of drafts behind the others, and `PackedStep.drafts`."""
+        place = {row: i for i, row in enumerate(order)}
+        for row, guess in guesses.items():
+            end = ends[place[row]]
+            ids[end - len(guess.tokens) : end] = guess.tokens
+        chosen = ends[samples] - 1
+        behind: list[NDArray[np.int64]] = []
+        drafts: dict[int, tuple[tuple[int, ...], int]] = {}
+        first = 0
+        for index, i in enumerate(samples):
+            guessed = guesses.get(order[i])
+            if guessed is not None and guessed.drafts:
+                count = len(guessed.drafts)
+                chosen[index] -= count
+                behind.append(np.arange(ends[i] - count, ends[i]))
+                drafts[index] = guessed.drafts, first
+                first += count
+        return np.concatenate((chosen, *behind)), drafts
+
+    @staticmethod
+    def _sure(lengths: NDArray[np.int64], drafts: Drafts) -> list[int]:
+        """The positions of the tokens that rows choose in front of their drafts."""
+        return [
+            length - (len(drafts[index][0]) if index in drafts else 0)
+            for index, length in enumerate(lengths.tolist())
+        ]
 
     def _grouped_by_adapter(self, rows: tuple[Row, ...]) -> list[int]:
         slots = self._adapter_slot

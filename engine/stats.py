@@ -16,6 +16,9 @@ import msgspec
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets in which steps are counted by their tokens; one more has all larger steps."""
 
+MAX_DRAFTS = 7
+"""Of a row: with its newest token, eight."""
+
 T = TypeVar("T")
 
 
@@ -71,6 +74,21 @@ class EngineCounters(msgspec.Struct):
     jumped: Annotated[
         int, CounterMetric("personae:jumped_tokens", "Tokens that a grammar forced, and nobody chose.")
     ] = 0
+    drafts: Annotated[
+        int, CounterMetric("vllm:spec_decode_num_drafts", "Drafts made by speculation, of a token or more.")
+    ] = 0
+    draft_tokens: Annotated[int, CounterMetric("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.")] = 0
+    accepted_tokens: Annotated[
+        int, CounterMetric("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were right.")
+    ] = 0
+    accepted_at: Annotated[
+        tuple[int, ...],
+        CounterMetric(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens of drafts that were right, by their place in the draft.",
+            label="position",
+        ),
+    ] = (0,) * MAX_DRAFTS
     step_seconds: Annotated[float, CounterMetric("personae:step_seconds", "Time in steps.")] = 0.0
     gap_seconds: Annotated[
         float,
@@ -87,6 +105,13 @@ class EngineCounters(msgspec.Struct):
         bucket = bisect_left(STEP_TOKENS, tokens)
         counts = self.step_tokens
         self.step_tokens = (*counts[:bucket], counts[bucket] + 1, *counts[bucket + 1 :])
+
+    def count_drafts(self, computed: int, accepted: int) -> None:
+        """Count the drafts of a row, and those that were right."""
+        self.drafts += 1
+        self.draft_tokens += computed
+        self.accepted_tokens += accepted
+        self.accepted_at = tuple(count + (place < accepted) for place, count in enumerate(self.accepted_at))
 
     def __add__(self, other: "EngineCounters") -> "EngineCounters":
         return added(self, other)

@@ -12,10 +12,15 @@ them: one thread more would take a core from one of them in the middle of its wo
 
 Tokens of N that grammars have to be asked about before they are final are settled as late as possible: when
 N+1 is prepared, before its forward pass is launched.
+
+Rows of sequences that may have drafts (`speculation/`) begin where the step before has left them, and drafts
+are made from its tokens. So N is read when N+1 is prepared, as far as such rows are concerned.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,12 +28,14 @@ import torch
 from personae.engine.deferral import Deferrals
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.exclusion import Exclusion, excludes
-from personae.engine.jump_forward import JumpForward, KnownToken, Retokenizer, jumps
 from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
-from personae.engine.plan import Row, StepPlan, StepResult
+from personae.engine.plan import StepPlan, StepResult
 from personae.engine.runner import Forward, PackedStep, Runner
-from personae.engine.sampler import SampledTokens, Sampler
+from personae.engine.sampler import HostVerification, SampledTokens, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.engine.speculation.forced import ForcedProposer, JumpForward, KnownToken, Retokenizer, jumps
+from personae.engine.speculation.speculator import Speculator
+from personae.engine.speculation.verification import DraftRow, Slots, verify
 from personae.errors import Overloaded
 from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.budget.matcher import BudgetMatcher
@@ -49,11 +56,20 @@ def _nothing() -> None:
     """What is done beside a forward pass if nobody says."""
 
 
+class Brought(NamedTuple):
+    """What one row brought: tokens, or the reason why its sequence cannot go on."""
+
+    tokens: tuple[int, ...] = ()
+    failure: str | None = None
+    code: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step whose tokens are not read yet; `rows` are the plan's row indices that sample, `matchers` and
     `jumps` theirs at launch. `bitmask` is kept until the device has read it. `arrival`: of the prompts'
-    log-probabilities. `deferred` are rows, by index in the plan, that sit it out."""
+    log-probabilities. `deferred` are rows, by index in the plan, that sit it out. `drafts` are the rows with
+    drafts, and `brought` what has been read before the step is finished, both by index among `rows`."""
 
     plan: StepPlan
     sampled: SampledTokens | None
@@ -64,16 +80,26 @@ class LaunchedStep:
     prompt_logprobs: dict[int, PromptLogprobs]
     arrival: DeviceToHostEvent | None
     deferred: frozenset[int] = frozenset()
+    ends: list[int] = field(default_factory=list)
+    drafts: dict[int, DraftRow] = field(default_factory=dict)
+    brought: dict[int, Brought] = field(default_factory=dict)
+    drafted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class StepEngine:
     """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
-    `retokenizer` is how forced text is written; without it none is.
+    `retokenizer` is how forced text is written; without it none is. `speculator` makes drafts.
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler, retokenizer: Retokenizer | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        retokenizer: Retokenizer | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.runner = runner
         self.sampler = sampler
         self._retokenizer = retokenizer
@@ -85,6 +111,10 @@ class StepEngine:
         self._matchers: dict[int, Binding] = {}
         self._jump_forwards: dict[int, JumpForward] = {}
         self._lent: list[int] = []  # KV pages whose memory adapters have
+        self._speculator = speculator
+        self._last: LaunchedStep | None = None  # the last step, where there is a speculator
+        self._clock = time.perf_counter
+        self._begun = 0.0  # the last step's preparation, by that clock
         self._deferrals = Deferrals()
 
     @property
@@ -101,9 +131,14 @@ class StepEngine:
 
         `grammars` holds the compiled grammar of every admission that has a spec, by its tenant and spec.
         """
+        if self._speculator is not None:
+            self._collect(self._speculator)
+            self._begun = self._clock()
         if plan.releases or plan.admissions:
             self._settle()
         for slot in plan.releases:
+            if self._speculator is not None:
+                self._speculator.release(slot)
             self.sampler.release(slot)
             self._logs.pop(slot, None)
             if isinstance(matcher := self._matchers.pop(slot, None), RemoteMatcher):
@@ -118,7 +153,47 @@ class StepEngine:
                 self._bind(admission.slot, log, grammars[log.tenant, log.grammar])
             elif excludes(log.params):
                 self._matchers[admission.slot] = Exclusion(log, self.runner.model.config.vocab_size)
-        return self.runner.pack(plan.rows) if plan.rows else None
+            if self._speculator is not None and log.params.speculate:
+                self._follow(self._speculator, admission.slot, log)
+        if not plan.rows:
+            return None
+        if self._speculator is None:
+            return self.runner.pack(plan.rows)
+        return self.runner.pack(*self._speculator.resolve(plan.rows))
+
+    def _follow(self, speculator: Speculator, slot: int, log: SequenceLog) -> None:
+        """Make drafts for a sequence, but where masks come from another process."""
+        matcher, forced = self._matchers.get(slot), None
+        if isinstance(matcher, RemoteMatcher):
+            return
+        if log.grammar is not None and self._retokenizer is not None and slot not in self._jump_forwards:
+            forced = ForcedProposer(cast(Matcher, matcher), self._retokenizer, log)
+        speculator.admit(slot, log, forced)
+
+    def _collect(self, speculator: Speculator) -> None:
+        """What the last step brought to sequences that may have drafts, for which it is waited."""
+        launched, self._last = self._last, None
+        if launched is None:
+            return
+        rows = [i for i, row in enumerate(launched.plan.rows) if speculator.follows(row.slot)]
+        if not rows:
+            return
+        samples = {row: i for i, row in enumerate(launched.rows)}
+        if launched.sampled is None:
+            samples, read = {}, TokenChoices([])
+        else:
+            self._settle()
+            read = launched.sampled.read()
+        for index in rows:
+            brought: tuple[int, ...] = ()
+            accepted = 0
+            if (i := samples.get(index)) is not None:
+                launched.brought[i] = found = self._bring(launched, i, read)
+                brought = found.tokens
+                accepted = launched.drafts[i].accepted if i in launched.drafts else 0
+            drafted = speculator.brought(launched.plan.rows[index].slot, accepted, brought)
+            if drafted is not None:
+                launched.drafted[index] = drafted
 
     def _bind(self, slot: int, log: SequenceLog, grammar: AnyGrammar) -> None:
         longest = self.runner.layout.max_model_len
@@ -164,6 +239,9 @@ class StepEngine:
         if whole:
             logit_mask = logit_mask.clone()
             logit_mask[whole] = -1
+        if packed.drafts:  # their masks are made when it is known that they are right
+            drafts = logit_mask.new_full((len(packed.sampled) - len(slots), logit_mask.shape[1]), -1)
+            logit_mask = torch.cat((logit_mask, drafts))
         return logit_mask
 
     def sample(self, plan: StepPlan, forward: Forward | None) -> LaunchedStep:
@@ -171,8 +249,18 @@ class StepEngine:
         if forward is None:
             return LaunchedStep(plan, None, [], [], [], None, {}, None)
         if self._deferrals.count and (out := self._deferrals.sits_out(forward.packed, self._matchers)):
-            return self._sample_others(plan, forward, out)
-        return self._sample(plan, forward)
+            launched = self._sample_others(plan, forward, out)
+        else:
+            launched = self._sample(plan, forward)
+        if self._speculator is not None:
+            self._last = launched
+            if not self.runs_ahead:
+                self._speculator.took(
+                    forward.packed.attention.max_query,
+                    len(forward.packed.tokens),
+                    self._clock() - self._begun,
+                )
+        return launched
 
     def _sample(self, plan: StepPlan, forward: Forward) -> LaunchedStep:
         rows, slots = forward.packed.sampled_rows, forward.packed.sampled_slots
@@ -184,12 +272,9 @@ class StepEngine:
             self._fill_late(matchers)
         bitmask, self._bitmask = self._bitmask, None
         if rows:
-            verifications = {
-                row: matcher
-                for row, matcher in enumerate(matchers)
-                if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies
-            }
-            logits = forward.logits
+            verifying = ((row, _verifies(matcher)) for row, matcher in enumerate(matchers))
+            verifications = {row: asked for row, asked in verifying if asked is not None}
+            logits = forward.logits[: len(rows)] if forward.packed.drafts else forward.logits
             if verifications and any(
                 self._logs[row.slot].params.prompt_logprobs is not None for row in plan.rows
             ):
@@ -202,10 +287,36 @@ class StepEngine:
                 verifications,
             )
             self._sampled = sampled, plan.step, forward.packed
+        jumping = [self._jump_forwards.get(slot) for slot in slots]
+        drafts = {}
+        if forward.packed.drafts and sampled is not None:
+            drafts = self._verify(forward, sampled, matchers, jumping)
         prompts = self._prompt_logprobs(plan, forward)
         arrival = DeviceToHostEvent(self.runner.device) if prompts else None
-        jumping = [self._jump_forwards.get(slot) for slot in slots]
-        return LaunchedStep(plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival)
+        ends = forward.packed.sampled_ends
+        return LaunchedStep(
+            plan, sampled, rows, matchers, jumping, bitmask, prompts, arrival, ends=ends, drafts=drafts
+        )
+
+    def _verify(
+        self,
+        forward: Forward,
+        sampled: SampledTokens,
+        matchers: list[Binding | None],
+        jumps: list[JumpForward | None],
+    ) -> dict[int, DraftRow]:
+        """Choose the tokens behind drafts that are right."""
+        packed = forward.packed
+        rows = {
+            i: DraftRow(packed.sampled_slots[i], packed.sampled_ends[i], drafts, first, matchers[i], jumps[i])
+            for i, (drafts, first) in packed.drafts.items()
+        }
+        self._settle()
+        assert self._speculator is not None
+        slots = Slots(self.runner.known, self._speculator.ends, self.runner.extend)
+        logits = forward.logits[len(packed.sampled_rows) :]
+        verify(rows, sampled.read().tokens, logits, self.sampler, self._bitmasks, slots, _verifies)
+        return rows
 
     def _fill_late(self, matchers: list[Binding | None]) -> None:
         """The masks that have come since the others were filled."""
@@ -227,8 +338,10 @@ class StepEngine:
             sampled_rows=[packed.sampled_rows[i] for i in others],
             sampled_slots=[packed.sampled_slots[i] for i in others],
             sampled_ends=[packed.sampled_ends[i] for i in others],
+            drafts={others.index(i): drafts for i, drafts in packed.drafts.items()},
         )
-        logits = forward.logits[upload(np.array(others, np.int64), self.runner.device)]
+        behind = range(len(packed.sampled_rows), len(packed.sampled))
+        logits = forward.logits[upload(np.array([*others, *behind], np.int64), self.runner.device)]
         launched = self._sample(plan, Forward(fewer, forward.hidden, logits))
         return replace(launched, deferred=frozenset(packed.sampled_rows[i] for i in out))
 
@@ -256,37 +369,34 @@ class StepEngine:
 
     def finish(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and read its tokens, which the grammars take."""
-        tokens: list[int | None] = [None] * len(launched.plan.rows)
-        logprobs: dict[int, TokenLogprobs] = {}
+        if self._last is launched and self._speculator is not None:
+            self._collect(self._speculator)
+        tokens: list[tuple[int, ...]] = [()] * len(launched.plan.rows)
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failures: dict[int, str] = {}
-        forced: dict[int, tuple[int, ...]] = {}
         codes: dict[int, str] = {}
         deferred = launched.deferred
         if launched.sampled is not None:
             if self._sampled is not None and self._sampled[0] is launched.sampled:
                 self._settle()
             read = launched.sampled.read()
-            failures = {launched.rows[i]: why for i, why in read.failures.items()}
             deferred |= {launched.rows[i] for i in read.undecided}
-            logprobs = {launched.rows[i]: entry for i, entry in read.logprobs.items()}
-            for row, matcher, jump, token in zip(
-                launched.rows, launched.matchers, launched.jumps, read.tokens, strict=True
+            logprobs = {launched.rows[i]: (entry,) for i, entry in read.logprobs.items()}
+            for i, (row, matcher, token) in enumerate(
+                zip(launched.rows, launched.matchers, read.tokens, strict=True)
             ):
-                tokens[row] = token
-                place = launched.plan.rows[row]
-                if isinstance(matcher, KnownToken):
-                    assert jump is not None
-                    forced[row], jump.pending = jump.pending, ()
-                elif isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
-                    tokens[row], failures[row] = None, matcher.failure
-                    if matcher.code is not None:
-                        codes[row] = matcher.code
-                elif token is not None and matcher is not None and self._matchers.get(place.slot) is matcher:
-                    brought = self._take(place, matcher, jump, token)
-                    if brought is None:
-                        failures[row] = _REFUSED.format(token)
-                    elif len(brought) > 1:
-                        forced[row] = brought
+                if matcher is None and token is not None and i not in launched.brought:
+                    tokens[row] = (token,)
+                    continue
+                brought = launched.brought.get(i) or self._bring(launched, i, read)
+                tokens[row] = brought.tokens
+                if brought.failure is not None:
+                    failures[row] = brought.failure
+                if brought.code is not None:
+                    codes[row] = brought.code
+            for i, drafts in launched.drafts.items():
+                if drafts.logprobs and launched.rows[i] in logprobs:
+                    logprobs[launched.rows[i]] += tuple(drafts.logprobs)
         if launched.bitmask is not None:
             self._bitmasks.release(launched.bitmask)
         if launched.arrival is not None:
@@ -294,11 +404,42 @@ class StepEngine:
         prompts = {row: entries.read() for row, entries in launched.prompt_logprobs.items()}
         if deferred:
             self._deferrals.finished(launched.plan.step)
-        step = launched.plan.step
-        return StepResult(step, tuple(tokens), logprobs, prompts, failures, forced, codes, deferred)
+        return StepResult(
+            launched.plan.step,
+            tuple(tokens),
+            logprobs,
+            prompts,
+            failures,
+            codes,
+            deferred,
+            launched.drafted,
+        )
+
+    def _bring(self, launched: LaunchedStep, i: int, read: TokenChoices) -> Brought:
+        """What the row of a sample brings; its grammar takes what it has not taken."""
+        token, matcher, jump = read.tokens[i], launched.matchers[i], launched.jumps[i]
+        if isinstance(matcher, KnownToken):
+            assert jump is not None
+            told, jump.pending = jump.pending, ()
+            return Brought(told)
+        if isinstance(matcher, RemoteMatcher) and matcher.failure is not None:
+            return Brought(failure=matcher.failure, code=matcher.code)
+        if token is None:
+            return Brought(failure=read.failures.get(i))
+        drafts = launched.drafts.get(i)
+        tokens = (token,) if drafts is None else (token, *drafts.tokens)
+        if drafts is not None and drafts.refused is not None:
+            return Brought(failure=_REFUSED.format(drafts.refused))
+        slot = launched.plan.rows[launched.rows[i]].slot
+        if matcher is None or self._matchers.get(slot) is not matcher or (drafts and not drafts.open):
+            return Brought(tokens)
+        brought = self._take(slot, launched.ends[i] + len(tokens) - 1, matcher, jump, tokens[-1])
+        if brought is None:
+            return Brought(failure=_REFUSED.format(tokens[-1]))
+        return Brought((*tokens[:-1], *brought))
 
     def _take(
-        self, row: Row, matcher: Binding, jump: JumpForward | None, token: int
+        self, slot: int, position: int, matcher: Binding, jump: JumpForward | None, token: int
     ) -> tuple[int, ...] | None:
         """Have a row's grammar take its token. What this brings: the token, and those that are forced behind
         it. None if the grammar refuses it."""
@@ -307,7 +448,7 @@ class StepEngine:
             return (token,) if accepted else None
         brought = jump.take(token)
         if brought is not None and len(brought) > 1:
-            self.runner.extend(row.slot, row.start + row.count, brought)
+            self.runner.extend(slot, position, brought)
         return brought
 
     def place(self, adapter: Adapter) -> bool:
@@ -404,6 +545,13 @@ class StepEngine:
                 parts.append(prompt_logprobs(logits, upload(np.array(wanted), hidden.device), top))
             found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
         return found
+
+
+def _verifies(matcher: Binding | None) -> HostVerification | None:
+    """Who is asked about the tokens of a row that this binds, if anybody is."""
+    if isinstance(matcher, BudgetMatcher | LimitedMatcher | RemoteMatcher) and matcher.verifies:
+        return matcher
+    return None
 
 
 def by_tenant(plan: StepPlan, grammars: Mapping[GrammarSpec, AnyGrammar]) -> dict[GrammarKey, AnyGrammar]:

@@ -30,7 +30,7 @@ from personae.actors.messages import (
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog
 from personae.engine.stats import SchedulerStats
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
 from personae.grammar.spec import GrammarKey
 
 GAP_STEPS = 16  # between two looks at the fairness gap
@@ -127,7 +127,7 @@ class SchedulerActor(Actor[Message]):
     def _submit(self, log: SequenceLog) -> None:
         self._known.add(log.id)
         if log.grammar is None:
-            self._scheduler.add(log)
+            self._scheduler.add(log, speculates=log.params.speculate)
             return
         key = log.tenant, log.grammar
         if key not in self._compiling:  # still there while it compiles, although all have left
@@ -152,7 +152,8 @@ class SchedulerActor(Actor[Message]):
         budget = log.budget(self._scheduler.layout.max_model_len)
         if budget >= grammar.shortest:
             self._grammars[log.id] = grammar
-            self._scheduler.add(log)
+            remote = isinstance(grammar, RemoteGrammar)
+            self._scheduler.add(log, speculates=log.params.speculate and not remote)
             return
         self._known.discard(log.id)
         why = (

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from personae.actors.simulation.libraries import SimulatedGrammar
 from personae.actors.simulation.loop import SimulationThreads
 from personae.actors.simulation.trouble import Costs, Trouble, Wrong
@@ -148,9 +150,9 @@ class SimulatedDevice:
     def forward(self, plan: StepPlan, overlap: Callable[[], None]) -> SimulatedStep:
         """Compute the step at once; it counts as done when its time has passed."""
         self._trouble.strikes("forward")
-        tokens: list[int | None] = []
+        tokens: list[tuple[int, ...]] = []
         failures: dict[int, str] = {}
-        forced: dict[int, tuple[int, ...]] = {}
+        drafted: dict[int, tuple[int, int]] = {}
         codes: dict[int, str] = {}
         deferred: set[int] = set()
         computed = context = 0
@@ -161,19 +163,21 @@ class SimulatedDevice:
             slot = self.slots.get(row.slot)
             if slot is None:
                 raise Wrong(f"a row of slot {row.slot}, which is empty")
-            computed += row.count
+            row = self._resolved(slot, row)
+            computed += row.count + row.drafts
             context += row.start
             adapters.add(slot.log.adapter)
             known = len(slot.tokens)
-            tokens.append(self._compute(slot, row, index, failures))
+            self._compute(slot, row, index, failures)
+            if row.drafts and not slot.failed:
+                drafted[index] = row.drafts, self._verify(slot, row)
+            tokens.append(() if slot.failed else tuple(slot.tokens[known:]))
             if slot.awaited is not None:
                 deferred.add(index)
                 if row.start < slot.awaited:
                     self._sitting[row.slot] = plan.step
             elif slot.slow:
                 codes[index] = GRAMMAR_TOO_SLOW
-            elif row.samples and len(slot.tokens) != known + 1 and not slot.failed:
-                forced[index] = tuple(slot.tokens[known:])
         if computed > self.layout.max_batch_tokens:
             raise Wrong(f"{computed} tokens in one step of at most {self.layout.max_batch_tokens}")
         adapters.discard(None)
@@ -196,9 +200,9 @@ class SimulatedDevice:
             plan.step,
             tuple(tokens),
             failures=failures,
-            forced=forced,
             codes=codes,
             deferred=frozenset(deferred),
+            drafted=drafted,
         )
         return SimulatedStep(result, self._free_at)
 
@@ -226,6 +230,8 @@ class SimulatedDevice:
         return launched.result
 
     def _apply(self, plan: StepPlan, grammars: Mapping[GrammarKey, AnyGrammar]) -> None:
+        for number in plan.reclaimed:
+            self._readers[self.slots[number].pages.pop()] -= 1
         for number in plan.releases:
             slot = self.slots.pop(number, None)
             if slot is None:
@@ -250,7 +256,40 @@ class SimulatedDevice:
                 raise Wrong(f"page {source} is copied to {target}, and one of them is lent")
             self._cells[target] = list(self._cells[source])
 
-    def _compute(self, slot: Slot, row: Row, index: int, failures: dict[int, str]) -> int | None:
+    def _resolved(self, slot: Slot, row: Row) -> Row:
+        """A row that may have drafts, or comes behind one: it begins where the slot is, and has as many as
+        this seed says."""
+        if not slot.log.params.speculate or not row.start or not slot.computed or slot.failed:
+            return replace(row, drafts=0)
+        start = slot.computed
+        if start > row.start:
+            raise Wrong(f"sequence {slot.log.id} is at {start}, and is planned from {row.start}")
+        samples = row.samples and start + row.count == len(slot.tokens)
+        drafts = hash((slot.log.params.seed, start)) % (row.drafts + 1) if samples else 0
+        return replace(row, start=start, samples=samples, drafts=drafts)
+
+    def _verify(self, slot: Slot, row: Row) -> int:
+        """How many of a row's drafts are right. What is computed of the others is left in the pages."""
+        log, right = slot.log, 0
+        ends, size = {*log.eos, *log.params.stop_token_ids}, self.layout.page_size
+        for place in range(row.drafts):
+            token, position = slot.tokens[slot.computed], slot.computed
+            if token in ends or self._trouble.fails(log, position + 1) is not None:
+                break
+            if hash((log.params.seed, position)) % 3 == 0:  # a wrong guess, and all behind it
+                for wrong in range(position, position + row.drafts - place):
+                    self._cells[slot.pages[wrong // size]][wrong % size] = -2
+                break
+            slot.cell = hash((slot.cell, token))
+            self._cells[slot.pages[position // size]][position % size] = slot.cell
+            slot.computed = position + 1
+            right += 1
+            if slot.computed == len(slot.tokens):
+                slot.tokens.append(next_token(log, slot.computed, slot.cell))
+                self._force(slot, slot.cell)
+        return right
+
+    def _compute(self, slot: Slot, row: Row, index: int, failures: dict[int, str]) -> None:
         for page in row.pages:
             if page in self._lent:
                 raise Wrong(f"page {page} is lent and given to sequence {slot.log.id}")
@@ -260,7 +299,7 @@ class SimulatedDevice:
             self._cells[slot.pages[row.start // self.layout.page_size]][
                 row.start % self.layout.page_size
             ] = -1
-            return None
+            return
         if row.start and slot.computed == 0:
             self._check_cached(slot, row.start)
         elif row.start != slot.computed:
@@ -278,7 +317,7 @@ class SimulatedDevice:
                 if not slot.failed:
                     raise Wrong(f"sequence {slot.log.id}: nobody knows its token {position}")
                 slot.computed = end
-                return 0  # planned ahead of the failure; discarded
+                return  # planned ahead of the failure; discarded
             before = (
                 self._cells[slot.pages[(position - 1) // size]][(position - 1) % size] if position else cell
             )
@@ -288,25 +327,23 @@ class SimulatedDevice:
             self._cells[page][offset] = cell
         slot.cell, slot.computed = cell, end
         if not row.samples:
-            return None
+            return
         if len(slot.tokens) == end and self._sits_out(slot, end):
             slot.computed = end - 1
             slot.cell = self._cell_at(slot, end - 2)
-            return None
+            return
         if slot.slow:
             slot.failed = True
             failures[index] = "its grammar is too slow"
-            return None
+            return
         why = self._trouble.fails(slot.log, end)
         if why is not None:
             slot.failed = True
             failures[index] = why
-            return None
-        token = next_token(slot.log, end, cell)
+            return
         if len(slot.tokens) == end:
-            slot.tokens.append(token)
+            slot.tokens.append(next_token(slot.log, end, cell))
             self._force(slot, cell)
-        return token
 
     def _sits_out(self, slot: Slot, end: int) -> bool:
         """Whether the mask of the token at `end` is not there yet."""

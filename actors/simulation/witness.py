@@ -150,13 +150,13 @@ class WatchedScheduler(Scheduler):
     """The scheduler, and what must hold whenever it has done something."""
 
     def __init__(self, layout: MemoryLayout, witness: Witness) -> None:
-        super().__init__(layout, WatchedCounters(layout))
+        super().__init__(layout, WatchedCounters(layout), drafts=4)
         self._witness = witness
         self._open: set[str] = set()
 
-    def add(self, log: SequenceLog) -> None:
+    def add(self, log: SequenceLog, *, speculates: bool = False) -> None:
         """Take a sequence in."""
-        super().add(log)
+        super().add(log, speculates=speculates)
         self._open.add(log.id)
 
     def cancel(self, id: str) -> bool:

@@ -49,6 +49,7 @@ class SimulatedWorkload:
     bad: float = 0.0
     thinks: float = 0.0
     poison: float = 0.0
+    speculates: bool = True  # every second unbound answer has drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,10 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
             tokens=prompt,
             prompt_length=len(prompt),
             params=SamplingParams(
-                max_tokens=randrange(load.answer[0], load.answer[1] + 1), seed=number, jump_forward=True
+                max_tokens=randrange(load.answer[0], load.answer[1] + 1),
+                seed=number,
+                jump_forward=True,
+                speculate=load.speculates and grammar is None and number % 2 == 0,
             ),
             eos=EOS,
             adapter=None if based else dice.choices(digests, cum_weights=adapters)[0],

@@ -16,7 +16,7 @@ import msgspec
 
 from personae.api.batches.model import BatchResponse, BatchUsage, Counts, NotRun, OutputLine
 from personae.api.http.upload import sync_folder
-from personae.api.wire.answers import CachedTokens, ReasoningTokens
+from personae.api.wire.answers import AnswerDetails, CachedTokens
 from personae.lora.disk import check_free
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
@@ -82,7 +82,7 @@ class Journal:
             self._prompt,
             CachedTokens(self._cached),
             self._answer,
-            ReasoningTokens(self._reasoning),
+            AnswerDetails(self._reasoning),
             total_tokens=self._prompt + self._answer,
         )
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec.structs import replace
 
-from personae.api.wire.answers import CachedTokens, ReasoningTokens
+from personae.api.wire.answers import AnswerDetails, CachedTokens
 from personae.api.wire.schema import Body
 
 Status = Literal[
@@ -52,7 +52,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     input_tokens_details: CachedTokens = CachedTokens(0)
     output_tokens: int = 0
-    output_tokens_details: ReasoningTokens = ReasoningTokens(0)
+    output_tokens_details: AnswerDetails = AnswerDetails(0)
     total_tokens: int = 0
 
 

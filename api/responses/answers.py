@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from personae.api.responses.items import ReasoningText, Status, Tool, ToolChoice
 from personae.api.responses.request import ReasoningOptions, TextOptions
-from personae.api.wire.answers import CachedTokens, ContentLogprob, Extension, ReasoningTokens
+from personae.api.wire.answers import AnswerDetails, CachedTokens, ContentLogprob, Extension
 
 
 class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):
@@ -74,7 +74,7 @@ class ResponseUsage(msgspec.Struct):
     input_tokens: int
     input_tokens_details: InputCounts
     output_tokens: int
-    output_tokens_details: ReasoningTokens
+    output_tokens_details: AnswerDetails
     total_tokens: int
 
 

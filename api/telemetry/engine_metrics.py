@@ -43,7 +43,7 @@ class EngineCollector(Collector):
             named = (metric.label,) if metric.label else (_LABEL,) if whole else labels
             family = _KINDS[type(metric)](metric.name, metric.help, labels=named)
             if metric.label is not None:
-                for label, number in asdict(total).items():
+                for label, number in _parts(total).items():
                     family.add_metric((label,), number)
             elif whole:
                 family.add_metric((self._model_name,), total)
@@ -101,6 +101,13 @@ class EngineCollector(Collector):
 
 def _described(stats: EngineStats) -> tuple[tuple[StatsMetric, Any], ...]:
     return (*described(stats), *described(stats.counters))
+
+
+def _parts(value: Any) -> dict[str, float]:
+    """What a figure with parts has, by the name of the part, or its place."""
+    if isinstance(value, tuple):
+        return {str(place): number for place, number in enumerate(value)}
+    return asdict(value)
 
 
 def _actors(gauges: Iterable[Gauge]) -> Iterator[Metric]:

@@ -12,10 +12,13 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class ReasoningTokens(msgspec.Struct, frozen=True):
-    """How much of the answer was reasoning, what opens and closes it included."""
+class AnswerDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much of the answer was reasoning, what opens and closes it included; and of a request with a
+    `prediction`, how many tokens that were guessed are in the answer, and how many are not."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
@@ -25,7 +28,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: AnswerDetails
 
 
 class TopLogprob(msgspec.Struct):

@@ -163,7 +163,28 @@ class Sampling(Body, kw_only=True):
     # Our own. `timeout`: seconds from the request's arrival.
     adapters: list[WeightedAdapter] | None = None
     jump_forward: bool | None = None
+    speculate: bool | None = None
     timeout: float | None = None
+
+
+class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a prediction."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """Text that the answer is expected to have much of."""
+
+    content: str | list[PredictedText]
+    type: Literal["content"] = "content"
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 class SamplingFields(Sampling, kw_only=True):
@@ -232,7 +253,6 @@ class ChatRequest(SamplingFields, kw_only=True):
         "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "moderation": (),
-        "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
         "service_tier": ("auto", "default", "flex"),
@@ -255,6 +275,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    prediction: Prediction | None = None
     # vLLM's: false leaves the reasoning out of the answer.
     include_reasoning: bool | None = None
     # The most tokens of reasoning; the names that vLLM, Qwen and llama.cpp have for it. -1: no limit.
@@ -275,7 +296,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     mm_processor_kwargs: Any = None
     modalities: Any = None
     moderation: Any = None
-    prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     service_tier: Any = None

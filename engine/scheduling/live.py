@@ -32,8 +32,9 @@ class LiveSequence:
     """Plain data; the scheduler moves it.
 
     Three counts tell how far it is: positions below `computed` are committed, positions below `planned` are
-    computed or in flight, and no position from `last` on is ever planned (the token that ends a sequence is
-    not computed). `known` tokens were in the log at admission: up to there it is prefill.
+    computed or in flight, or would be if all drafts in flight were right, and no position from `last` on is
+    ever planned (the token that ends a sequence is not computed). `known` tokens were in the log at
+    admission: up to there it is prefill.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class LiveSequence:
         "charged",
         "computed",
         "delivered",
+        "drafts",
         "followers",
         "handle",
         "id",
@@ -106,6 +108,7 @@ class LiveSequence:
         self.publish_at = 0
         self.parked = False  # its grammar's mask is being made: no row is planned until it is there
         self.stale = 0  # rows in flight that were planned before that was known
+        self.drafts = 0  # that a row of it may have
 
     @property
     def rank(self) -> tuple[bool, int]:

@@ -23,13 +23,13 @@ class OutputProcessor:
         self._in_flight = in_flight
 
     def plain(
-        self, decoding: list[LiveSequence], tokens: tuple[int | None, ...], deltas: list[Delta]
+        self, decoding: list[LiveSequence], tokens: tuple[tuple[int, ...], ...], deltas: list[Delta]
     ) -> None:
-        """What `row` does, for decode rows without failures, logprobs, forced tokens and rows that sit out:
-        the usual case, and hot."""
+        """What `row` does, for decode rows without failures, logprobs, drafts and rows that sit out: the
+        usual case, and hot."""
         charge, running, ended = self._policy.charge, SequenceState.RUNNING, SequenceState.ENDED
         publish = self._sequences.running.publish
-        for sequence, token in zip(decoding, tokens, strict=False):
+        for sequence, brought in zip(decoding, tokens, strict=False):
             place = sequence.place
             if place is ended:
                 continue
@@ -37,15 +37,19 @@ class OutputProcessor:
                 sequence.computed += 1
                 if sequence.computed >= sequence.publish_at:
                     publish(sequence)
-            if token is None:
-                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
+            if not brought:
+                self._is_known(sequence)
+                continue
             known = sequence.tokens
-            known.append(token)
-            charge(sequence.key, 0, 1)
-            if token in sequence.stops or len(known) >= sequence.limit:
-                deltas.append(self._tell(sequence, (token,)))
+            known += brought
+            count = len(brought)
+            if count > 1:
+                self._sequences.counters.jumped += count - 1
+            charge(sequence.key, 0, count)
+            if brought[-1] in sequence.stops or len(known) >= sequence.limit:
+                deltas.append(self._tell(sequence, brought))
             else:
-                deltas.append(Delta(sequence.id, (token,)))
+                deltas.append(Delta(sequence.id, brought))
 
     def row(
         self, sequence: LiveSequence, index: int, row: Row | None, result: StepResult, deltas: list[Delta]
@@ -60,6 +64,9 @@ class OutputProcessor:
             code = result.codes.get(index)
             deltas.append(Delta(sequence.id, finish="error", error=failure, cached=cached, code=code))
             return
+        accepted = 0
+        if row is not None and row.drafts:
+            accepted = self._verified(sequence, row, result.drafted.get(index, (0, 0)))
         deferred = index in result.deferred
         if deferred and (sequence.stale or sequence.place is not SequenceState.RUNNING):
             sequence.stale = max(sequence.stale - 1, 0)
@@ -71,28 +78,45 @@ class OutputProcessor:
             prompt_logprobs = result.prompt_logprobs[index][max(sequence.prompt_logprobs_sent - first, 0) :]
             sequence.prompt_logprobs_sent += len(prompt_logprobs)
         if sequence.place is SequenceState.RUNNING:
-            sequence.computed += (1 if row is None else row.count) - deferred
-            self._sequences.running.publish(sequence)
+            sequence.computed += (1 if row is None else row.count) - deferred + accepted
+            if not accepted:
+                self._sequences.running.publish(sequence)
             if deferred:
                 self._sequences.running.park(sequence, self._in_flight(sequence))
             if sequence.computed >= sequence.log.prompt_length:
                 self._sequences.release_followers(sequence)
         if not deferred and (row is None or row.samples):
-            token = result.tokens[index]
-            if token is None:
-                raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
-            tokens = result.forced.get(index, (token,))
-            if not tokens:
-                return  # they are known, and told
+            tokens = result.tokens[index]
             sequence.tokens += tokens
-            self._sequences.counters.jumped += len(tokens) - 1
+            if accepted and sequence.place is SequenceState.RUNNING:
+                self._sequences.running.publish(sequence)  # tokens of this step are among those computed
+            if not tokens:
+                self._is_known(sequence)
+                return
+            self._sequences.counters.jumped += max(len(tokens) - 1 - accepted, 0)
             self._policy.charge(sequence.key, 0, len(tokens))
-            logprobs = result.logprobs.get(index)
-            deltas.append(
-                self._tell(sequence, tokens, () if logprobs is None else (logprobs,), prompt_logprobs)
-            )
+            drafted = result.drafted.get(index)
+            logprobs = result.logprobs.get(index, ())
+            deltas.append(self._tell(sequence, tokens, logprobs, prompt_logprobs, drafted))
         elif prompt_logprobs:
             deltas.append(Delta(sequence.id, prompt_logprobs=prompt_logprobs, cached=sequence.cached_once()))
+
+    def _verified(self, sequence: LiveSequence, row: Row, drafted: tuple[int, int]) -> int:
+        """Take back what was planned for drafts that were not made, or are wrong; how many are right."""
+        computed, accepted = drafted
+        if sequence.place is SequenceState.RUNNING:
+            sequence.planned -= row.drafts - accepted
+        if computed:
+            self._sequences.counters.count_drafts(computed, accepted)
+        return accepted
+
+    def _is_known(self, sequence: LiveSequence) -> None:
+        """A row that brings nothing computed a token whose next is known, and told.
+
+        Raises ValueError if it is not.
+        """
+        if sequence.place is SequenceState.RUNNING and len(sequence.tokens) <= sequence.computed:
+            raise ValueError(f"sequence {sequence.id!r} should have sampled a token")
 
     def _tell(
         self,
@@ -100,10 +124,13 @@ class OutputProcessor:
         tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = (),
+        drafted: tuple[int, int] | None = None,
     ) -> Delta:
         """The delta of tokens just committed; ends the sequence if they were its last."""
         finish, cached = sequence.ending(), sequence.cached_once()
         if finish is not None:
             self._sequences.end(sequence)
         stop = tokens[-1] if finish == "stop" else None
-        return Delta(sequence.id, tokens, logprobs, prompt_logprobs, finish, stop, None, cached)
+        return Delta(
+            sequence.id, tokens, logprobs, prompt_logprobs, finish, stop, None, cached, drafted=drafted
+        )

@@ -18,9 +18,9 @@ class RunningTable:
     """The sequences that have a slot, in three lists, all by rank: background last, then by admission.
 
     `prefilling` have a part of their log still to be planned; `decoding` have none; `parked` wait for a mask
-    and are not planned meanwhile. `releases` and `copies` gather what the next plan must carry. `background`
-    counts the sequences that give way. `lent` are pages whose memory adapters have; `short` is how many were
-    wanted in vain since it was set to 0.
+    and are not planned meanwhile. `releases`, `copies` and `reclaimed` gather what the next plan must carry.
+    `background` counts the sequences that give way. `lent` are pages whose memory adapters have; `short` is
+    how many were wanted in vain since it was set to 0.
     """
 
     __slots__ = (
@@ -39,6 +39,7 @@ class RunningTable:
         "lent",
         "parked",
         "prefilling",
+        "reclaimed",
         "releases",
         "short",
     )
@@ -59,6 +60,7 @@ class RunningTable:
         self.parked: list[LiveSequence] = []
         self.releases: list[int] = []
         self.copies: list[tuple[int, int]] = []
+        self.reclaimed: list[int] = []
         self.lent: set[int] = set()
         self.short = 0
         self._called_in = 0  # pages that were asked back and are not here yet
@@ -191,12 +193,28 @@ class RunningTable:
         self.short = max(self.short, not can)
         return can
 
+    @property
+    def has_pages_to_spare(self) -> bool:
+        """Whether there is a page for each running sequence to grow into, and one more."""
+        return self._cache.can_allocate(len(self) + 1)
+
     def grow(self, sequence: LiveSequence) -> tuple[int]:
         """One more page. Ask `can_grow` first."""
         (page,) = self._cache.allocate(1)
         sequence.pages.append(page)
         sequence.capacity += self._page_size
         return (page,)
+
+    def reclaim(self, wanting: LiveSequence) -> bool:
+        """Take back a page that another took for drafts and has nothing in it; False if there is none."""
+        for sequence in self.decoding:
+            if sequence is not wanting and sequence.capacity - sequence.planned >= self._page_size:
+                self._pool.release(sequence.pages.pop())
+                sequence.capacity -= self._page_size
+                assert sequence.slot is not None
+                self.reclaimed.append(sequence.slot)
+                return True
+        return False
 
     def begin_decoding(self, sequence: LiveSequence) -> None:
         """All of its log has been planned."""
@@ -233,8 +251,9 @@ class RunningTable:
             sequence.publish_at = end + size
 
     def clear_changes(self) -> None:
-        """The plan has been made: `releases` and `copies` start anew, and pages copied from may go again."""
+        """The plan has been made: what it carries starts anew, and pages copied from may go again."""
         self.releases.clear()
+        self.reclaimed.clear()
         self.copies.clear()
         for node in self._sources:
             self._cache.unpin(node)

@@ -7,6 +7,9 @@ admitted last drops its pages and waits again with its log; what it had computed
 for as long as there is room. Background sequences come last everywhere and are the first to go
 (`background.py`): "admitted last" below means last by rank.
 
+A decode row may have drafts (`speculation/`), of the tokens that are left when each sequence has one, and in
+pages that nobody has to leave for. They count as planned until the result says how many were right.
+
 Why lookahead is safe
 ---------------------
 `plan` may be called again before earlier plans are committed, any number of times. The executor runs plans
@@ -73,11 +76,19 @@ _Chunks = list[tuple[LiveSequence, Row]]
 
 
 class _InFlightBatch(NamedTuple):
-    """A plan whose result is not here yet: whose its rows are, decode rows first, then chunks."""
+    """A plan whose result is not here yet: whose its rows are, decode rows first, then chunks. `drafting` of
+    the chunks are decode rows, too, that may have drafts."""
 
     step: int
     decoding: list[LiveSequence]
     chunks: _Chunks
+    drafting: int = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Decode rows, and tokens of chunks that are none."""
+        prompts = sum(row.count for _, row in self.chunks) - self.drafting
+        return len(self.decoding) + self.drafting, prompts
 
 
 class Scheduler:
@@ -85,6 +96,7 @@ class Scheduler:
 
     `background` is the tokens of a step that background sequences may have beside others; None chooses. With
     `sharing` a tenant that holds more than its share of the seats gives some to others (`shares.py`).
+    `drafts` is how many a decode row may have.
 
     Every sequence that was added ends exactly once: by a delta with `finish`, or by `cancel`.
     Raises ValueError when the layout cannot work.
@@ -97,6 +109,7 @@ class Scheduler:
         background: int | None = None,
         *,
         sharing: bool = False,
+        drafts: int = 0,
     ) -> None:
         if min(layout.num_pages, layout.page_size, layout.max_seqs, layout.max_model_len) < 1:
             raise ValueError(f"every size of the memory layout must be at least 1: {layout}")
@@ -111,6 +124,8 @@ class Scheduler:
             raise ValueError(f"pages that are lent must be whole runs of {layout.run}")
         self.layout = layout
         self._policy = policy
+        self._drafts = drafts
+        self._drafting = 0  # rows of the plan that is being made that may have drafts
         self._sequences = SequenceTable(layout, policy, sharing=sharing)
         self.counters = self._sequences.counters
         self._running = self._sequences.running
@@ -121,12 +136,14 @@ class Scheduler:
         self._next_step = 0
         self._held_back = False  # in the last step, prompts of tenants that crowd
 
-    def add(self, log: SequenceLog) -> None:
-        """Take a sequence in. One that cannot be served at all ends with the next commit.
+    def add(self, log: SequenceLog, *, speculates: bool = False) -> None:
+        """Take a sequence in. One that cannot be served at all ends with the next commit. `speculates`: its
+        rows may have drafts.
 
         Raises ValueError when a sequence of this id is already here.
         """
-        self._sequences.enter(log)
+        sequence = self._sequences.enter(log)
+        sequence.drafts = self._drafts if speculates else 0
 
     def cancel(self, id: str) -> bool:
         """End a sequence now, in whatever state. Nothing more of it is delivered. False if it has ended."""
@@ -180,8 +197,15 @@ class Scheduler:
         if not rows and (self._in_flight_batches or not (table.releases or sequences.news)):
             return None
         step = self._next_step
-        plan = StepPlan(step, tuple(rows), tuple(admissions), tuple(table.releases), tuple(table.copies))
-        self._in_flight_batches.append(_InFlightBatch(step, decoding, chunks))
+        plan = StepPlan(
+            step,
+            tuple(rows),
+            tuple(admissions),
+            tuple(table.releases),
+            tuple(table.copies),
+            tuple(table.reclaimed),
+        )
+        self._in_flight_batches.append(_InFlightBatch(step, decoding, chunks, self._drafting))
         self._next_step = step + 1
         self._allowance.stepped(others, beside, budget.spent)
         table.clear_changes()
@@ -191,10 +215,8 @@ class Scheduler:
         """Seconds that the last plan will take, going by what steps took; 0 when that is not known."""
         if not self._in_flight_batches:
             return 0.0
-        _, decoding, chunks = self._in_flight_batches[-1]
-        if not decoding and not chunks:
-            return 0.0
-        return self._times.of(len(decoding), sum(row.count for _, row in chunks))
+        flight = self._in_flight_batches[-1]
+        return self._times.of(*flight.size) if flight.decoding or flight.chunks else 0.0
 
     def lend(self, count: int) -> tuple[int, ...]:
         """Up to so many pages, rounded up to whole runs, whose memory adapters may have from now on; none
@@ -229,16 +251,17 @@ class Scheduler:
         """
         if not self._in_flight_batches or self._in_flight_batches[0].step != result.step:
             raise ValueError(f"the result of step {result.step} is out of order")
-        _, decoding, chunks = self._in_flight_batches[0]
+        flight = self._in_flight_batches[0]
+        decoding, chunks = flight.decoding, flight.chunks
         if len(result.tokens) != len(decoding) + len(chunks):
             raise ValueError(f"{len(result.tokens)} results for {len(decoding) + len(chunks)} rows")
         self._in_flight_batches.popleft()
-        if seconds:
-            self._times.observe(len(decoding), sum(row.count for _, row in chunks), seconds)
+        if seconds and not result.drafted:
+            self._times.observe(*flight.size, seconds)
         news, settle = self._sequences.news, self._outputs
         deltas = list(news.values())
         news.clear()
-        if result.failures or result.logprobs or result.forced or result.deferred:
+        if result.failures or result.logprobs or result.deferred:
             for index, sequence in enumerate(decoding):
                 settle.row(sequence, index, None, result, deltas)
         else:
@@ -263,6 +286,7 @@ class Scheduler:
         forced tokens has a chunk of them, of what the others leave when each has a token."""
         planned: list[LiveSequence] = []
         spare = budget.tokens - len(self._running)
+        drafting: _Chunks = []
         # The list is only ever shortened at or behind the place where the loop stands.
         for sequence in self._running.decoding:
             position = sequence.planned
@@ -280,6 +304,15 @@ class Scheduler:
                 if not count:
                     continue
             assert sequence.slot is not None
+            if sequence.drafts and ahead < 2 and (drafts := self._drafts_of(sequence, spare)):
+                if position + 1 + drafts > sequence.capacity:
+                    pages += self._running.grow(sequence)
+                row = Row(sequence.slot, position, 1, True, pages, drafts)
+                drafting.append((sequence, row))
+                budget.spend(1 + drafts, background=sequence.background)
+                spare -= drafts
+                sequence.planned = position + 1 + drafts
+                continue
             row = Row(sequence.slot, position, count, count >= ahead, pages)
             if ahead < 2:
                 rows.append(row)
@@ -289,8 +322,21 @@ class Scheduler:
                 spare -= count - 1
             budget.spend(count, background=sequence.background)
             sequence.planned = position + count
+        self._drafting = len(drafting)
+        chunks[:0] = drafting
         rows += (row for _, row in chunks)
         return planned
+
+    def _drafts_of(self, sequence: LiveSequence, spare: int) -> int:
+        """How many drafts the next row of a sequence may have: of the tokens that are left, as far as its
+        pages go, and one more if each running sequence has another to grow into."""
+        position = sequence.planned + 1
+        most = min(sequence.drafts, spare, sequence.last - position)
+        if sequence.background:
+            return 0
+        if position + most > sequence.capacity and not self._running.has_pages_to_spare:
+            most = sequence.capacity - position
+        return max(min(most, sequence.capacity + self.layout.page_size - position), 0)
 
     def _grow(self, sequence: LiveSequence, count: int) -> tuple[tuple[int, ...], int]:
         """Pages for `count` more positions, and how many have room. None has if it had to go."""
@@ -333,6 +379,8 @@ class Scheduler:
         """See to it that a running sequence can have a page, at the cost of those admitted after it."""
         table = self._running
         while not table.can_grow():
+            if self._drafts and table.reclaim(sequence):
+                continue
             victim = table.last()
             if len(table) == 1 and sequence.planned > sequence.computed:
                 return False  # its last token is in flight, and may end it

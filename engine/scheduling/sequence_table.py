@@ -50,7 +50,7 @@ class SequenceTable:
         self.returning: dict[LiveSequence, int] = {}  # to the last step that has a row of it
         self.news: dict[str, Delta] = {}
 
-    def enter(self, log: SequenceLog) -> None:
+    def enter(self, log: SequenceLog) -> LiveSequence:
         """A sequence arrives: it follows its leader, or waits. Raises ValueError when its id is taken."""
         if log.id in self.sequences or log.id in self.news:
             raise ValueError(f"sequence {log.id!r} is already here")
@@ -65,6 +65,7 @@ class SequenceTable:
             leader.followers.append(sequence)
         else:
             self._wait(sequence)
+        return sequence
 
     @property
     def foreground(self) -> bool:

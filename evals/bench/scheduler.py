@@ -30,7 +30,7 @@ def log(id: str, prompt: range, max_tokens: int, adapter: int) -> SequenceLog:
 
 def answer(plan: StepPlan) -> StepResult:
     """A device that samples token 7 everywhere."""
-    return StepResult(plan.step, tuple(7 if row.samples else None for row in plan.rows))
+    return StepResult(plan.step, tuple((7,) if row.samples else () for row in plan.rows))
 
 
 def decode(rows: int, steps: int) -> tuple[list[float], list[float]]:

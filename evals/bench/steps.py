@@ -127,7 +127,7 @@ async def in_process_gaps(
     commit = SchedulerActor._commit
 
     def watching(self: SchedulerActor, sampled: StepFinished) -> object:
-        if len(sampled.result.tokens) == rows and None not in sampled.result.tokens:
+        if len(sampled.result.tokens) == rows and all(sampled.result.tokens):
             gaps.append(sampled.gap_seconds)
             seconds.append(sampled.seconds)
         return commit(self, sampled)

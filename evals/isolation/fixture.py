@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from personae.actors.assembly import EngineBuilder, lora_shapes
 from personae.actors.sizing import Sizes
-from personae.engine.jump_forward import Retokenizer
 from personae.engine.loader import load_model
 from personae.engine.plan import MemoryLayout
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
+from personae.engine.speculation.forced import Retokenizer
 from personae.engine.step import StepEngine, by_tenant
 from personae.engine.tokens import Tokenizer
 from personae.errors import GrammarError

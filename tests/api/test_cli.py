@@ -198,8 +198,8 @@ def test_every_option_is_passed_on(
         "--served-model-name name --served-model-name other --default-model a "
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
         "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
-        "--no-cuda-graphs --no-jump-forward --disable-any-whitespace --kv-cache-dtype fp8 --quantize int8 "
-        "--default-strict "
+        "--no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
+        "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
@@ -228,6 +228,7 @@ def test_every_option_is_passed_on(
         hang_timeout=9,
         drain_timeout=7,
         cuda_graphs=False,
+        speculate="auto",
         jump_forward=False,
         disable_any_whitespace=True,
         default_strict=True,

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from recorded_graphs import RecordedGraphs
 
-from personae.engine.jump_forward import Retokenizer
+from personae.engine.speculation.forced import Retokenizer
 from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import Matcher
 from personae.grammar.spec import GrammarSpec

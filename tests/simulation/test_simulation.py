@@ -23,6 +23,7 @@ from personae.actors.simulation.workload import SimulatedWorkload
 from personae.actors.simulation.world import InvariantViolated, simulate
 from personae.engine.scheduling import live
 from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.scheduling.live import LiveSequence
 from personae.engine.scheduling.prefix import PrefixCache, root_key
 from personae.engine.scheduling.running import RunningTable
 from personae.engine.scheduling.scheduler import Scheduler
@@ -89,6 +90,28 @@ def test_answers_whose_masks_take_long_sit_steps_out_and_nobody_waits_for_them(
         assert report.outcomes.keys() <= {"stop", "length", "error"}
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("faults", [None, 3.0])
+def test_answers_with_drafts_are_what_they_would_have_been_whatever_dies(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool, faults: float | None
+) -> None:
+    """The witness compares every token with the log's own."""
+    right, verify = [0], SimulatedDevice._verify
+
+    def note(self: SimulatedDevice, slot, row):  # type: ignore[no-untyped-def]  # as the original
+        accepted = verify(self, slot, row)
+        right[0] += accepted
+        return accepted
+
+    monkeypatch.setattr(SimulatedDevice, "_verify", note)
+    load = replace(CALM.workload, requests=150)
+    report = simulate(
+        replace(CALM, workload=load, pages=60, costs=Costs(runs_ahead=ahead), faults_every=faults)
+    )
+    assert right[0] > 200
+    assert bool(report.restarts) == (faults is not None)
+
+
 def test_others_do_not_wait_for_the_masks_of_some() -> None:
     roomy = replace(THINKING, pages=4096, slots=256)
     slow = simulate(roomy)
@@ -138,7 +161,9 @@ def test_a_device_that_runs_ahead_never_waits_for_the_host(runs_ahead: bool) -> 
     """Its steps follow each other at once, although the host takes as long to prepare each; one that blocks
     takes both."""
     costs = Costs(step=0.004, host=0.003, runs_ahead=runs_ahead)
-    load = SimulatedWorkload(requests=16, rate=1000.0, adapters=0, prompt=(4, 8), answer=(50, 60), leaves=0.0)
+    load = SimulatedWorkload(
+        requests=16, rate=1000.0, adapters=0, prompt=(4, 8), answer=(50, 60), leaves=0.0, speculates=False
+    )
     pace = median(simulate(Scenario(1, load, costs)).paces)
     assert (0.004 < pace < 0.005) if runs_ahead else (0.007 < pace < 0.008)
 
@@ -247,8 +272,7 @@ def forgotten_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forget(self: SequenceTable, log):  # type: ignore[no-untyped-def]  # as the original
         entered[0] += 1
-        if entered[0] != 9:
-            enter(self, log)
+        return LiveSequence(log, 0, self._layout) if entered[0] == 9 else enter(self, log)
 
     monkeypatch.setattr(SequenceTable, "enter", forget)
 

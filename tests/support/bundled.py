@@ -6,7 +6,7 @@ from typing import Any
 
 from engine_harness import EngineHarness
 
-from personae.engine.jump_forward import Retokenizer
+from personae.engine.speculation.forced import Retokenizer
 from personae.engine.tokens import Tokenizer
 from personae.evals.demo.adapters import MODEL
 from personae.grammar.compiler import GrammarCompiler

@@ -2,7 +2,7 @@
 
 `Troupe(folder, adapters=..., ...)` loads; `play(logs)` runs token logs to their end and returns what each
 brought. Up to `lookahead` plans are in flight, and a step is read beside the next, if there is one, as the
-actors do it. With `capture` decode steps run as graphs.
+actors do it. With `capture` decode steps run as graphs. With a `policy` rows have drafts.
 """
 
 import time
@@ -18,7 +18,6 @@ import torch
 from personae.actors.assembly import lora_shapes
 from personae.engine.base_weights import DecoderBaseWeights
 from personae.engine.graphs import Capture, DecodeGraphs
-from personae.engine.jump_forward import Retokenizer
 from personae.engine.kv import KVCache
 from personae.engine.loader import load_model
 from personae.engine.params import SamplingParams
@@ -28,8 +27,12 @@ from personae.engine.sampler import Sampler
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog, TokenLogprobs
+from personae.engine.speculation.forced import Retokenizer
+from personae.engine.speculation.policy import Policy
+from personae.engine.speculation.speculator import Propose, Speculator, own_text
+from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import LaunchedStep, StepEngine, by_tenant
-from personae.grammar.sandbox.masks import AnyGrammar
+from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar
 from personae.grammar.spec import GrammarSpec
 from personae.lora.activation import activation_start
 from personae.lora.adapter import Adapter
@@ -101,6 +104,8 @@ class EngineHarness:
         device: str = "cpu",
         copies: Copies | None = None,
         spelling: Retokenizer | None = None,
+        policy: Policy | None = None,
+        propose: Propose = own_text,
     ) -> None:
         at = torch.device(device)
         model = load_model(folder, device=at, dtype=dtype, max_position=max_model_len, quantize=quantize)
@@ -122,10 +127,11 @@ class EngineHarness:
         kv.data.fill_(torch.nan)
         graphs = None if capture is None else DecodeGraphs(model, kv, pool, layout, capture)
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)
-        self.engine = StepEngine(runner, sampler, spelling)
+        speculator = None if policy is None else Speculator(policy, propose)
+        self.engine = StepEngine(runner, sampler, spelling, speculator)
         for name, path in (adapters or {}).items():
             self.place(name, read_adapter(path, self.shapes))
-        self.scheduler = Scheduler(layout, VirtualTokenCounters())
+        self.scheduler = Scheduler(layout, VirtualTokenCounters(), drafts=MAX_DRAFTS if policy else 0)
         self.grammars: dict[GrammarSpec, AnyGrammar] = {}
         self.lookahead = lookahead
         self.steps = 0
@@ -142,7 +148,8 @@ class EngineHarness:
         played: dict[str, Played] = {}
         for log in logs:
             played[log.id] = Played()
-            self.scheduler.add(log)
+            remote = isinstance(self.grammars.get(log.grammar), RemoteGrammar)  # type: ignore[arg-type]  # None is no key
+            self.scheduler.add(log, speculates=log.params.speculate and not remote)
         flying: deque[StepPlan] = deque()
         unread: LaunchedStep | None = None
         while True:

@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from personae.engine.params import SamplingParams
-from personae.engine.plan import MemoryLayout, StepPlan, StepResult
+from personae.engine.plan import MemoryLayout, Row, StepPlan, StepResult
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import Delta, SequenceLog, TokenLogprobs
 from personae.evals.tenants.fcfs import FirstComeFirstServed
@@ -136,6 +136,7 @@ class _Slot:
     log: SequenceLog
     pages: list[int] = field(default_factory=list)
     sampled: dict[int, int] = field(default_factory=dict)
+    computed: int = 0
     parked: int | None = None  # the position of the token that could not be chosen yet
 
 
@@ -154,7 +155,10 @@ class FakeExecutor:
         layout: MemoryLayout,
         fails: Callable[[SequenceLog, int], str | None] = lambda log, position: None,
         defers: Callable[[SequenceLog, int], int] = lambda log, position: 0,
+        *,
+        speculates: bool = False,
     ) -> None:
+        self._speculates = speculates
         self.layout = layout
         self._fails = fails
         self._defers = defers
@@ -190,6 +194,8 @@ class FakeExecutor:
                 self._cells[page] = [None] * self.layout.page_size
         plan = self._plans.popleft()
         self._executed += 1
+        for slot in plan.reclaimed:
+            self._slots[slot].pages.pop()
         for slot in plan.releases:
             assert slot in self._slots, f"slot {slot} is released and is empty"
             del self._slots[slot]
@@ -206,14 +212,16 @@ class FakeExecutor:
         for row in plan.rows:
             self._slots[row.slot].pages += row.pages
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
-        assert sum(row.count for row in plan.rows) <= self.layout.max_batch_tokens, "over the token budget"
+        total = sum(row.count + row.drafts for row in plan.rows)
+        assert total <= self.layout.max_batch_tokens, "over the token budget"
         self._check_writes(plan)
-        tokens: list[int | None] = []
+        tokens: list[tuple[int, ...]] = []
         deferred: set[int] = set()
         result = StepResult(plan.step, (), {}, {}, {})
         for index, row in enumerate(plan.rows):
             slot = self._slots[row.slot]
             log = slot.log
+            row = self._resolved(slot, row)
             cells = self._read(slot, row.start)
             for position in range(row.start, row.start + row.count):
                 token = self._token(slot, position)
@@ -225,10 +233,11 @@ class FakeExecutor:
                 ends = range(row.start + 1, min(row.start + row.count + 1, log.prompt_length))
                 entries = [_logprob(log.tokens[end], cells[:end]) for end in ends]
                 result.prompt_logprobs[index] = (*(() if row.start else (None,)), *entries)
-            tokens.append(None)
+            tokens.append(())
             end = row.start + row.count
+            slot.computed = end
             if row.samples and end in slot.sampled:
-                tokens[-1], result.forced[index] = slot.sampled[end], ()
+                pass  # it is known, and told
             elif row.samples and self._sits_out(slot, end):
                 deferred.add(index)
             elif row.samples:
@@ -236,12 +245,60 @@ class FakeExecutor:
                 if why is not None:
                     result.failures[index] = why
                     continue
-                tokens[-1] = slot.sampled[end] = _sample(log, cells)
+                tokens[-1] = self._choose(slot, end, cells)
                 if log.params.logprobs is not None:
-                    result.logprobs[index] = _logprob(slot.sampled[end], cells)
-                elif log.params.jump_forward:
-                    result.forced[index] = self._forced(slot, end, cells)
+                    result.logprobs[index] = (_logprob(slot.sampled[end], cells),)
+                if row.drafts:
+                    right = self._verify(slot, row.drafts, cells, tokens, result.logprobs.get(index, ()))
+                    result.drafted[index] = row.drafts, right[0]
+                    if right[1]:
+                        result.logprobs[index] = right[1]
         return msgspec.structs.replace(result, tokens=tuple(tokens), deferred=frozenset(deferred))
+
+    def _choose(self, slot: _Slot, end: int, cells: list[int]) -> tuple[int, ...]:
+        """The token at `end`, and those that follow it by themselves."""
+        slot.sampled[end] = _sample(slot.log, cells)
+        forced = slot.log.params.jump_forward and slot.log.params.logprobs is None
+        return self._forced(slot, end, cells) if forced else (slot.sampled[end],)
+
+    def _resolved(self, slot: _Slot, row: Row) -> Row:
+        """A row of a sequence that speculates begins where that is, with as many drafts as its seed says."""
+        if not (self._speculates and slot.log.params.speculate) or slot.computed < len(slot.log.tokens):
+            return msgspec.structs.replace(row, drafts=0)
+        start = slot.computed
+        assert start <= row.start, f"{slot.log.id} is at {start} and is planned from {row.start}"
+        end = start + row.count
+        samples = row.samples and end not in slot.sampled
+        drafts = hash((slot.log.params.seed, start)) % (row.drafts + 1) if samples else 0
+        return msgspec.structs.replace(row, start=start, samples=samples, drafts=drafts)
+
+    def _verify(
+        self,
+        slot: _Slot,
+        drafts: int,
+        cells: list[int],
+        tokens: list[tuple[int, ...]],
+        logprobs: tuple[TokenLogprobs, ...],
+    ) -> tuple[int, tuple[TokenLogprobs, ...]]:
+        """Guesses, of which one in three is wrong, and leaves its cell behind; how many are right."""
+        log, right = slot.log, 0
+        for place in range(drafts):
+            position = slot.computed
+            page, offset = divmod(position, self.layout.page_size)
+            token = slot.sampled[position]
+            if hash((log.params.seed, position, "draft")) % 3 == 0:
+                self._cells[slot.pages[page]][offset] = -1 - place
+                break
+            if token in {*log.eos, *log.params.stop_token_ids} or self._fails(log, position + 1):
+                break
+            cells.append(_cell(log, token, cells))
+            self._cells[slot.pages[page]][offset] = cells[-1]
+            slot.computed, right = position + 1, right + 1
+            if slot.computed not in slot.sampled:
+                tokens[-1] += self._choose(slot, slot.computed, cells)
+                if log.params.logprobs is not None:
+                    logprobs += (_logprob(slot.sampled[slot.computed], cells),)
+        return right, logprobs
 
     def _sits_out(self, slot: _Slot, end: int) -> bool:
         id = slot.log.id
@@ -300,8 +357,8 @@ class FakeExecutor:
             pages = self._slots[row.slot].pages
             size = self.layout.page_size
             assert row.count > 0
-            assert row.start + row.count <= self.layout.max_model_len, "beyond the context"
-            for page in range(row.start // size, (row.start + row.count - 1) // size + 1):
+            assert row.start + row.count + row.drafts <= self.layout.max_model_len, "beyond the context"
+            for page in range(row.start // size, (row.start + row.count + row.drafts - 1) // size + 1):
                 assert page < len(pages), f"slot {row.slot} writes beyond its page table"
                 assert readers[pages[page]] == {row.slot}, f"slot {row.slot} writes a page that others read"
 
@@ -319,7 +376,7 @@ class Bench:
     def add(self, *logs: SequenceLog) -> None:
         for log in logs:
             self.brought[log.id] = Brought()
-            self.scheduler.add(log)
+            self.scheduler.add(log, speculates=log.params.speculate)
 
     def cancel(self, id: str) -> bool:
         done = self.scheduler.cancel(id)

@@ -38,7 +38,7 @@ class Fixture(NamedTuple):
 
     async def end(self, plan: StepPlan, seconds: float) -> None:
         """The step has ended, and took so long."""
-        result = StepResult(plan.step, tuple(5 for _ in plan.rows))
+        result = StepResult(plan.step, tuple((5,) for _ in plan.rows))
         self.scheduler.tell(StepFinished(result, seconds, 0.0, StepTimings()))
         await settled()
 

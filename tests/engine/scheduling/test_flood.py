@@ -64,7 +64,7 @@ class Fixture:
             planned = self.scheduler.plan()
             self.now += took
             self.steps.append(took)
-            tokens = tuple(7 if row.samples else None for row in running.rows)
+            tokens = tuple((7,) if row.samples else () for row in running.rows)
             for delta in self.scheduler.commit(StepResult(running.step, tokens), took):
                 self.tokens += len(delta.tokens)
                 if delta.tokens:
@@ -121,7 +121,7 @@ def test_the_step_of_another_tenants_prompt_has_none_of_who_crowds_and_the_next_
         tenants.update((admission.slot, admission.log.tenant) for admission in plan.admissions)
         chunks = [row for row in plan.rows if row.count > 1]
         prompts.append(Counter(tenants[row.slot] for row in chunks for _ in range(row.count)))
-        scheduler.commit(StepResult(plan.step, tuple(7 if row.samples else None for row in plan.rows)), 0.03)
+        scheduler.commit(StepResult(plan.step, tuple((7,) if row.samples else () for row in plan.rows)), 0.03)
 
     tenants: dict[int, str] = {}
     for i in range(40):

@@ -150,11 +150,11 @@ def test_results_out_of_order_or_of_the_wrong_size_are_refused():
     assert first is not None
     assert second is not None
     with pytest.raises(ValueError, match="out of order"):
-        it.scheduler.commit(StepResult(second.step, (1,)))
+        it.scheduler.commit(StepResult(second.step, ((1,),)))
     with pytest.raises(ValueError, match="2 results for 1 rows"):
-        it.scheduler.commit(StepResult(first.step, (1, 2)))
+        it.scheduler.commit(StepResult(first.step, ((1,), (2,))))
     with pytest.raises(ValueError, match="should have sampled"):
-        it.scheduler.commit(StepResult(first.step, (None,)))
+        it.scheduler.commit(StepResult(first.step, ((),)))
 
 
 def test_nothing_to_do_makes_no_plan():

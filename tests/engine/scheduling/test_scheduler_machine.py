@@ -49,16 +49,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         sharing=st.booleans(),
         lendable=st.sampled_from([0, 4, 24]),
         run=st.sampled_from([1, 1, 2, 4]),
+        drafts=st.sampled_from([0, 1, 3, 7]),
     )
-    def open(self, pages, page_size, max_seqs, spare, max_model_len, policy, overlap, sharing, lendable, run):
+    def open(
+        self,
+        pages,
+        page_size,
+        max_seqs,
+        spare,
+        max_model_len,
+        policy,
+        overlap,
+        sharing,
+        lendable,
+        run,
+        drafts,
+    ):
         if lendable:
             pages = -(-(max(pages, -(-max_model_len // page_size)) + lendable) // run) * run
         self.layout = MemoryLayout(pages, page_size, max_seqs, max_model_len, max_seqs + spare, lendable, run)
         self.lent: list[int] = []
         self.owed = 0
         self.logs: dict[str, SequenceLog] = {}
-        scheduler = Scheduler(self.layout, policy(), overlap, sharing=sharing)
-        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails, self.defers), FAR)
+        scheduler = Scheduler(self.layout, policy(), overlap, sharing=sharing, drafts=drafts)
+        self.it = Bench(scheduler, FakeExecutor(self.layout, self.fails, self.defers, speculates=True), FAR)
 
     @staticmethod
     def fails(log: SequenceLog, position: int) -> str | None:
@@ -121,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 adapter_start=min(start, len((*head[:length], *tail)) - 1) if adapter else 0,
                 priority=priority,
                 weight=weight,
+                speculate=tenant != "slow",
             )
             self.logs[log.id] = log
             self.it.add(log)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from personae.engine.sequence import SequenceLog
+from personae.engine.speculation.proposer import Draft
 from personae.engine.tokens import Tokenizer
 from personae.grammar.backend import Matcher
 from personae.grammar.bitmask import Bitmask, allow_only, allows, words_of
@@ -156,3 +157,23 @@ class JumpForward:
             return False
         self.matcher.fill(mask, 0)
         return allows(mask[0], token)
+
+
+class ForcedProposer:
+    """Guesses what a grammar forces, for answers whose tokens are the model's own: which tokens write the
+    text the grammar leaves open, and the model may know better."""
+
+    def __init__(self, matcher: Matcher, retokenizer: Retokenizer, log: SequenceLog) -> None:
+        self._matcher = matcher
+        self._retokenizer = retokenizer
+        self._before = deque(log.tokens[log.prompt_length :], CONTEXT)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See Proposer. The matcher has taken them."""
+        self._before.extend(tokens)
+
+    def propose(self, most: int) -> Draft | None:
+        """See Proposer."""
+        text = self._matcher.forced()
+        tokens = self._retokenizer(self._before, text) if text else []
+        return Draft(tuple(tokens[:most]), "forced") if tokens else None

@@ -1,0 +1,63 @@
+"""Guesses from the sequence's own text: what followed when its last tokens stood there before.
+
+Answers repeat their prompts and themselves: extracted values, edited code, quoted text, the keys of the next
+object of a list. The longest of `SIZES` last tokens that were there before is looked up, where they were
+last.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from personae.engine.speculation.proposer import Draft
+
+SIZES = (8, 4, 2)  # tokens that are looked up, the longest first
+LONGEST = 32  # of a match, as far as it is told
+
+
+class NgramProposer:
+    """Looks up the last tokens of a sequence among its earlier ones."""
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._tokens: list[int] = []
+        # By size: where the tokens after each n-gram begin, the last place where it is known what follows.
+        self._places: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in SIZES)
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See Proposer. The n-gram that ends a sequence is entered when its next token is known."""
+        own = self._tokens
+        before = len(own)
+        own += tokens
+        for size, places in zip(SIZES, self._places, strict=True):
+            first = max(before, size)  # the first place behind an n-gram that is not entered yet
+            if len(own) - first > 1:
+                columns = (islice(own, first - size + i, len(own) - size + i) for i in range(size))
+                places.update(zip(zip(*columns, strict=True), range(first, len(own)), strict=True))
+            elif first < len(own):
+                places[tuple(own[first - size : first])] = first
+
+    def propose(self, most: int) -> Draft | None:
+        """See Proposer."""
+        own = self._tokens
+        for size, places in zip(SIZES, self._places, strict=True):
+            if len(own) < size:
+                continue
+            place = places.get(tuple(own[-size:]))
+            if place is not None:
+                return Draft(self._from(place, most), "ngram", self._agreement(place, size))
+        return None
+
+    def _from(self, place: int, most: int) -> tuple[int, ...]:
+        """What came from `place` on; where that is the end, over again: a text that repeats itself."""
+        own = self._tokens
+        if len(own) - place >= most:
+            return tuple(own[place : place + most])
+        period = len(own) - place
+        return tuple(own[place + i % period] for i in range(most))
+
+    def _agreement(self, place: int, size: int) -> int:
+        """How many tokens before `place` are those at the end."""
+        own, end = self._tokens, len(self._tokens)
+        while size < min(LONGEST, place) and own[place - size - 1] == own[end - size - 1]:
+            size += 1
+        return size

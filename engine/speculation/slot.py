@@ -1,0 +1,39 @@
+"""What speculation knows of one running sequence: how far it is, how it may go on, how good its drafts
+are."""
+
+from collections.abc import Sequence
+
+from personae.engine.sequence import SequenceLog
+from personae.engine.speculation.proposer import Draft, Proposer
+
+
+class SlotState:
+    """`tokens` are the log's and those that it brought since. The next row begins at `position`, None before
+    the first. The first proposer that has a guess is heard."""
+
+    def __init__(self, log: SequenceLog, proposers: Sequence[Proposer]) -> None:
+        params = log.params
+        self.tokens = list(log.tokens)
+        self.position: int | None = None
+        self._proposers = proposers
+        self._stops = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else log.eos)
+        self._stop_after = log.prompt_length + params.min_tokens
+
+    def brought(self, computed: int, tokens: Sequence[int]) -> None:
+        """A row was right about `computed` positions and brought these tokens."""
+        assert self.position is not None
+        self.position += computed
+        self.tokens += tokens
+        for proposer in self._proposers:
+            proposer.extend(tokens)
+
+    def propose(self, most: int) -> Draft | None:
+        """A guess of at most `most` tokens."""
+        for proposer in self._proposers:
+            if (draft := proposer.propose(most)) is not None:
+                return draft
+        return None
+
+    def ends(self, position: int, token: int) -> bool:
+        """Whether the token at a position may be the sequence's last: nothing is verified behind it."""
+        return position >= self._stop_after and token in self._stops

@@ -1,0 +1,137 @@
+"""Which drafts are right: each position's token is chosen as it would have been without them.
+
+A token is a function of logits, parameters, seed and position. One forward pass brings the logits of all
+positions of a draft; those behind a token that was guessed right are the ones that a step of its own would
+have brought. So positions are chosen one after the other, each from its own logits with its own noise, mask
+and penalties, for as long as the draft says the same. What is chosen is kept, the first token that differs
+included.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from personae.engine.sampler import HostVerification, Sampler
+from personae.engine.sequence import TokenLogprobs
+from personae.engine.speculation.forced import JumpForward
+from personae.grammar.backend import Binding
+from personae.grammar.masks import BitmaskPool, fill_masks
+from personae.kernels.upload import upload
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """A row with drafts, as far as it is verified: `tokens` that it brings beyond its first, the last of them
+    `open`, not taken by its grammar yet. `at` is the position of the token that was looked at last."""
+
+    slot: int
+    at: int
+    drafts: tuple[int, ...]
+    first: int  # where the drafts' logits begin
+    matcher: Binding | None
+    jump: JumpForward | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    accepted: int = 0
+    open: bool = True
+    refused: int | None = None
+
+
+class Slots(NamedTuple):
+    """What is asked of slots: the token at a position, if that is known, and whether a token ends its
+    sequence. `extend` is told of tokens that follow by themselves, from a position on."""
+
+    known: Callable[[int, int], int | None]
+    ends: Callable[[int, int, int], bool]
+    extend: Callable[[int, int, tuple[int, ...]], None]
+
+
+def verify(
+    rows: Mapping[int, DraftRow],
+    chosen: list[int | None],
+    logits: Tensor,
+    sampler: Sampler,
+    bitmasks: BitmaskPool,
+    slots: Slots,
+    verifies: Callable[[Binding | None], HostVerification | None],
+) -> None:
+    """Verify the drafts of `rows`, by sample, whose first tokens were `chosen`. logits: those of drafts.
+
+    Reads each position's tokens before the next is chosen, so it waits for a GPU.
+    """
+    going = [row for index, row in rows.items() if _next(row, chosen[index], slots)]
+    while going:
+        going = [
+            row
+            for row, token in zip(going, _choose(going, logits, sampler, bitmasks, verifies), strict=True)
+            if _next(row, token, slots)
+        ]
+
+
+def _choose(
+    rows: list[DraftRow],
+    logits: Tensor,
+    sampler: Sampler,
+    bitmasks: BitmaskPool,
+    verifies: Callable[[Binding | None], HostVerification | None],
+) -> Iterator[int | None]:
+    """The token behind the last draft that was right of each row; None if there is none to be had now."""
+    matchers = [row.matcher for row in rows]
+    bitmask = None
+    if any(matchers):
+        bitmask = bitmasks.acquire()
+        fill_masks(bitmask, matchers)
+    places = np.array([row.first + row.accepted - 1 for row in rows], np.int64)
+    asked = {i: asks for i, matcher in enumerate(matchers) if (asks := verifies(matcher)) is not None}
+    sampled = sampler.sample(
+        logits[upload(places, logits.device)],
+        [row.slot for row in rows],
+        [row.at + 1 for row in rows],
+        None if bitmask is None else bitmask[: len(rows)],
+        asked,
+    )
+    read = sampled.read()
+    if bitmask is not None:
+        bitmasks.release(bitmask)
+    for i, (row, token) in enumerate(zip(rows, read.tokens, strict=True)):
+        if token is not None:
+            row.at += 1
+            row.tokens.append(token)
+            row.open = True
+            if i in read.logprobs:
+                row.logprobs.append(read.logprobs[i])
+        yield token
+
+
+def _next(row: DraftRow, token: int | None, slots: Slots) -> bool:
+    """Whether the position behind `token`, the row's last, is to be chosen from the logits of a draft."""
+    while token is not None and row.accepted < len(row.drafts) and row.drafts[row.accepted] == token:
+        if slots.ends(row.slot, row.at, token):
+            return False
+        if row.open and not _take(row, token, slots):
+            return False
+        row.accepted += 1
+        token = slots.known(row.slot, row.at + 1)
+        if token is None:
+            return True
+        row.at += 1
+    return False
+
+
+def _take(row: DraftRow, token: int, slots: Slots) -> bool:
+    """Have the grammar take the token, and tell what follows it by itself."""
+    row.open = False
+    if row.jump is not None:
+        brought = row.jump.take(token)
+        if brought is not None and len(brought) > 1:
+            row.tokens += brought[1:]
+            slots.extend(row.slot, row.at, brought)
+        taken = brought is not None
+    else:
+        taken = row.matcher is None or row.matcher.terminated or row.matcher.accept(token)
+    if not taken:
+        row.refused = token
+    return taken

@@ -1,0 +1,147 @@
+"""Answers have the tokens that they have without drafts, whatever is guessed and whatever binds them."""
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from bundled import CHOICE, OBJECT, PROMPT, SCHEMA, harness, tokenizer
+from engine_harness import EngineHarness, Played
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracles
+
+from personae.engine.sequence import SequenceLog
+from personae.engine.speculation.policy import Always, Measured
+
+VOCAB = tokenizer().vocab_size
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 3},
+    {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "seed": 4},
+    {"presence_penalty": 1.5, "logprobs": 3},
+    {"temperature": 1.0, "logit_bias": {17: 4.0, 30: -5.0}, "logprobs": 0, "seed": 5},
+    {"temperature": 1.0, "min_tokens": 12, "seed": 6, "eos": tuple(range(40, 90))},
+    {"temperature": 1.0, "stop_token_ids": tuple(range(100, 140)), "seed": 7},
+    {"temperature": 1.0, "ignore_eos": True, "bad_words_token_ids": ((5, 6), (7,)), "seed": 8},
+    {"grammar": OBJECT, "temperature": 1.0, "max_tokens": 120, "seed": 9, "jump_forward": True},
+    {"grammar": OBJECT, "temperature": 1.0, "max_tokens": 90, "seed": 10, "jump_forward": False},
+    {"grammar": OBJECT, "temperature": 1.0, "max_tokens": 90, "seed": 11, "logprobs": 1},
+    {"grammar": OBJECT, "repetition_penalty": 1.2, "max_tokens": 100, "seed": 12},
+    {"grammar": CHOICE, "max_tokens": 100, "jump_forward": True},
+    {"grammar": CHOICE, "max_tokens": 100, "jump_forward": False, "temperature": 1.0, "seed": 13},
+]
+
+
+def logs(made: EngineHarness) -> list[SequenceLog]:
+    found = []
+    for number, wish in enumerate(WISHES):
+        wish = {"max_tokens": 30, "eos": tokenizer().eos_ids, **wish}
+        found.append(made.log(f"{number}", (*PROMPT, number), **wish))
+    return found
+
+
+@cache
+def truth() -> dict[str, Played]:
+    made = harness()
+    return made.play(logs(made))
+
+
+def agree(found: dict[str, Played], expected: dict[str, Played]) -> None:
+    for id, one in expected.items():
+        other = found[id]
+        assert (other.tokens, other.finish, other.error) == (one.tokens, one.finish, one.error), WISHES[
+            int(id)
+        ]
+        assert [entry.token for entry in other.logprobs] == [entry.token for entry in one.logprobs]
+        for mine, theirs in zip(other.logprobs, one.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert mine.rank == theirs.rank
+
+
+@pytest.mark.parametrize("right", [1.0, 0.8, 0.4, 0.0])
+def test_every_wish_gets_the_tokens_that_it_gets_without_drafts(right: float) -> None:
+    made = harness(policy=Always(), propose=oracles(truth(), right, VOCAB))
+    agree(made.play(logs(made)), truth())
+    made.scheduler.check_integrity()
+    counters = made.scheduler.counters
+    drafts, accepted = counters.draft_tokens, counters.accepted_tokens
+    assert drafts > 100
+    assert accepted > 100 if right == 1.0 else accepted < drafts
+    assert sum(counters.accepted_at) == accepted
+
+
+def test_right_drafts_save_steps() -> None:
+    plain, guessed = harness(), harness(policy=Always(), propose=oracles(truth(), 1.0, VOCAB))
+    for made in (plain, guessed):
+        agree(made.play(logs(made)[:2]), {id: truth()[id] for id in "01"})
+    assert guessed.steps < plain.steps / 2
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"lookahead": 1},
+        {"lookahead": 3},
+        {"runs_ahead": True},
+        {"max_seqs": 4, "max_batch_tokens": 9},
+        {"page_size": 4, "num_pages": 60, "max_model_len": 200},
+        {"page_size": 4, "num_pages": 60, "max_model_len": 200, "runs_ahead": True, "lookahead": 3},
+    ],
+    ids=str,
+)
+def test_drafts_change_nothing_in_any_batch_and_after_preemptions(sizes: dict[str, Any]) -> None:
+    made = harness(policy=Always(), propose=oracles(truth(), 0.7, VOCAB), **sizes)
+    agree(made.play(logs(made)), truth())
+    if "num_pages" in sizes:
+        assert made.scheduler.counters.preemptions
+
+
+def test_guesses_from_the_text_itself_change_nothing_either() -> None:
+    for policy in (Always(), Measured()):
+        made = harness(policy=policy)
+        agree(made.play(logs(made)), truth())
+        agree(made.play(logs(made)), truth())  # from the prefix cache
+
+
+def test_bound_answers_are_whole_with_wrong_drafts_and_any_budget() -> None:
+    made = harness(policy=Always())
+    shortest = made.grammars[OBJECT].shortest
+    for budget in range(shortest, shortest + 12):
+        log = made.log("a", PROMPT, grammar=OBJECT, max_tokens=budget, temperature=1.0, seed=budget)
+        plain = harness_alone().play([log])["a"]
+        played = made.play([log])["a"]
+        assert played.tokens == plain.tokens
+        jsonschema.validate(json.loads(tokenizer().decode(played.tokens)), SCHEMA)
+
+
+@cache
+def harness_alone() -> EngineHarness:
+    return harness()
+
+
+@cache
+def long_lived() -> dict[float, EngineHarness]:
+    return {right: harness(policy=Always(), propose=oracles(truth(), right, VOCAB)) for right in (0.9, 0.5)}
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    right=st.sampled_from([0.9, 0.5]),
+    cut=st.integers(1, 29),
+    chosen=st.sets(st.integers(0, len(WISHES) - 1), min_size=1, max_size=5),
+)
+def test_a_log_taken_up_anywhere_goes_on_as_without_drafts(right: float, cut: int, chosen: set[int]) -> None:
+    """As after a crash between two deltas, wherever the drafts stood."""
+    made = long_lived()[right]
+    resumed = []
+    for number in chosen:
+        log, said = logs(made)[number], truth()[f"{number}"].tokens[:cut]
+        if len(said) < len(truth()[f"{number}"].tokens) and not log.params.jump_forward:
+            fields = {name: getattr(log, name) for name in log.__struct_fields__}
+            resumed.append(type(log)(**{**fields, "tokens": (*log.tokens, *said)}))
+    played = made.play(resumed)
+    for log in resumed:
+        said = len(log.tokens) - log.prompt_length
+        assert played[log.id].tokens == truth()[log.id].tokens[said:]
