@@ -11,10 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from personae.engine.layers.linear import Linear, MakeLinear
+from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
+from personae.engine.quantization.base import Scheme
 from personae.kernels.decoder import Weight
 from personae.lora.sites import LoraSite
 
@@ -44,6 +45,10 @@ class Block(Protocol):
     def heads(self) -> int:
         """Query heads that read what it keeps."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold it: it asks the device for nothing."""
+
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
 
@@ -62,17 +67,25 @@ class Block(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockContext:
-    """What a block is built with. `prefix`: of its layer's names in the checkpoint. `rope`: the tables of a
-    rotary embedding for heads of that size."""
+    """What a block is built with.
+
+    `prefix`: of its layer's names in the checkpoint. `scheme`: in which format each linear module's weight is
+    kept. `rope`: the tables of a rotary embedding for heads of that size.
+    """
 
     layer: int
     prefix: str
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
-    make: MakeLinear
+    scheme: Scheme
     norm: Callable[[int], RMSNorm]
     rope: Callable[[RopeConfig, int], tuple[Tensor, Tensor]]
+
+    def linear(self, names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool) -> Linear:
+        """A linear module; see `Linear`."""
+        method = self.scheme(names)
+        return Linear(names, inputs, outputs, bias=bias, method=method, dtype=self.dtype, device=self.device)
 
 
 class BlockSpec(Protocol):
@@ -81,6 +94,10 @@ class BlockSpec(Protocol):
     @property
     def kv(self) -> KVSpec | None:
         """What it keeps of every token; None for nothing."""
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it chooses by what it computes, so that a difference of rounding may become a large one."""
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """The linear modules that adapters may change, by short names that no other block of a layer has."""

@@ -74,7 +74,7 @@ class _Batch(ctypes.Structure):
 
 
 class Fused:
-    """The library's functions for decoders; `take` and `pack_quantized` are the backend's operators."""
+    """The library's functions for decoders; `take` and `pack_linear` are the backend's operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.instructions = library.personae_instructions
@@ -110,11 +110,11 @@ class Fused:
             return None
         return CpuDecoder(self, weights)
 
-    def pack_quantized(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
-        """See `kernels.decoder.pack_quantized`."""
-        assert not isinstance(linear.weight, Tensor)
-        known = linear.weight.kind in KINDS and dtype is torch.bfloat16
-        return CpuLinear(self, linear) if known else None
+    def pack_linear(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
+        """See `kernels.decoder.pack_linear`."""
+        weight = linear.weight
+        known = weight.dtype is dtype if isinstance(weight, Tensor) else weight.kind in KINDS
+        return CpuLinear(self, linear) if known and dtype is torch.bfloat16 else None
 
 
 def _turned(weights: DecoderWeights) -> set[int]:
