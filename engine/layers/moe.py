@@ -11,10 +11,10 @@ from personae.engine.layers.linear import Linear
 from personae.engine.layers.mlp import GATES, Activation
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.step import ForwardContext
-from personae.engine.quantization.base import LinearMethod, Product
+from personae.engine.quantization.base import Backend, LinearMethod, Product
 from personae.engine.quantization.unquantized import BatchInvariant
-from personae.kernels.decoder import Weight
-from personae.kernels.moe import combine, route
+from personae.kernels.decoder import PackedLinear, Weight
+from personae.kernels.moe import combine, grouped_linear, route
 from personae.lora.sites import LoraSite
 
 
@@ -73,11 +73,16 @@ class ExpertLinear(Linear):
         )
         self._width = sum(outputs)
         self._experts: list[Product] = []
+        self._packed: list[PackedLinear] = []  # the same, if a backend has taken over all of them
+        self._all = grouped_linear(device, dtype)
 
     def pack(self) -> None:
         """See Linear."""
         parts = self.method.parts(self._width)
         self._experts = [part.finish(None) for part in parts]
+        packed = [expert.packed for expert in self._experts if isinstance(expert, Backend)]
+        if self._all is not None and len(packed) == len(parts):
+            self._packed = packed
         if any(product is not part for product, part in zip(self._experts, parts, strict=True)):
             del self.method
 
@@ -87,6 +92,8 @@ class ExpertLinear(Linear):
 
     def grouped(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """The first counts[0] rows of x: [N, inputs] through the first expert, and so on -> [N, outputs]."""
+        if self._all is not None and self._packed:
+            return self._all(x, self._packed, counts)
         y = torch.empty(x.shape[0], self._width, dtype=x.dtype, device=x.device)
         start = 0
         for expert, count in zip(self._experts, counts, strict=True):

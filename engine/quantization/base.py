@@ -117,15 +117,15 @@ class Backend:
     """A weight, and a bias, that a backend has taken over."""
 
     def __init__(self, packed: PackedLinear) -> None:
-        self._packed = packed
+        self.packed = packed
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Product`."""
-        return self._packed(x)
+        return self.packed(x)
 
     def plain(self) -> Tensor:
         """See `Product`."""
-        return self._packed.plain()
+        return self.packed.plain()
 
 
 def load(name: str, place: Weight, stored: Stored) -> None:
