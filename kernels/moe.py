@@ -10,6 +10,7 @@ from personae.kernels.decoder import PackedLinear
 from personae.kernels.registry import Operator, optional
 
 route = Operator(reference.route)
+expert_linear = Operator(reference.expert_linear)
 combine = Operator(reference.combine)
 
 GroupedLinear = Callable[[Tensor, Sequence[PackedLinear], Sequence[int]], Tensor]

@@ -100,6 +100,19 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
     return weights / weights.sum(-1, keepdim=True) if renormalize else weights, experts
 
 
+def expert_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    """y_i = x_i W_e^T for starts[e] <= i < starts[e + 1]: rows that are grouped by expert.
+
+    x: [N, inputs], weight: [experts, outputs, inputs], starts: [experts + 1] int32, from 0 to N -> [N,
+    outputs]. Waits for the device.
+    """
+    y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype, device=x.device)
+    for expert, (start, stop) in enumerate(pairwise(starts.tolist())):
+        if start < stop:
+            y[start:stop] = F.linear(x[start:stop], weight[expert])
+    return y
+
+
 def combine(outputs: Tensor, weights: Tensor, order: Tensor) -> Tensor:
     """y_t = sum_j weights[t, j] o_tj, in the order of j; computed in float32, rounded once.
 

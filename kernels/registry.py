@@ -33,7 +33,17 @@ BACKENDS = {"cpu": ("cpu",), "cuda": ("triton",)}
 REFERENCE = "reference"
 ALL = "*"  # in overrides: every operator that has no override of its own
 NAMES = frozenset(
-    {*references.OPERATORS, "begin_sgmv", "fuse", "pack_linear", "grouped_linear", "route", "combine", ALL}
+    {
+        *references.OPERATORS,
+        "begin_sgmv",
+        "fuse",
+        "pack_linear",
+        "grouped_linear",
+        "route",
+        "expert_linear",
+        "combine",
+        ALL,
+    }
 )
 
 P = ParamSpec("P")

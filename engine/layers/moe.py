@@ -1,7 +1,8 @@
 """A mixture of experts: each token goes through the few MLPs that a router chooses for it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,9 +13,10 @@ from personae.engine.layers.mlp import GATES, Activation
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.step import ForwardContext
 from personae.engine.quantization.base import Backend, LinearMethod, Product
-from personae.engine.quantization.unquantized import BatchInvariant
+from personae.engine.quantization.unquantized import BatchInvariant, Unquantized
+from personae.kernels import reference
 from personae.kernels.decoder import PackedLinear, Weight
-from personae.kernels.moe import combine, grouped_linear, route
+from personae.kernels.moe import combine, expert_linear, grouped_linear, route
 from personae.lora.sites import LoraSite
 
 
@@ -74,7 +76,13 @@ class ExpertLinear(Linear):
         self._width = sum(outputs)
         self._experts: list[Product] = []
         self._packed: list[PackedLinear] = []  # the same, if a backend has taken over all of them
-        self._all = grouped_linear(device, dtype)
+        self._batched: Tensor | None = None  # the same, [experts, outputs, inputs], if it stays as it is
+        self._all, self._linear = grouped_linear(device, dtype), expert_linear.on(device, dtype)
+
+    @property
+    def capturable(self) -> bool:
+        """See Block; when it is packed."""
+        return self._batched is not None and self._linear is not reference.expert_linear
 
     def pack(self) -> None:
         """See Linear."""
@@ -83,6 +91,8 @@ class ExpertLinear(Linear):
         packed = [expert.packed for expert in self._experts if isinstance(expert, Backend)]
         if self._all is not None and len(packed) == len(parts):
             self._packed = packed
+        if isinstance(self.method, Unquantized) and self._experts == parts:
+            self._batched = self.method.weight.view(len(parts), self._width, -1)
         if any(product is not part for product, part in zip(self._experts, parts, strict=True)):
             del self.method
 
@@ -90,16 +100,20 @@ class ExpertLinear(Linear):
         """See Linear."""
         return torch.cat([expert.plain() for expert in self._experts])
 
-    def grouped(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """The first counts[0] rows of x: [N, inputs] through the first expert, and so on -> [N, outputs]."""
-        if self._all is not None and self._packed:
-            return self._all(x, self._packed, counts)
+    def grouped(self, x: Tensor, starts: Tensor) -> Tensor:
+        """Rows starts[e] to starts[e + 1] - 1 of x: [N, inputs] through expert e -> [N, outputs].
+
+        starts: [experts + 1] int32, on x's device.
+        """
+        if self._batched is not None:
+            return self._linear(x, self._batched, starts)
+        ends = starts.tolist()
+        if self._packed and self._all is not None:
+            return self._all(x, self._packed, [stop - start for start, stop in pairwise(ends)])
         y = torch.empty(x.shape[0], self._width, dtype=x.dtype, device=x.device)
-        start = 0
-        for expert, count in zip(self._experts, counts, strict=True):
-            if count:
-                y[start : start + count] = expert.apply(x[start : start + count], None)
-            start += count
+        for expert, (start, stop) in zip(self._experts, pairwise(ends), strict=True):
+            if start < stop:
+                y[start:stop] = expert.apply(x[start:stop], None)
         return y
 
 
@@ -111,7 +125,6 @@ class MoE:
     """
 
     kv, heads = None, 0
-    capturable = False  # the host asks how many rows each expert has
 
     def __init__(self, spec: MoeSpec, context: BlockContext) -> None:
         hidden, prefix = context.hidden_size, f"{context.prefix}.{spec.path}"
@@ -148,17 +161,22 @@ class MoE:
             dtype=dtype,
             device=device,
         )
+        self._numbers = torch.arange(spec.experts + 1, device=device)
         self._gate = GATES[spec.activation].on(device, dtype)
         self._route, self._combine = route.on(device, dtype), combine.on(device, dtype)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""
         weights, chosen = self._route(self.router(x), self.spec.top_k, self.spec.renormalize)
-        experts = chosen.flatten()
-        order = experts.argsort(stable=True)
-        counts = experts.bincount(minlength=self.spec.experts).tolist()
-        inner = self._gate(self.gate_up.grouped(x[order // self.spec.top_k], counts))
-        return self._combine(self.down.grouped(inner, counts), weights, order)
+        experts, order = chosen.flatten().sort(stable=True)
+        starts = torch.searchsorted(experts, self._numbers, out_int32=True)
+        inner = self._gate(self.gate_up.grouped(x[order // self.spec.top_k], starts))
+        return self._combine(self.down.grouped(inner, starts), weights, order)
+
+    @property
+    def capturable(self) -> bool:
+        """See Block."""
+        return self.gate_up.capturable and self.down.capturable
 
     def tensors(self) -> Iterator[tuple[str, Weight]]:
         """See Block."""
