@@ -22,16 +22,18 @@ from personae.lora.sites import LoraSite
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What a block keeps of every token: a key and a value for each of `heads`, of `head_dim` numbers
-    each."""
+    """What a block keeps of every token: a key and a value for each of `heads`, of `head_dim` numbers each.
+
+    `dtype`: None means that of the cache, which the server's options choose.
+    """
 
     heads: int
     head_dim: int
+    dtype: torch.dtype | None = None
 
-    @property
-    def numbers(self) -> int:
-        """How many a token takes."""
-        return 2 * self.heads * self.head_dim
+    def bytes(self, dtype: torch.dtype) -> int:
+        """What a token takes in a cache of that dtype."""
+        return 2 * self.heads * self.head_dim * (self.dtype or dtype).itemsize
 
 
 class Block(Protocol):

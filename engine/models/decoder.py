@@ -224,7 +224,14 @@ class Decoder:
         plans = {
             (heads, spec): self._attention.plan(
                 batch,
-                AttentionShape(heads, spec.heads, spec.head_dim, kv.page_size, self.dtype, kv.dtype),
+                AttentionShape(
+                    heads,
+                    spec.heads,
+                    spec.head_dim,
+                    kv.page_size,
+                    self.dtype,
+                    spec.dtype or kv.dtype,
+                ),
             )
             for heads, spec in {*self._attending.values()}
         }

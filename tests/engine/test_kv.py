@@ -91,7 +91,7 @@ def test_on_the_cpu_a_page_takes_memory_when_it_is_first_written(dtype: torch.dt
     assert full - resident() > 2**26
 
 
-WIDE, NARROW = KVSpec(4, 8), KVSpec(1, 16)
+WIDE, NARROW = KVSpec(4, 8), KVSpec(1, 16, torch.bfloat16)
 SPECS = (WIDE, NARROW, None, WIDE)
 
 
@@ -103,7 +103,8 @@ def test_layers_with_the_same_spec_are_a_group_and_a_page_has_a_place_in_each(gr
         WIDE: (2, 2, 6, 4, 4, 8),
         NARROW: (1, 2, 6, 1, 4, 16),
     }
-    assert kv.page_bytes == (2 * 64 + 32) * 4 * 4
+    assert kv.page_bytes == (2 * 64 * 4 + 32 * 2) * 4
+    assert [group.dtype for group in kv.groups.values()] == [torch.float32, torch.bfloat16]
     assert sorted(kv.layers) == [0, 1, 3]
     for index, (keys, values) in enumerate(kv.layers.values()):
         keys.fill_(index)
@@ -126,16 +127,16 @@ def test_in_granules_a_page_of_all_groups_is_one_stretch_of_memory() -> None:
         LAYOUT, num_pages=8, run=pages_of_a_run(KVCache.bytes_per_page(SPECS, 4, torch.float32), 1024)
     )
     kv = KVCache(SPECS, layout, torch.float32, torch.device("cpu"), memory=memory)
-    assert layout.run == 2
+    assert layout.run == 4
     for keys, values in kv.layers.values():
         keys.fill_(1)
         values.fill_(1)
-    for _ in kv.giving_back([2, 3]):
+    for _ in kv.giving_back([4, 5, 6, 7]):
         pass
     for keys, values in kv.layers.values():
-        assert keys[[2, 3]].isnan().all()
-        assert values[[2, 3]].isnan().all()
-        assert (keys[[0, 1, 4, 5, 6, 7]] == 1).all()
+        assert keys[[4, 5, 6, 7]].isnan().all()
+        assert values[[4, 5, 6, 7]].isnan().all()
+        assert (keys[[0, 1, 2, 3]] == 1).all()
 
 
 def test_a_model_whose_layers_keep_different_things_is_the_same_in_chunks_and_whole() -> None:
