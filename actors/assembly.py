@@ -171,7 +171,7 @@ class EngineBuilder:
             copies=StreamCopies() if on_gpu else None,
             memory=memory,
         )
-        captures = on_gpu and self.graphs
+        captures = on_gpu and self.graphs and model.capturable
         kv = KVCache(model.config.kv_specs, layout, sizes.kv_dtype, device, spare=captures, memory=memory)
         graphs = DecodeGraphs(model, kv, pool, layout, CudaCapture(), SideStream()) if captures else None
         runner = Runner(model, kv, layout, pool, sampler.last_tokens, graphs)

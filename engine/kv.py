@@ -58,17 +58,19 @@ class KVCache:
 
     def _by_layers(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
         return {
-            spec: self._memory.reserve((len(layers), 2, pages, *self._place(spec)), self.dtype)
+            spec: self._memory.reserve((len(layers), 2, pages, *self._place(spec)), spec.dtype or self.dtype)
             for spec, layers in members.items()
         }
 
     def _by_pages(self, members: Mapping[KVSpec, Sequence[int]], pages: int) -> dict[KVSpec, Tensor]:
-        self._pages = self._memory.reserve((pages, self.page_bytes // self.dtype.itemsize), self.dtype)
+        self._pages = self._memory.reserve((pages, self.page_bytes), torch.uint8)
         self._memory.back(self._pages)
-        widths = [len(layers) * spec.numbers * self.page_size for spec, layers in members.items()]
+        widths = [len(layers) * spec.bytes(self.dtype) * self.page_size for spec, layers in members.items()]
         parts = zip(members.items(), torch.split(self._pages, widths, dim=1), strict=True)
         return {
-            spec: part.view(pages, len(layers), 2, *self._place(spec)).permute(1, 2, 0, 3, 4, 5)
+            spec: part.view(spec.dtype or self.dtype)
+            .view(pages, len(layers), 2, *self._place(spec))
+            .permute(1, 2, 0, 3, 4, 5)
             for (spec, layers), part in parts
         }
 
@@ -114,7 +116,7 @@ class KVCache:
     @staticmethod
     def bytes_per_page(specs: Specs, page_size: int, dtype: torch.dtype) -> int:
         """What one page costs in memory, over all layers, keys and values."""
-        return sum(spec.numbers for spec in specs if spec is not None) * page_size * dtype.itemsize
+        return sum(spec.bytes(dtype) for spec in specs if spec is not None) * page_size
 
 
 def _members(specs: Specs) -> dict[KVSpec, list[int]]:

@@ -126,10 +126,9 @@ def fuse(weights: DecoderWeights) -> FusedDecoder | None:
     return fused
 
 
-def pack_quantized(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
-    """Hands a quantized weight to the backend of its device, for products with activations of `dtype`; None
-    if it has none."""
-    assert isinstance(linear.weight, QuantizedWeight)
-    backend = optional("pack_quantized", linear.weight.device, dtype)
+def pack_linear(linear: LinearWeights, dtype: torch.dtype) -> PackedLinear | None:
+    """Hands a weight to the backend of its device, for products with activations of `dtype`; None if it has
+    none. A row of such a product has the same bits in any company."""
+    backend = optional("pack_linear", linear.weight.device, dtype)
     packed: PackedLinear | None = None if backend is None else backend(linear, dtype)
     return packed

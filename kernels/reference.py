@@ -91,6 +91,41 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     return (F.gelu(gate.float(), approximate="tanh") * up.float()).to(x.dtype)
 
 
+def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """The top_k largest of p = softmax(logits), over their sum if they are to add up to 1.
+
+    logits: [T, experts] -> (weights [T, top_k] float32, the largest first; experts [T, top_k] int64).
+    """
+    weights, experts = torch.topk(logits.float().softmax(-1), top_k, dim=-1)
+    return weights / weights.sum(-1, keepdim=True) if renormalize else weights, experts
+
+
+def expert_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    """y_i = x_i W_e^T for starts[e] <= i < starts[e + 1]: rows that are grouped by expert.
+
+    x: [N, inputs], weight: [experts, outputs, inputs], starts: [experts + 1] int32, from 0 to N -> [N,
+    outputs]. Waits for the device.
+    """
+    y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype, device=x.device)
+    for expert, (start, stop) in enumerate(pairwise(starts.tolist())):
+        if start < stop:
+            y[start:stop] = F.linear(x[start:stop], weight[expert])
+    return y
+
+
+def combine(outputs: Tensor, weights: Tensor, order: Tensor) -> Tensor:
+    """y_t = sum_j weights[t, j] o_tj, in the order of j; computed in float32, rounded once.
+
+    outputs: [T * k, N], where row i is o_tj with t k + j = order[i]. weights: [T, k] float32. order: [T * k]
+    int64.
+    """
+    placed = torch.empty_like(outputs).index_copy_(0, order, outputs).view(*weights.shape, -1)
+    total = placed[:, 0].float() * weights[:, :1]
+    for j in range(1, weights.shape[1]):
+        total += placed[:, j].float() * weights[:, j : j + 1]
+    return total.to(outputs.dtype)
+
+
 def append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, write_index: Tensor) -> None:
     """cache[page, :, offset] = k[t] where write_index[t] = page * page_size + offset; the same for v.
 

@@ -32,7 +32,19 @@ BACKENDS = {"cpu": ("cpu",), "cuda": ("triton",)}
 """By type of device, best first."""
 REFERENCE = "reference"
 ALL = "*"  # in overrides: every operator that has no override of its own
-NAMES = frozenset({*references.OPERATORS, "begin_sgmv", "fuse", "pack_quantized", ALL})
+NAMES = frozenset(
+    {
+        *references.OPERATORS,
+        "begin_sgmv",
+        "fuse",
+        "pack_linear",
+        "grouped_linear",
+        "route",
+        "expert_linear",
+        "combine",
+        ALL,
+    }
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -50,6 +50,11 @@ class AttentionSpec:
         """Of q, k and v."""
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
 
+    @property
+    def discrete(self) -> bool:
+        """See BlockSpec."""
+        return False
+
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
         sizes = {key: (hidden_size, width) for key, width in zip("qkv", self.widths, strict=True)}
@@ -63,6 +68,8 @@ class AttentionSpec:
 class Attention:
     """q, k, v = x W_qkv; heads rotated, keys and values appended to the cache; the heads' mix times W_o."""
 
+    capturable = True
+
     def __init__(self, spec: AttentionSpec, context: BlockContext) -> None:
         device, dtype = context.device, context.dtype
         names = ("qkv",) if spec.merged else tuple("qkv")
@@ -72,8 +79,8 @@ class Attention:
         self.scale = spec.scale or spec.head_dim**-0.5
         self.rope = context.rope(spec.rope, spec.head_dim) if spec.rope else None
         qkv = tuple(f"{self.prefix}.{name}_proj" for name in names)
-        self.qkv = context.make(qkv, context.hidden_size, spec.widths, bias=spec.qkv_bias)
-        self.o = context.make(
+        self.qkv = context.linear(qkv, context.hidden_size, spec.widths, bias=spec.qkv_bias)
+        self.o = context.linear(
             (f"{self.prefix}.o_proj",), spec.widths[0], (context.hidden_size,), bias=spec.o_bias
         )
         self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None

@@ -11,26 +11,29 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from personae.engine.layers.linear import Linear, MakeLinear
+from personae.engine.layers.linear import Linear
 from personae.engine.layers.norm import RMSNorm
 from personae.engine.layers.rotary import RopeConfig
 from personae.engine.layers.step import ForwardContext
+from personae.engine.quantization.base import Scheme
 from personae.kernels.decoder import Weight
 from personae.lora.sites import LoraSite
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What a block keeps of every token: a key and a value for each of `heads`, of `head_dim` numbers
-    each."""
+    """What a block keeps of every token: a key and a value for each of `heads`, of `head_dim` numbers each.
+
+    `dtype`: None means that of the cache, which the server's options choose.
+    """
 
     heads: int
     head_dim: int
+    dtype: torch.dtype | None = None
 
-    @property
-    def numbers(self) -> int:
-        """How many a token takes."""
-        return 2 * self.heads * self.head_dim
+    def bytes(self, dtype: torch.dtype) -> int:
+        """What a token takes in a cache of that dtype."""
+        return 2 * self.heads * self.head_dim * (self.dtype or dtype).itemsize
 
 
 class Block(Protocol):
@@ -43,6 +46,10 @@ class Block(Protocol):
     @property
     def heads(self) -> int:
         """Query heads that read what it keeps."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold it: it asks the device for nothing."""
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """x: [T, hidden] -> [T, hidden]."""
@@ -62,17 +69,25 @@ class Block(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockContext:
-    """What a block is built with. `prefix`: of its layer's names in the checkpoint. `rope`: the tables of a
-    rotary embedding for heads of that size."""
+    """What a block is built with.
+
+    `prefix`: of its layer's names in the checkpoint. `scheme`: in which format each linear module's weight is
+    kept. `rope`: the tables of a rotary embedding for heads of that size.
+    """
 
     layer: int
     prefix: str
     hidden_size: int
     dtype: torch.dtype
     device: torch.device
-    make: MakeLinear
+    scheme: Scheme
     norm: Callable[[int], RMSNorm]
     rope: Callable[[RopeConfig, int], tuple[Tensor, Tensor]]
+
+    def linear(self, names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool) -> Linear:
+        """A linear module; see `Linear`."""
+        method = self.scheme(names)
+        return Linear(names, inputs, outputs, bias=bias, method=method, dtype=self.dtype, device=self.device)
 
 
 class BlockSpec(Protocol):
@@ -81,6 +96,10 @@ class BlockSpec(Protocol):
     @property
     def kv(self) -> KVSpec | None:
         """What it keeps of every token; None for nothing."""
+
+    @property
+    def discrete(self) -> bool:
+        """Whether it chooses by what it computes, so that a difference of rounding may become a large one."""
 
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """The linear modules that adapters may change, by short names that no other block of a layer has."""

@@ -1,22 +1,12 @@
 """Linear modules; those that share an input are merged into one matrix, so that each is one GEMM."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from personae.engine.quantization.base import Backend, LinearMethod, Product
 from personae.kernels.decoder import LinearWeights, PackedLinear, Weight
-
-
-class MakeLinear(Protocol):
-    """Makes a linear module in the model's dtype, on its device, and its weight in the format that it has."""
-
-    def __call__(
-        self, names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool
-    ) -> "Linear":
-        """See `Linear`."""
 
 
 class Linear:

@@ -32,6 +32,11 @@ class MlpSpec:
         """See BlockSpec."""
         return
 
+    @property
+    def discrete(self) -> bool:
+        """See BlockSpec."""
+        return False
+
     def lora_sites(self, hidden_size: int) -> Mapping[str, LoraSite]:
         """See BlockSpec."""
         wide, narrow = (hidden_size, self.size), (self.size, hidden_size)
@@ -45,7 +50,7 @@ class MlpSpec:
 class MLP:
     """y = (act(x W_gate) * (x W_up)) W_down; act is SiLU, or GELU by way of tanh."""
 
-    kv, heads = None, 0
+    kv, heads, capturable = None, 0, True
 
     def __init__(self, spec: MlpSpec, context: BlockContext) -> None:
         hidden, inner, prefix = context.hidden_size, spec.size, f"{context.prefix}.mlp"
@@ -53,8 +58,8 @@ class MLP:
         self.spec, self.layer = spec, context.layer
         self._gate = GATES[spec.activation].on(context.device, context.dtype)
         gate_up = tuple(f"{prefix}.{name}" for name in names)
-        self.gate_up = context.make(gate_up, hidden, (inner, inner), bias=spec.bias)
-        self.down = context.make((f"{prefix}.down_proj",), inner, (hidden,), bias=spec.bias)
+        self.gate_up = context.linear(gate_up, hidden, (inner, inner), bias=spec.bias)
+        self.down = context.linear((f"{prefix}.down_proj",), inner, (hidden,), bias=spec.bias)
 
     def __call__(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See Block."""

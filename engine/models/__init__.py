@@ -23,11 +23,14 @@ FAMILIES = {
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Olmo2ForCausalLM": "olmo",
+    "OlmoeForCausalLM": "olmoe",
     "Olmo3ForCausalLM": "olmo",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
 }
 MODEL_TYPES = {
@@ -37,11 +40,14 @@ MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral3": "Mistral3ForConditionalGeneration",
+    "mixtral": "MixtralForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 """The architecture of a config.json that says only its `model_type`."""

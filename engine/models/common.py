@@ -120,6 +120,15 @@ def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") 
     return ACTIVATIONS[found]
 
 
+def experts(fields: Fields) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token takes."""
+    count = fields.size("num_local_experts" if "num_local_experts" in fields else "num_experts")
+    top_k = fields.size("num_experts_per_tok")
+    if top_k > count:
+        raise fields.error("num_experts_per_tok", f"{top_k} is more than the {count} experts")
+    return count, top_k
+
+
 def rope_config(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
     """Reads the rotary embedding: from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
     rope = rope_section(fields)

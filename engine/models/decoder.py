@@ -22,6 +22,7 @@ from personae.engine.layers.rotary import RopeConfig, rotary_tables
 from personae.engine.layers.step import ForwardContext, LoraContext, LoraOutput
 from personae.engine.quantization import scheme_of
 from personae.engine.quantization.base import OUTPUT, Scheme
+from personae.engine.quantization.unquantized import batch_invariant
 from personae.kernels.attention import AttentionBatch, AttentionPlan, AttentionShape, attention_backend
 from personae.kernels.decoder import DecoderWeights, FusedDecoder, LayerWeights, Weight, fuse
 from personae.kernels.quantized import QuantizedWeight
@@ -140,12 +141,9 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = device
-        method_of = scheme or scheme_of(None)
-
-        def make(names: tuple[str, ...], inputs: int, outputs: tuple[int, ...], *, bias: bool) -> Linear:
-            return Linear(
-                names, inputs, outputs, bias=bias, method=method_of(names), dtype=dtype, device=device
-            )
+        kept = scheme or scheme_of(None)
+        if any(spec.attention.discrete or spec.mlp.discrete for spec in config.layer_specs):
+            kept = batch_invariant(kept)
 
         def norm(size: int) -> RMSNorm:
             return RMSNorm(size, config.eps, dtype=dtype, device=device, offset=config.norm_offset)
@@ -161,7 +159,7 @@ class Decoder:
                 config,
                 spec,
                 BlockContext(
-                    index, f"model.layers.{index}", config.hidden_size, dtype, device, make, norm, rope
+                    index, f"model.layers.{index}", config.hidden_size, dtype, device, kept, norm, rope
                 ),
             )
             for index, spec in enumerate(config.layer_specs)
@@ -174,7 +172,15 @@ class Decoder:
             if layer.attention.kv is not None
         }
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
-        self.output = make((OUTPUT,), config.hidden_size, (config.vocab_size,), bias=False)
+        self.output = Linear(
+            (OUTPUT,),
+            config.hidden_size,
+            (config.vocab_size,),
+            bias=False,
+            method=kept((OUTPUT,)),
+            dtype=dtype,
+            device=device,
+        )
         if config.tie:
             self.output.method.tie(self.embedding)
         self._own_output = not config.tie or self.output.method.own_copy
@@ -218,7 +224,14 @@ class Decoder:
         plans = {
             (heads, spec): self._attention.plan(
                 batch,
-                AttentionShape(heads, spec.heads, spec.head_dim, kv.page_size, self.dtype, kv.dtype),
+                AttentionShape(
+                    heads,
+                    spec.heads,
+                    spec.head_dim,
+                    kv.page_size,
+                    self.dtype,
+                    spec.dtype or kv.dtype,
+                ),
             )
             for heads, spec in {*self._attending.values()}
         }
@@ -252,6 +265,11 @@ class Decoder:
         weight = self.output.method.weight
         copied = weight.nbytes if isinstance(weight, QuantizedWeight) and not self._own_output else 0
         return copied + sum(tensor.nbytes for _, tensor in self.tensors())
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold a decode step."""
+        return all(layer.attention.capturable and layer.mlp.capturable for layer in self.layers)
 
     def pack(self) -> None:
         """Lays the weights out for this machine; call once, when all tensors are filled.

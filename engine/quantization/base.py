@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from copy import copy
+from typing import ClassVar, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from personae.errors import ModelLoadError
-from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_quantized
+from personae.kernels.decoder import LinearWeights, PackedLinear, Weight, pack_linear
 from personae.kernels.quantized import QuantizedWeight, Stored
 
 OUTPUT = "lm_head"
@@ -44,6 +45,13 @@ class LinearMethod(ABC):
     def params(self, sizes: list[int]) -> Iterator[Weight]:
         """The places to fill, of so many outputs each."""
         yield from self.weight.split(sizes)
+
+    def parts(self, outputs: int) -> list[Self]:
+        """It cut into modules of so many outputs each, which share its memory."""
+        found = [copy(self) for _ in self.weight.split(outputs)]
+        for part, weight in zip(found, self.weight.split(outputs), strict=True):
+            part.weight = weight
+        return found
 
     @abstractmethod
     def tie(self, embedding: Tensor) -> None:
@@ -93,7 +101,7 @@ class QuantizedMethod(LinearMethod):
 
     def finish(self, bias: Tensor | None) -> Product:
         """See `LinearMethod`."""
-        packed = pack_quantized(LinearWeights(self.weight, bias), self.dtype)
+        packed = pack_linear(LinearWeights(self.weight, bias), self.dtype)
         return self if packed is None else Backend(packed)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -109,15 +117,15 @@ class Backend:
     """A weight, and a bias, that a backend has taken over."""
 
     def __init__(self, packed: PackedLinear) -> None:
-        self._packed = packed
+        self.packed = packed
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Product`."""
-        return self._packed(x)
+        return self.packed(x)
 
     def plain(self) -> Tensor:
         """See `Product`."""
-        return self._packed.plain()
+        return self.packed.plain()
 
 
 def load(name: str, place: Weight, stored: Stored) -> None:

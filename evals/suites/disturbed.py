@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import torch
 
 from personae.engine.checkpoints import open_checkpoint
+from personae.engine.kv import KVCache
 from personae.evals.harness.target import Body, Source
 
 WORDS = ["lamp", "tea", "mask", "red", "seven", "river", "parcel", "stage", "actor", "verse", "moon", "bread"]
@@ -52,7 +54,7 @@ async def restarted(source: Source) -> Answers:
 def _tight(source: Source) -> int:
     """Bytes of KV cache, in single precision, for some 500 tokens: a quarter of what all requests want."""
     config = open_checkpoint(source.model).config()
-    return 500 * 4 * sum(spec.numbers for spec in config.kv_specs if spec is not None)
+    return KVCache.bytes_per_page(config.kv_specs, 500, torch.float32)
 
 
 Disturb = Callable[[Any], Coroutine[Any, Any, None]]

@@ -25,5 +25,6 @@ def operators() -> dict[str, Implementation]:
 
         fused = Fused(handle)
         found["fuse"] = Implementation(fused.take, BFLOAT16)
-        found["pack_quantized"] = Implementation(fused.pack_quantized, BFLOAT16)
+        found["pack_linear"] = Implementation(fused.pack_linear, BFLOAT16)
+        found["grouped_linear"] = Implementation(fused.grouped_linear, BFLOAT16)
     return found

@@ -1,6 +1,58 @@
 // The fused decoder behind a C interface; empty where the processor has no AVX-512.
 #if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__linux__)
+#include <algorithm>
+#include <vector>
+
 #include "decoder.h"
+
+namespace {
+
+// y = x W^T + bias, of some rows; `end`: of its items, among those of the products before it.
+struct Linear {
+    const Packed* w = nullptr;
+    Rows::Memory memory;
+    Rows x;
+    int64_t rows = 0, end = 0;
+    const float* bias = nullptr;
+    bf16* y = nullptr;
+
+    void enter(const Packed& weight, const bf16* given, int64_t stride, int64_t count, const float* added, bf16* to) {
+        w = &weight, x = Rows(memory, count, weight.k), rows = count, bias = added, y = to;
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t d = 0; d < x.blocks * 32; d += LANES) {
+                const __mmask16 there = __mmask16((1u << std::clamp<int64_t>(w->k - d, 0, LANES)) - 1);
+                x.put(row, d, widened(_mm256_maskz_loadu_epi16(there, given + row * stride + d)));
+            }
+    }
+
+    void multiply(int64_t item) const {
+        alignas(64) float sums[PANEL * GROUP];
+        Nothing more;
+        auto place = [&](int64_t, int64_t, int64_t) { return Quarters(sums); };
+        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& sums) {
+            for (int64_t half = 0; half < 2; half++)
+                for (int64_t i = 0; i < count; i++)
+                    for (int64_t j = 0; j < w->width(g, half); j++) {
+                        const int64_t column = w->column(g, half) + j;
+                        y[(row + i) * w->n + column] = narrow<bf16>(sums.at(i, half)[j]);
+                    }
+        };
+        multiply_item(x, rows, *w, item, bias, more, place, take);
+    }
+};
+
+void run(std::vector<Linear>& linears, int threads) {
+    int64_t items = 0;
+    for (Linear& linear : linears) linear.end = items += items_of(*linear.w, linear.rows);
+    Team::of(threads).run({items}, [](void* context, int, int64_t item, int) {
+        const std::vector<Linear>& all = *(const std::vector<Linear>*)context;
+        const auto linear = std::upper_bound(all.begin(), all.end(), item,
+                                             [](int64_t item, const Linear& one) { return item < one.end; });
+        linear->multiply(item - (linear->end - items_of(*linear->w, linear->rows)));
+    }, &linears);
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -29,36 +81,24 @@ void personae_unpack(void* packed) { delete (Packed*)packed; }
 // y [rows, n] = x [rows, k] W^T + bias, all bfloat16 but the bias, which is readable for 32 floats past its end.
 void personae_linear(const void* packed, const void* x, int64_t x_stride, int64_t rows, const float* bias, void* y,
                      int threads) {
-    struct Call {
-        const Packed& w;
-        Rows x;
-        int64_t rows;
-        const float* bias;
-        bf16* y;
-    };
-    const Packed& w = *(const Packed*)packed;
-    Rows::Memory memory;
-    Call call{w, Rows(memory, rows, w.k), rows, bias, (bf16*)y};
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t d = 0; d < call.x.blocks * 32; d += LANES) {
-            const __mmask16 there = __mmask16((1u << std::clamp<int64_t>(w.k - d, 0, LANES)) - 1);
-            call.x.put(row, d, widened(_mm256_maskz_loadu_epi16(there, (const bf16*)x + row * x_stride + d)));
-        }
-    Team::of(threads).run({items_of(w, rows)}, [](void* context, int, int64_t item, int) {
-        const Call& c = *(const Call*)context;
-        alignas(64) float sums[PANEL * GROUP];
-        Nothing more;
-        auto place = [&](int64_t, int64_t, int64_t) { return Quarters(sums); };
-        auto take = [&](int64_t row, int64_t count, int64_t g, const Quarters& sums) {
-            for (int64_t half = 0; half < 2; half++)
-                for (int64_t i = 0; i < count; i++)
-                    for (int64_t j = 0; j < c.w.width(g, half); j++) {
-                        const int64_t column = c.w.column(g, half) + j;
-                        c.y[(row + i) * c.w.n + column] = narrow<bf16>(sums.at(i, half)[j]);
-                    }
-        };
-        multiply_item(c.x, c.rows, c.w, item, c.bias, more, place, take);
-    }, &call);
+    std::vector<Linear> linears(1);
+    linears[0].enter(*(const Packed*)packed, (const bf16*)x, x_stride, rows, bias, (bf16*)y);
+    run(linears, threads);
+}
+
+// The same with several weights of one shape: the first rows[0] rows of x and y are the first one's, and so on.
+void personae_grouped(const void* const* packed, const int64_t* rows, int64_t weights, const void* x, int64_t x_stride,
+                      void* y, int threads) {
+    std::vector<Linear> linears(weights);
+    int64_t row = 0, entered = 0;
+    for (int64_t i = 0; i < weights; i++) {
+        if (!rows[i]) continue;
+        const Packed& w = *(const Packed*)packed[i];
+        linears[entered++].enter(w, (const bf16*)x + row * x_stride, x_stride, rows[i], nullptr, (bf16*)y + row * w.n);
+        row += rows[i];
+    }
+    linears.resize(entered);
+    run(linears, threads);
 }
 
 void* personae_decoder(const DecoderShape* shape, const DecoderLayer* layers, int threads) {

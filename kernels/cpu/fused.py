@@ -2,16 +2,24 @@
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from personae.kernels.attention import AttentionBatch
-from personae.kernels.decoder import DecoderWeights, LayerWeights, LinearWeights, LoraStep, Weight
+from personae.kernels.decoder import (
+    DecoderWeights,
+    LayerWeights,
+    LinearWeights,
+    LoraStep,
+    PackedLinear,
+    Weight,
+)
 
 KINDS = {"int8": 1, "int4": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}  # of quantized weights, by packed.h's numbers
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1")  # GGUF's
@@ -74,7 +82,8 @@ class _Batch(ctypes.Structure):
 
 
 class Fused:
-    """The library's functions for decoders; `take` and `pack_quantized` are the backend's operators."""
+    """The library's functions for decoders; `take`, `pack_linear` and `grouped_linear` are the backend's
+    operators."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.instructions = library.personae_instructions
@@ -87,6 +96,8 @@ class Fused:
         self.plain.argtypes = [c_void_p, c_void_p]
         self.linear = library.personae_linear
         self.linear.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int]
+        self._grouped = library.personae_grouped
+        self._grouped.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int]
         self.make = library.personae_decoder
         self.make.argtypes, self.make.restype = [c_void_p, c_void_p, c_int], c_void_p
         self.free = library.personae_decoder_free
@@ -110,11 +121,22 @@ class Fused:
             return None
         return CpuDecoder(self, weights)
 
-    def pack_quantized(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
-        """See `kernels.decoder.pack_quantized`."""
-        assert not isinstance(linear.weight, Tensor)
-        known = linear.weight.kind in KINDS and dtype is torch.bfloat16
-        return CpuLinear(self, linear) if known else None
+    def pack_linear(self, linear: LinearWeights, dtype: torch.dtype) -> "CpuLinear | None":
+        """See `kernels.decoder.pack_linear`."""
+        weight = linear.weight
+        known = weight.dtype is dtype if isinstance(weight, Tensor) else weight.kind in KINDS
+        return CpuLinear(self, linear) if known and dtype is torch.bfloat16 else None
+
+    def grouped_linear(self, x: Tensor, weights: Sequence[PackedLinear], counts: Sequence[int]) -> Tensor:
+        """See `kernels.moe.GroupedLinear`."""
+        handles = (c_void_p * len(weights))(*(cast(CpuLinear, weight).handle for weight in weights))
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        y = torch.empty(x.shape[0], cast(CpuLinear, weights[0]).outputs, dtype=x.dtype)
+        rows = (c_int64 * len(counts))(*counts)
+        self._grouped(
+            handles, rows, len(counts), x.data_ptr(), x.stride(0), y.data_ptr(), torch.get_num_threads()
+        )
+        return y
 
 
 def _turned(weights: DecoderWeights) -> set[int]:
@@ -141,21 +163,21 @@ class CpuLinear:
             weight = weight.plain(torch.bfloat16)  # there is no product of float16 with blocks
         kept, tensors = _tensors(weight)
         self._calls = calls
-        self._outputs, self._inputs = weight.shape
+        self.outputs, self._inputs = weight.shape
         self.bias = (
             None if linear.bias is None else functional.pad(linear.bias.float(), (0, 32))
         )  # see multiply
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        handle = calls.pack(kept, *addresses, self._outputs, self._inputs, paired)
+        handle = calls.pack(kept, *addresses, self.outputs, self._inputs, paired)
         if handle is None:
-            raise MemoryError(f"no memory for a packed weight of {self._outputs} x {self._inputs}")
+            raise MemoryError(f"no memory for a packed weight of {self.outputs} x {self._inputs}")
         self.handle: int = handle
         weakref.finalize(self, calls.unpack, handle)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `PackedLinear`."""
         x = x if x.stride(-1) == 1 else x.contiguous()
-        y = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
+        y = torch.empty(x.shape[0], self.outputs, dtype=x.dtype)
         bias = None if self.bias is None else self.bias.data_ptr()
         self._calls.linear(
             self.handle,
@@ -170,7 +192,7 @@ class CpuLinear:
 
     def plain(self) -> Tensor:
         """See `PackedLinear`."""
-        weight = torch.empty(self._outputs, self._inputs, dtype=torch.bfloat16)
+        weight = torch.empty(self.outputs, self._inputs, dtype=torch.bfloat16)
         self._calls.plain(self.handle, weight.data_ptr())
         return weight
 

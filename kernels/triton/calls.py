@@ -11,6 +11,7 @@ from personae.kernels.masks import Scratch
 from personae.kernels.sampling import SamplingRows
 from personae.kernels.sgmv import Finish, RankTable, WeightPool, WorkList
 from personae.kernels.side_stream import SideStream
+from personae.kernels.triton import moe as triton_moe
 from personae.kernels.triton import pointwise
 from personae.kernels.triton import sampling as triton_sampling
 from personae.kernels.triton import sgmv as triton_sgmv
@@ -27,7 +28,8 @@ class TritonOperators:
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The operators under the reference's names, and `begin_sgmv`."""
-        return {name: getattr(self, name) for name in (*reference.OPERATORS, "begin_sgmv")}
+        names = (*reference.OPERATORS, "expert_linear", "begin_sgmv")
+        return {name: getattr(self, name) for name in names}
 
     def sgmv(
         self,
@@ -94,6 +96,12 @@ class TritonOperators:
         if x.dtype not in TYPES or x.stride(1) != 1:
             return reference.gelu_and_mul(x)
         return pointwise.act_and_mul(x, gelu=True)
+
+    def expert_linear(self, x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+        """See `reference.expert_linear`."""
+        if x.dtype not in TYPES or x.stride(1) != 1 or not weight.is_contiguous():
+            return reference.expert_linear(x, weight, starts)
+        return triton_moe.expert_linear(x, weight, starts)
 
     def choose(
         self, logits: Tensor, rows: SamplingRows, bitmask: Tensor | None, scratch: Scratch

@@ -3,6 +3,7 @@
 With the weights of the base in bfloat16, int8 and int4.
 """
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,21 @@ VOICES = {
 CAST = {"rank-1": 5, "rank-8-attention": 37, "rslora": 16, "rank-64": 150, None: 80}  # lengths of prompts
 
 
-@pytest.fixture(scope="module")
-def base() -> Path:
-    return model_folder("qwen3", torch_dtype="bfloat16", hidden_size=96)
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+def base(request: pytest.FixtureRequest) -> Path:
+    return model_folder(request.param, torch_dtype="bfloat16", hidden_size=96)
 
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("adapters")
-    return {name: make_adapter_folder(root / name, base, **ZOO[name]) for name in CAST if name is not None}
+    only = {"targets": ZOO["rank-8-attention"]["targets"]} if has_experts(base) else {}
+    names = [name for name in CAST if name is not None]
+    return {name: make_adapter_folder(root / name, base, **ZOO[name] | only) for name in names}
+
+
+def has_experts(base: Path) -> bool:
+    return "num_experts" in json.loads((base / "config.json").read_text())
 
 
 def ensemble(harness: EngineHarness, salt: bytes = b"") -> list[SequenceLog]:

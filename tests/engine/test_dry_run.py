@@ -196,7 +196,9 @@ def test_an_adapter_with_dora_is_placed_without_waiting_for_steps_launched_meanw
         assert overlap.item() == 1
 
 
-@pytest.mark.parametrize("family", ["gemma3", "granite", "olmo3", "phi3", "qwen2", "smollm3"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "granite", "mixtral", "olmo3", "phi3", "qwen2", "qwen3_moe", "smollm3"]
+)
 def test_every_family_answers_as_on_a_cpu_without_a_wait_in_its_layers(family: str) -> None:
     folder = model_folder(family)
     asked = {"a": [*range(40, 112)], "b": [7, 8]}  # past a window, and a decode step beside a prompt

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from paged import PagedSequences
+from small_pools import Granules
 from tiny_models import VOCAB, model_folder
 
 from personae.engine.config import read_config
-from personae.engine.kv import KVCache
+from personae.engine.kv import KVCache, pages_of_a_run
+from personae.engine.layers.attention import AttentionSpec
+from personae.engine.layers.block import KVSpec
 from personae.engine.loader import load_model
+from personae.engine.models.decoder import Decoder
 from personae.engine.plan import MemoryLayout
 from personae.kernels.reference import FP8
 
@@ -85,3 +89,73 @@ def test_on_the_cpu_a_page_takes_memory_when_it_is_first_written(dtype: torch.dt
     pieces = sum(1 for _ in kv.giving_back(range(layout.num_pages // 2)))
     assert pieces == 3 * 2, "neighbours go in one go, layer by layer, keys and values"
     assert full - resident() > 2**26
+
+
+WIDE, NARROW = KVSpec(4, 8), KVSpec(1, 16, torch.bfloat16)
+SPECS = (WIDE, NARROW, None, WIDE)
+
+
+@pytest.mark.parametrize("granule", [0, 1024])
+def test_layers_with_the_same_spec_are_a_group_and_a_page_has_a_place_in_each(granule: int) -> None:
+    memory = Granules(granule, free=100) if granule else None
+    kv = KVCache(SPECS, LAYOUT, torch.float32, torch.device("cpu"), memory=memory)
+    assert {spec: tuple(group.shape) for spec, group in kv.groups.items()} == {
+        WIDE: (2, 2, 6, 4, 4, 8),
+        NARROW: (1, 2, 6, 1, 4, 16),
+    }
+    assert kv.page_bytes == (2 * 64 * 4 + 32 * 2) * 4
+    assert [group.dtype for group in kv.groups.values()] == [torch.float32, torch.bfloat16]
+    assert sorted(kv.layers) == [0, 1, 3]
+    for index, (keys, values) in enumerate(kv.layers.values()):
+        keys.fill_(index)
+        values.fill_(10 + index)
+    for index, (keys, values) in enumerate(kv.layers.values()):
+        assert (keys == index).all()
+        assert (values == 10 + index).all()
+    for keys, values in kv.layers.values():
+        keys[4], values[4] = -1, -2
+    kv.copy_pages([(4, 1)])
+    for keys, values in kv.layers.values():
+        assert (keys[1] == -1).all()
+        assert (values[1] == -2).all()
+        assert not (keys[[0, 2, 3, 5]] < 0).any()
+
+
+def test_in_granules_a_page_of_all_groups_is_one_stretch_of_memory() -> None:
+    memory = Granules(1024, free=100)
+    layout = replace(
+        LAYOUT, num_pages=8, run=pages_of_a_run(KVCache.bytes_per_page(SPECS, 4, torch.float32), 1024)
+    )
+    kv = KVCache(SPECS, layout, torch.float32, torch.device("cpu"), memory=memory)
+    assert layout.run == 4
+    for keys, values in kv.layers.values():
+        keys.fill_(1)
+        values.fill_(1)
+    for _ in kv.giving_back([4, 5, 6, 7]):
+        pass
+    for keys, values in kv.layers.values():
+        assert keys[[4, 5, 6, 7]].isnan().all()
+        assert values[[4, 5, 6, 7]].isnan().all()
+        assert (keys[[0, 1, 2, 3]] == 1).all()
+
+
+def test_a_model_whose_layers_keep_different_things_is_the_same_in_chunks_and_whole() -> None:
+    config = read_config(model_folder("llama"))
+    wide = config.layer_specs[0]
+    assert isinstance(wide.attention, AttentionSpec)
+    narrow = replace(wide, attention=replace(wide.attention, heads=8, kv_heads=1, head_dim=8, window=20))
+    mixed = replace(config, layer_specs=(wide, narrow, wide))
+    decoder = Decoder(mixed, dtype=torch.float32, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for _, tensor in decoder.tensors():
+        assert isinstance(tensor, torch.Tensor)
+        tensor.normal_(std=tensor.shape[-1] ** -0.5, generator=generator)
+    decoder.pack()
+    prompt = random.Random(1).choices(range(VOCAB), k=70)
+    whole = PagedSequences(decoder, seed=1)
+    assert len(whole.kv.groups) == 2
+    truth = whole.step({"a": prompt})["a"]
+    parts = PagedSequences(decoder, seed=2, page_size=8)
+    parts.step({"b": prompt[5:30], "a": prompt[:41]})
+    found = parts.step({"a": prompt[41:], "b": prompt[30:31]})["a"]
+    torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)

@@ -60,6 +60,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3 tied with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe tied with biases, plain weights, a dense layer": (
+        "qwen3_moe",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_moe, every second layer dense": ("qwen3_moe", {"decoder_sparse_step": 2}),
+    "mixtral": ("mixtral", {}),
+    "mixtral, window": ("mixtral", {"sliding_window": 40, "num_experts_per_tok": 1}),
+    "olmoe": ("olmoe", {}),
+    "olmoe, weights that add up to 1": ("olmoe", {"norm_topk_prob": True}),
     "phi3": ("phi3", {}),
     "phi3, no window": ("phi3", {"sliding_window": None}),
     "phi3, part of the head rotated": ("phi3", {"partial_rotary_factor": 0.75}),
@@ -81,7 +96,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "olmo3", "gemma3"]
+MIXTURES = ["qwen3_moe", "mixtral", "olmoe"]
+FAMILIES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "olmoe",
+    "phi3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "gemma3",
+]
 
 
 def decoder_of(folder: Path, dtype: str = "auto") -> Decoder:
@@ -200,14 +230,19 @@ def test_a_packed_batch_of_prefill_and_decode_equals_solo_runs(family: str) -> N
 def test_half_precision_runs_within_tolerance(family: str, dtype: str, tolerance: float) -> None:
     folder = model_folder(family)
     prompt = tokens_of(6, 80)
-    truth = hf_logits(hf_model(folder), prompt)[-1]
+    truth = hf_logits(hf_model(folder), prompt)[60:]
     decoder = decoder_of(folder, dtype)
     sequences = PagedSequences(decoder)
     sequences.step({"a": prompt[:60]})
-    logits = sequences.step({"a": prompt[60:]})["a"]
+    hidden, _ = sequences.forward({"a": prompt[60:]})
+    logits = decoder.logits(hidden)
     assert sequences.kv.data.dtype == decoder.dtype == getattr(torch, dtype)
     assert logits.dtype == torch.float32
-    assert relative_error(logits, truth) < tolerance
+    errors = list(map(relative_error, logits, truth))
+    if family in MIXTURES:  # where two experts are nearly as good the router may choose the other
+        assert sorted(errors)[len(errors) // 2] < 4 * tolerance
+    else:
+        assert errors[-1] < tolerance
 
 
 @pytest.mark.parametrize("context", [64, 300], ids=["short factors", "long factors"])

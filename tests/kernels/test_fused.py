@@ -96,7 +96,7 @@ def skylake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def on_skylake(skylake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder is the one that was compiled for Skylake."""
     fused = Fused(skylake)
-    for name, run in (("fuse", fused.take), ("pack_quantized", fused.pack_quantized)):
+    for name, run in (("fuse", fused.take), ("pack_linear", fused.pack_linear)):
         own = registry.operators("cpu")
         monkeypatch.setitem(own, name, replace(own[name], run=run))
 

@@ -260,3 +260,20 @@ def test_sampling_compiles_without_spills(capability: int, tmp_path: Path) -> No
         assert machine.stack <= 8  # ptxas sets it aside for Hopper, and nothing reads or writes it
         assert machine.wide_loads
     assert max(greatest.registers, weigh.registers) <= 64
+
+
+@pytest.mark.parametrize(("rows", "capability"), [(64, 80), (64, 90), (4096, 80), (4096, 90)])
+def test_the_products_of_experts_run_on_tensor_cores_without_spills(
+    rows: int, capability: int, tmp_path: Path
+) -> None:
+    from triton_aot import compiled, launches
+
+    from personae.kernels.triton.moe import expert_linear
+
+    with launches() as found:
+        expert_linear(meta(rows, 2048), meta(128, 1536, 2048), ints(129))  # Qwen3-30B-A3B
+    machine = compiled(found[0], capability, tmp_path)
+    print(rows, capability, machine)
+    assert machine.stack == machine.spills == 0
+    assert machine.instructions["HGMMA" if capability == 90 and rows > 2048 else "HMMA"]
+    assert machine.wide_loads >= 4

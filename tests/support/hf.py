@@ -27,17 +27,24 @@ def quantized(model: Any, quantization: str) -> Any:
     To int8, and always the output matrix: to 255 steps a row. To int4: as the quantizer does it; that it
     does so well, and that what it keeps is what it says, is tested apart.
     """
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:  # [experts, outputs, inputs]
+            rounded = [_rounded(weight, quantization) for weight in parameter]
+            parameter.copy_(torch.stack(rounded))
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "lora_" not in name and "modules_to_save" not in name:
-            if quantization == "int8" or "lm_head" in name:
-                step = module.weight.abs().max(dim=1, keepdim=True).values / 127
-                rounded = (module.weight / step).round() * step
-            else:
-                kept = Int4Weight.empty(*module.weight.shape, module.weight.device)
-                kept.copy_(module.weight)
-                rounded = kept.plain(torch.float32)
-            module.weight = torch.nn.Parameter(rounded)
+            way = "int8" if "lm_head" in name else quantization
+            module.weight = torch.nn.Parameter(_rounded(module.weight, way))
     return model
+
+
+def _rounded(weight: Tensor, quantization: str) -> Tensor:
+    if quantization == "int8":
+        step = weight.abs().max(dim=1, keepdim=True).values / 127
+        return (weight / step).round() * step
+    kept = Int4Weight.empty(*weight.shape, weight.device)
+    kept.copy_(weight)
+    return kept.plain(torch.float32)
 
 
 @torch.no_grad()

@@ -33,7 +33,8 @@ class PagedSequences:
         layout = MemoryLayout(num_pages, page_size, max_seqs=64, max_model_len=4096, max_batch_tokens=4096)
         self.decoder = decoder
         self.kv = KVCache(decoder.config.kv_specs, layout, kv_dtype or decoder.dtype, decoder.device)
-        self.kv.data.fill_(torch.nan)
+        for group in self.kv.groups.values():
+            group.fill_(torch.nan)
         self.lengths: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}
         self._free = random.Random(seed).sample(range(num_pages), num_pages)

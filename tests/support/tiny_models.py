@@ -67,6 +67,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "head_dim": 32,
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rms_norm_eps": 1e-6,
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
+    "olmoe": {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "rms_norm_eps": 1e-5,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+    },
     "phi3": {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
@@ -187,26 +214,49 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
+        mixed = dict(expert_shapes(config, layer))
         for name, (outputs, inputs, bias) in linears.items():
+            if mixed and name.startswith("mlp."):
+                continue
             yield f"{prefix}.{name}.weight", (outputs, inputs)
             if bias:
                 yield f"{prefix}.{name}.bias", (outputs,)
-        if not kind.startswith("olmo"):
+        for name, shape in mixed.items():
+            yield f"{prefix}.{name}.weight", shape
+        if kind not in ("olmo2", "olmo3"):
             yield f"{prefix}.input_layernorm.weight", (hidden,)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         if kind == "gemma3_text":
             yield f"{prefix}.pre_feedforward_layernorm.weight", (hidden,)
             yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,)
-        if kind.startswith("olmo"):
+        if kind in ("olmo2", "olmo3"):
             yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,)
+        if kind.startswith("olmo"):
             yield f"{prefix}.self_attn.q_norm.weight", (q,)
             yield f"{prefix}.self_attn.k_norm.weight", (kv,)
-        if kind in ("qwen3", "gemma3_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             yield f"{prefix}.self_attn.q_norm.weight", (dim,)
             yield f"{prefix}.self_attn.k_norm.weight", (dim,)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def expert_shapes(config: dict[str, Any], layer: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The modules of a layer's mixture of experts; none where it is dense."""
+    hidden, kind = config["hidden_size"], config["model_type"]
+    count = config.get("num_local_experts") or config.get("num_experts")
+    dense = layer in config.get("mlp_only_layers", []) or (layer + 1) % config.get("decoder_sparse_step", 1)
+    if not count or dense:
+        return
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    path = "block_sparse_moe" if kind == "mixtral" else "mlp"
+    gate, up, down = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    yield f"{path}.gate", (count, hidden)
+    for expert in range(count):
+        yield f"{path}.experts.{expert}.{gate}", (inner, hidden)
+        yield f"{path}.experts.{expert}.{up}", (inner, hidden)
+        yield f"{path}.experts.{expert}.{down}", (hidden, inner)
 
 
 def random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:

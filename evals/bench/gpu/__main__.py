@@ -34,6 +34,7 @@ from personae.evals.bench.gpu.checks import (
     LIMITS,
     Check,
     attention_checks,
+    expert_checks,
     graph_checks,
     pointwise_checks,
     sampling_checks,
@@ -70,6 +71,7 @@ def check_parts(
     for dtype in LIMITS:
         yield f"sgmv, {dtype}", partial(sgmv_checks, operators, dtype, generator)
         yield f"attention, {dtype}", partial(attention_checks, operators, dtype, generator)
+        yield f"experts, {dtype}", partial(expert_checks, operators, dtype, generator)
         yield f"between the products, {dtype}", partial(pointwise_checks, operators, dtype, generator)
     if torch.cuda.get_device_capability() >= FP8_CAPABILITY:
         kept = partial(attention_checks, operators, torch.bfloat16, generator, kept=FP8)

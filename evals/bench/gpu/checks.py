@@ -137,6 +137,23 @@ def attention_checks(
             yield Check(label, relative_error(ours, truth), limit)
 
 
+def expert_checks(
+    operators: Operators, dtype: torch.dtype, generator: torch.Generator, width: int = HIDDEN
+) -> Iterator[Check]:
+    """Rows of a decode step and of a prompt, grouped by expert; one in three experts has none."""
+    for rows, experts in ((24, 64), (2000, 8)):
+        shares = torch.rand(experts, generator=generator, device=generator.device)
+        shares[::3] = 0
+        chosen = torch.multinomial(shares, rows, replacement=True, generator=generator).sort().values
+        bounds = torch.arange(experts + 1, device=generator.device)
+        starts = torch.searchsorted(chosen, bounds, out_int32=True)
+        x, weight = noise((rows, width), dtype, generator), noise((experts, 200, width), dtype, generator)
+        with poisoned_memory():
+            ours = operators["expert_linear"](x, weight, starts)
+        truth = reference.expert_linear(x.double(), weight.double(), starts)
+        yield Check(f"expert_linear, {rows} rows, {dtype}", relative_error(ours, truth), LIMITS[dtype])
+
+
 def pointwise_checks(operators: Operators, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Check]:
     """Norms, rotation and activation of 33 tokens."""
     tokens, eps = 33, 1e-5

@@ -24,7 +24,7 @@ from personae.kernels.registry import reference_only
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
-REFERENCE = {name: getattr(reference, name) for name in reference.OPERATORS}
+REFERENCE = {name: getattr(reference, name) for name in (*reference.OPERATORS, "expert_linear")}
 
 
 def run(operators: dict, dtype: torch.dtype = torch.float32) -> list[checks.Check]:
@@ -33,6 +33,7 @@ def run(operators: dict, dtype: torch.dtype = torch.float32) -> list[checks.Chec
         chain(
             checks.sgmv_checks(operators, dtype, generator, width=64),
             checks.attention_checks(operators, dtype, generator, shrink=64),
+            checks.expert_checks(operators, dtype, generator, width=64),
             checks.pointwise_checks(operators, dtype, generator),
             checks.sampling_checks(operators, generator, width=1000),
         )
@@ -103,7 +104,7 @@ def test_every_operator_that_is_wrong_is_found_out() -> None:
 
         return operator
 
-    for name in reference.OPERATORS:
+    for name in REFERENCE:
         if name != "append_kv":  # what lies in the caches is taken as given
             assert not all(check.passed for check in run({**REFERENCE, name: off(name)})), name
 

@@ -74,6 +74,7 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.make_adapters: (TINY["GROUPS"],),
         checks.sgmv_checks: (64,),
         checks.attention_checks: (64, *checks.attention_checks.__defaults__[1:]),
+        checks.expert_checks: (64,),
         checks.sampling_checks: (512,),
     }.items():
         monkeypatch.setattr(function, "__defaults__", defaults)

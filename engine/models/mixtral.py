@@ -1,0 +1,29 @@
+"""Mixtral: Mistral with a mixture of experts in every layer, whose weights add up to 1."""
+
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.layers.moe import MoeSpec
+from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
+
+
+def translate(architecture: str, fields: Fields) -> ModelConfig:
+    """Mixtral's `config.json`."""
+    window = fields.size("sliding_window") if "sliding_window" in fields else None
+    windows = uniform_windows(fields, window)
+    count, top_k = experts(fields)
+    moe = MoeSpec(
+        count,
+        top_k,
+        fields.size("intermediate_size"),
+        renormalize=True,
+        activation=activation(fields),
+        path="block_sparse_moe",
+        names=("w1", "w3", "w2"),
+    )
+    return decoder_config(
+        architecture,
+        fields,
+        windows=windows,
+        mlps=[moe] * len(windows),
+        default_eps=1e-5,
+        default_theta=1000000.0,
+    )

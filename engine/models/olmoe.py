@@ -1,0 +1,30 @@
+"""OLMoE: a mixture of experts in every layer, norms over all heads of q and of k."""
+
+from personae.engine.config import Fields, ModelConfig
+from personae.engine.layers.moe import MoeSpec
+from personae.engine.models.common import activation, decoder_config, experts, uniform_windows
+
+
+def translate(architecture: str, fields: Fields) -> ModelConfig:
+    """OLMoE's `config.json`; `attention_bias` covers q, k, v and o."""
+    if fields.raw("clip_qkv") is not None:
+        raise fields.error("clip_qkv", "is not served")
+    bias, windows = fields.get("attention_bias", False), uniform_windows(fields, None)
+    count, top_k = experts(fields)
+    moe = MoeSpec(
+        count,
+        top_k,
+        fields.size("intermediate_size"),
+        renormalize=fields.get("norm_topk_prob", False),
+        activation=activation(fields),
+    )
+    return decoder_config(
+        architecture,
+        fields,
+        windows=windows,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="all",
+        mlps=[moe] * len(windows),
+        default_eps=1e-5,
+    )

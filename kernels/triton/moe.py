@@ -1,0 +1,37 @@
+"""Calls the kernel of experts' products. Nothing here waits for the device."""
+
+import torch
+from torch import Tensor
+
+from personae.kernels.triton.device.moe import expert_linear_kernel
+from personae.kernels.triton.sizes import ceil_div, power_of_two
+
+COLUMNS = 64
+DEPTH = 64
+
+
+def expert_linear(x: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
+    """See `reference.expert_linear`; inputs contiguous, rows may be strided."""
+    rows, (experts, outputs, inputs) = x.shape[0], weight.shape
+    y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    tile = 16 if rows <= 16 * experts else 64  # of few rows an expert has a tile or none
+    if x.dtype is torch.float32:
+        tile = 16  # full float32 has no tensor cores, and large tiles of it would spill
+    if rows:
+        expert_linear_kernel[rows // tile + experts, ceil_div(outputs, COLUMNS)](
+            x,
+            weight,
+            y,
+            starts,
+            experts,
+            x.stride(0),
+            outputs,
+            inputs,
+            EXPERTS=power_of_two(experts),
+            ROWS=tile,
+            COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.dtype is not torch.float32 else 32,
+            num_warps=4,
+            num_stages=3 if x.dtype is torch.bfloat16 else 1,  # see `attention.tile_for`
+        )
+    return y
