@@ -5,7 +5,6 @@ transformers: the free prompts through plain transformers and PEFT, to compare w
 asked for.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -91,6 +90,8 @@ class Finetuned(Suite):
 
 def _written(message: dict[str, Any]) -> str:
     """An answer for whoever reads it."""
-    calls = [one["function"] for one in message.get("tool_calls") or ()]
-    lines = [f"<tool_call>{json.dumps(one['name'])}: {one['arguments']}</tool_call>" for one in calls]
-    return "\n".join([*([message["content"]] if message.get("content") else []), *lines])
+    calls = [
+        f'<tool_call>{{"name": "{one["name"]}", "arguments": {one["arguments"]}}}</tool_call>'
+        for one in (call["function"] for call in message.get("tool_calls") or ())
+    ]
+    return "\n".join([*([message["content"]] if message.get("content") else []), *calls])

@@ -7,6 +7,7 @@ The runs have the suites `finetuned` and `bfcl` in any order; what several have 
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,13 @@ PARTS = {"one": "one call", "same": "calls of one tool", "two": "calls of two to
 
 
 def share(rows: Rows, score: str) -> str:
-    """A share in percent with its 95 % interval; a dash without rows. Without a score's name, what passed."""
+    """A share in percent, never rounded up, with its 95 % interval; a dash without rows. Without a score's name,
+    what passed."""
     values = [row.scores.get(score, 0.0) if score else float(row.passed) for row in rows]
     if not values:
         return "–"
     found = wilson(sum(values), len(values))
-    return f"{100 * found.share:.0f} % ({100 * found.low:.0f}–{100 * found.high:.0f})"
+    return f"{math.floor(100 * found.share + 1e-9)} % ({100 * found.low:.0f}–{100 * found.high:.0f})"
 
 
 def table(rows: Rows, adapter: str, lines: Sequence[tuple[str, str, str]]) -> str:
