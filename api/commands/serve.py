@@ -134,7 +134,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     batches=batches,
                     tracing=tracing,
                     usage=usage,
-                    stored=stored,
+                    stored=stored if options.store_responses else None,
                 )
                 _tell(opened, app.state.context.family, options.data_dir)
                 named = options.default_model
