@@ -32,6 +32,7 @@ from personae.api.http.middleware import Gate, Prefix
 from personae.api.http.openapi import document
 from personae.api.http.operation import Content, operation
 from personae.api.responses import routes as responses
+from personae.api.responses.store import ResponseStore
 from personae.api.settings import ApiSettings
 from personae.api.telemetry.metrics import Metrics
 from personae.api.telemetry.tracing import UNTRACED, Tracing
@@ -55,6 +56,8 @@ OPERATIONS = (
     check.check_request,
     completions,
     responses.create_response,
+    responses.get_response,
+    responses.delete_response,
     anthropic.create_message,
     anthropic.count_tokens,
     routes.list_models,
@@ -132,6 +135,7 @@ def make_door(
     tracing: Tracing = UNTRACED,
     tenants: TenantStore | None = None,
     usage: UsageLedger | None = None,
+    stored: ResponseStore | None = None,
 ) -> RequestContext:
     """What the routes need of an open engine.
 
@@ -151,6 +155,7 @@ def make_door(
         batches=batches,
         tenants=tenants,
         usage=usage,
+        responses=stored,
         fingerprint=_fingerprint(client, settings),
     )
 
@@ -171,16 +176,17 @@ def create_app(
     batches: BatchManager | None = None,
     tracing: Tracing = UNTRACED,
     usage: UsageLedger | None = None,
+    stored: ResponseStore | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
-    Without `tenants` nobody is asked for a key; without `usage` what is used is not kept; without a
-    `registry` no adapters can be uploaded, without `batches` no files; batches run within
-    `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template cannot be
-    compiled, or a format is not known.
+    Without `tenants` nobody is asked for a key; without `usage` or `stored` it is not kept what is used, or
+    what was answered; without a `registry` no adapters can be uploaded, without `batches` no files; batches
+    run within `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template
+    cannot be compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    context = make_door(client, settings, registry, batches, tracing, tenants, usage)
+    context = make_door(client, settings, registry, batches, tracing, tenants, usage, stored)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[

@@ -29,6 +29,7 @@ from personae.errors import NotFound, RequestError, TemplateTooSlow, Unsupported
 if TYPE_CHECKING:
     from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.batches.manager import BatchManager
+    from personae.api.responses.store import ResponseStore
     from personae.api.tenants.store import TenantStore
     from personae.api.tenants.usage import UsageLedger
 
@@ -43,11 +44,11 @@ class RequestContext:
     """What every route needs: the app's parts, and who asks.
 
     `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
-    there is no place for them. `tenants` are those who may ask, `usage` is what they use. `background`
-    requests give way to all others. `arrived` is when the request came, None for now; `patience` when its
-    client has no more use for the answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes
-    when the server could answer otherwise than before. `ignored` names what of the request binds nothing; a
-    header says so.
+    there is no place for them. `tenants` are those who may ask, `usage` is what they use, `responses` are
+    those that are kept. `background` requests give way to all others. `arrived` is when the request came,
+    None for now; `patience` when its client has no more use for the answer. Both are on
+    `anyio.current_time`'s clock. `fingerprint` changes when the server could answer otherwise than before.
+    `ignored` names what of the request binds nothing; a header says so.
     """
 
     client: EngineClient
@@ -62,6 +63,7 @@ class RequestContext:
     batches: "BatchManager | None" = None
     tenants: "TenantStore | None" = None
     usage: "UsageLedger | None" = None
+    responses: "ResponseStore | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
     arrived: float | None = None
     patience: float = math.inf

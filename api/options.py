@@ -130,6 +130,9 @@ class AccessOptions:
             env="PERSONAE_SERVER_KEY",
         ),
     ] = field(default=None, repr=False)
+    store_responses: Annotated[
+        bool, OptionInfo("Keep responses for 30 days, unless a request has `store: false`.")
+    ] = True
     insecure_no_auth: Annotated[bool, OptionInfo("Serve without keys on any address.")] = False
     allowed_origin: Annotated[
         tuple[str, ...],

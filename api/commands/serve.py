@@ -24,6 +24,7 @@ from personae.api.http.server import HttpServer, bind, url
 from personae.api.local import open_engine
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
+from personae.api.responses.store import ResponseStore
 from personae.api.settings import serve_settings
 from personae.api.telemetry import logs
 from personae.api.telemetry.tracing import UNTRACED, Tracing
@@ -123,6 +124,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                 registry_of(opened, data) as registry,
                 closing(BatchManager(data, tenants, lasting=lasting)) as batches,
                 UsageLedger(data).running() as usage,
+                ResponseStore(data).running() as stored,
             ):
                 app = create_app(
                     client,
@@ -132,6 +134,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     batches=batches,
                     tracing=tracing,
                     usage=usage,
+                    stored=stored if options.store_responses else None,
                 )
                 _tell(opened, app.state.context.family, options.data_dir)
                 named = options.default_model

@@ -117,11 +117,19 @@ class Response(msgspec.Struct, kw_only=True):
     incomplete_details: Incomplete | None = None
     object: Literal["response"] = "response"
     background: Literal[False] = False
-    store: Literal[False] = False
-    previous_response_id: None = None
+    store: bool = False
+    previous_response_id: str | None = None
     service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
     personae: Extension | UnsetType = UNSET
+
+
+class ResponseDeleted(msgspec.Struct):
+    """The answer of `DELETE /v1/responses/{id}`."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
 
 
 class _Event(msgspec.Struct, kw_only=True):

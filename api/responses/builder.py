@@ -1,7 +1,7 @@
 """The shape of a response: its items, at once or as events."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -50,12 +50,18 @@ class ResponseBuilder(AnswerBuilder):
     done = b""
 
     def __init__(
-        self, job: Job, body: ResponsesRequest, namespaces: Mapping[str, tuple[str, str]] | None = None
+        self,
+        job: Job,
+        body: ResponsesRequest,
+        namespaces: Mapping[str, tuple[str, str]] | None = None,
+        keep: Callable[[Response], None] | None = None,
     ) -> None:
-        """`namespaces` has the namespace and the name of the tools that are in one."""
+        """`namespaces` has the namespace and the name of the tools that are in one; `keep` takes the response
+        if it is to be stored, before its client has it."""
         self._job = job
         self._body = body
         self._namespaces = namespaces or {}
+        self._keep = keep
         self._encrypted = ENCRYPTED in (body.include or ())
         self._logprobs = job.logs[0].params.logprobs is not None
         self._numbers = count()
@@ -155,10 +161,11 @@ class ResponseBuilder(AnswerBuilder):
         response.usage = self._usage()
         if spent:
             response.status, response.incomplete_details = "incomplete", Incomplete()
-            yield self._event(EndedEarly, response=response)
         else:
             response.status, response.completed_at = "completed", int(time.time())
-            yield self._event(Completed, response=response)
+        if self._keep is not None:
+            self._keep(response)
+        yield self._event(EndedEarly if spent else Completed, response=response)
 
     def _usage(self) -> ResponseUsage:
         usage = self._job.usage()
@@ -192,4 +199,6 @@ class ResponseBuilder(AnswerBuilder):
             max_output_tokens=body.max_output_tokens,
             top_logprobs=body.top_logprobs or 0,
             user=body.user,
+            store=self._keep is not None,
+            previous_response_id=body.previous_response_id,
         )

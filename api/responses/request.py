@@ -79,16 +79,12 @@ class ResponsesRequest(Sampling, kw_only=True):
         "conversation": (),
         "image": (),
         "moderation": (),
-        "previous_response_id": (),
         "prompt": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
         "service_tier": ("auto", "default", "flex"),
-        "store": (True, False),
         "truncation": ("disabled",),
     }
-    unheeded: ClassVar[Mapping[str, Any]] = {"store": True}
-
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -100,6 +96,9 @@ class ResponsesRequest(Sampling, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
+    # Whether the response is kept, and the kept one that this one follows.
+    store: bool | None = None
+    previous_response_id: str | None = None
     # As for chat completions.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
@@ -116,12 +115,10 @@ class ResponsesRequest(Sampling, kw_only=True):
     conversation: Any = None
     image: Any = None
     moderation: Any = None
-    previous_response_id: Any = None
     prompt: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     service_tier: Any = None
-    store: Any = None
     truncation: Any = None
 
     @classmethod

@@ -67,15 +67,15 @@ class Names(FieldNames):
         """The namespace and the name of each tool that is in one, by the name that the model is told."""
 
 
-def chat_request(body: ResponsesRequest, most_items: int) -> tuple[ChatRequest, Names]:
-    """The same as a chat completion. Raises UnsupportedParameter for items that are not served, RequestError
-    for more than `most_items`."""
+def chat_request(body: ResponsesRequest, most_items: int, earlier: int = 0) -> tuple[ChatRequest, Names]:
+    """The same as a chat completion. The first `earlier` items are of stored responses. Raises
+    UnsupportedParameter for items that are not served, RequestError for more than `most_items`."""
     if isinstance(body.input, list) and len(body.input) > most_items:
         raise RequestError(f"`input` may have at most {most_items} items.", param="input")
     names = Names()
     shared = {name: getattr(body, name) for name in Sampling.__struct_fields__}
     reasoning, text = body.reasoning, body.text
-    messages = _messages(body, names)
+    messages = _messages(body, names, earlier)
     logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     chat = ChatRequest(
         **shared,
@@ -94,7 +94,7 @@ def chat_request(body: ResponsesRequest, most_items: int) -> tuple[ChatRequest, 
     return chat, names
 
 
-def _messages(body: ResponsesRequest, names: Names) -> list[Message]:
+def _messages(body: ResponsesRequest, names: Names, earlier: int) -> list[Message]:
     messages: list[Message] = []
     if body.instructions is not None:
         names.put("messages[0]", "instructions")
@@ -105,7 +105,8 @@ def _messages(body: ResponsesRequest, names: Names) -> list[Message]:
         names.put(f"messages[{len(messages)}].content", "input")
         return [*messages, UserMessage(body.input)]
     for index, item in enumerate(body.input):
-        _add(messages, item, f"input[{index}]", names)
+        place = f"input[{index - earlier}]" if index >= earlier else "previous_response_id"
+        _add(messages, item, place, names)
     return messages
 
 
@@ -114,7 +115,7 @@ def _add(messages: list[Message], item: wire.Item, place: str, names: Names) -> 
     match item:
         case wire.ItemReference():
             raise UnsupportedParameter(
-                f"`{place}`: nothing is stored here; send the item itself.", param=place
+                f"`{place}`: items are not found by their ids here; send the item itself.", param=place
             )
         case wire.ReasoningItem() if not _thought(item):
             return  # some clients send back the items of reasoning without the reasoning

@@ -126,6 +126,14 @@ BodyBytes = Annotated[
         metavar="SIZE",
     ),
 ]
+ResponseBytes = Annotated[
+    int | None,
+    _limit(
+        "Bytes of stored responses, the oldest of which are forgotten; 256MiB unless given.",
+        parser=option_parser(parse_size),
+        metavar="SIZE",
+    ),
+]
 Weight = Annotated[float | None, _limit("Its share of the service; 1 unless given.", min=0.01, max=100)]
 
 
@@ -145,6 +153,7 @@ def create_tenant(
     schemas_per_minute: SchemasPerMinute = None,
     weight: Weight = None,
     body_bytes: BodyBytes = None,
+    response_bytes: ResponseBytes = None,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given; defaults do not hold for admins' keys."""
     from personae.api.tenants.store import TenantLimits
@@ -161,6 +170,7 @@ def create_tenant(
         schemas_per_minute=schemas_per_minute,
         weight=weight,
         body_bytes=body_bytes,
+        response_bytes=response_bytes,
     )
     new = not data_dir.exists()
     with _store(data_dir, new=True) as store:
@@ -184,6 +194,7 @@ def limit_tenant(
     schemas_per_minute: SchemasPerMinute = None,
     weight: Weight = None,
     body_bytes: BodyBytes = None,
+    response_bytes: ResponseBytes = None,
 ) -> None:
     """Change limits of a tenant, also while a server runs. Those that are not given stay as they are."""
     from personae.api.tenants.store import TenantLimits
@@ -200,6 +211,7 @@ def limit_tenant(
         schemas_per_minute=schemas_per_minute,
         weight=weight,
         body_bytes=body_bytes,
+        response_bytes=response_bytes,
     )
     with _store(data_dir) as store:
         store.change_limits(name, limits)

@@ -57,6 +57,17 @@ create table if not exists usage (
     completion integer not null,
     primary key (hour, tenant, key, adapter)
 ) strict;
+create table if not exists responses (
+    id text primary key,
+    tenant text not null,
+    created integer not null,
+    previous text,
+    bytes integer not null,
+    input blob not null,
+    response blob not null
+) strict;
+create index if not exists responses_by_tenant on responses (tenant, bytes);
+create index if not exists responses_by_time on responses (created);
 create index if not exists keys_by_tenant on keys (tenant);
 create table if not exists adapters (
     tenant text not null,
@@ -123,6 +134,16 @@ class DataDir:
         """What a select finds. Raises StorageFailed."""
         with storing():
             return self._reader.execute(query, values).fetchall()
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own, to read on any thread. Raises StorageFailed."""
+        with storing():
+            db = self._connect()
+            try:
+                yield db
+            finally:
+                db.close()
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:

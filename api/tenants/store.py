@@ -34,8 +34,9 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tenant may use; None is the default (`DEFAULTS` here and in `limits.py`), or no limit.
     `bytes` are those that its adapters take on the disk; `files` and `file_bytes` are files for batches
     and of batches, `batches` those that are not done, `schemas_per_minute` schemas and grammars that have to
-    be compiled, `body_bytes` those of request bodies that are being received. `weight` is no limit: with 2 it
-    gets twice the service of a tenant without."""
+    be compiled, `body_bytes` those of request bodies that are being received, `response_bytes` those of
+    stored responses, of which the oldest are forgotten. `weight` is no limit: with 2 it gets twice the
+    service of a tenant without."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -48,6 +49,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     body_bytes: int | None = None
     files: int | None = None
     batches: int | None = None
+    response_bytes: int | None = None
 
     def or_else(self, others: "TenantLimits") -> "TenantLimits":
         """These, and where they say nothing the others."""
@@ -84,6 +86,7 @@ class LimitChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     body_bytes: _Count = UNSET
     files: _Count = UNSET
     batches: _Count = UNSET
+    response_bytes: _Count = UNSET
 
     def named(self) -> dict[str, Any]:
         """Those that are named."""
@@ -226,7 +229,7 @@ class TenantStore:
                 (name, *_LIVE_BATCHES),
             ).fetchone():
                 raise Conflict(f"A batch of {name!r} is not done yet; try again later.", param="name")
-            for table in ("adapters", "files", "batches", "keys"):
+            for table in ("adapters", "files", "batches", "responses", "keys"):
                 db.execute(f"delete from {table} where tenant = ?", (name,))  # noqa: S608  our own words
             past = f"{name}~{int(time.time())}"
             db.execute("update usage set tenant = ? where tenant = ?", (past, name))

@@ -131,13 +131,15 @@ class UsageLedger:
         whether there are more than are given."""
         grouped = ", ".join(group_by)
         sums = ", ".join(f"sum({name}) as {name}" for name in _SUMS)
-        found = self._data.rows(
+        query = (
             f"select {', '.join([*group_by, sums])} from usage where (? is null or tenant = ?) "  # noqa: S608  our own words
             "and (? is null or hour >= ?) and (? is null or hour < ?)"
             + (f" group by {grouped} order by {grouped}" if group_by else " having count(*)")
-            + " limit ?",
-            (tenant, tenant, begin, begin, end, end, MOST_ROWS + 1),
+            + " limit ?"
         )
+        values = (tenant, tenant, begin, begin, end, end, MOST_ROWS + 1)
+        with self._data.read() as db:
+            found = db.execute(query, values).fetchall()
         rows = [
             UsageRow(
                 row["requests"],

@@ -159,8 +159,6 @@ def field_here(name: str, known: Collection[str]) -> str | None:
 def route_here(path: str) -> str | None:
     """A sentence about a route of another server; None if it is none."""
     parts = [part for part in path.split("/") if part]
-    if parts[:-1] == ["v1", "responses"]:
-        return "Responses are not stored: a conversation goes on by sending its items."
     last = parts[-1] if parts else ""
     if last in _NOT_SERVED:
         return f"{_NOT_SERVED[last]}: this server generates text."

@@ -197,8 +197,8 @@ def test_every_option_is_passed_on(
         "--max-model-len 10 --max-batch-tokens 20 --max-seqs 3 --kv-memory 2GiB "
         "--served-model-name name --served-model-name other --default-model a "
         "--seed 4 --adapter-memory 1KiB --data-dir d --adapter-root r "
-        "--insecure-no-auth --drain-timeout 7 --hang-timeout 9 --max-restarts 1 --one-process "
-        "--no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
+        "--insecure-no-auth --no-store-responses --drain-timeout 7 --hang-timeout 9 --max-restarts 1 "
+        "--one-process --no-cuda-graphs --speculate auto --no-jump-forward --disable-any-whitespace "
         "--kv-cache-dtype fp8 --quantize int8 --default-strict "
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
@@ -239,6 +239,7 @@ def test_every_option_is_passed_on(
         data_dir=Path("d"),
         adapter_root=(Path("r"),),
         insecure_no_auth=True,
+        store_responses=False,
         api_key="k",
         allowed_origin=("https://a.example", "https://b.example"),
         batch_concurrency=5,

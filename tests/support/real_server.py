@@ -15,6 +15,7 @@ from personae.api.commands.serve import registry_of
 from personae.api.http.server import HttpServer, bind, url
 from personae.api.local import open_engine
 from personae.api.options import ServeOptions
+from personae.api.responses.store import ResponseStore
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import serving as data_dir
 from personae.api.tenants.store import TenantStore
@@ -50,6 +51,7 @@ def running(options: ServeOptions) -> Iterator[Running]:
                     registry=registry,
                     batches=batches,
                     usage=uploads.enter_context(UsageLedger(data).running()),
+                    stored=uploads.enter_context(ResponseStore(data).running()),
                 )
                 server = HttpServer(app, settings, on_ready=listening.set)
                 found["server"] = server

@@ -15,6 +15,7 @@ const LIMITS = [
   "batches",
   "schemas_per_minute",
   "body_bytes",
+  "response_bytes",
   "weight",
 ];
 const DAY = 86400;

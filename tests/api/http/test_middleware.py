@@ -74,7 +74,6 @@ async def test_a_method_that_is_not_served_is_told_all_that_the_path_serves(app:
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/tokenise", "Did you mean /tokenize?"),
         ("/v1/audio/transcriptions", "Transcription is not served"),
-        ("/v1/responses/resp_1", "Responses are not stored"),
     ],
 )
 async def test_a_route_that_is_not_there_names_the_one_that_was_meant(

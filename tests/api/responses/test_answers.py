@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from live_server import serving
 from openai import OpenAI
 from pydantic import BaseModel
 from responses_asked import SHELL, THOUGHT, WEATHER, answer, prompt_of
 from starlette.applications import Starlette
 from tool_chat import call
+from uploads import open_fixture
 
+from personae.api.app import create_app
 from personae.api.responses.request import ResponsesRequest
+from personae.api.responses.store import ResponseStore
 from personae.api.responses.translate import chat_request
 from personae.api.wire.decode import decode
 from personae.grammar.spec import GrammarSpec
@@ -211,7 +215,7 @@ def test_chats_own_fields_are_handed_on() -> None:
     assert chat.logit_bias == {5: 1.0}
 
 
-def test_the_examples_of_the_page_run(client: OpenAI, engine: FakeEngine) -> None:
+def test_the_examples_of_the_page_run(engine: FakeEngine, tmp_path: Path) -> None:
     def reply(log: Any) -> str:
         prompt = engine.tokenizer.decode(log.tokens, skip_special_tokens=False)
         if "12 °C" in prompt:
@@ -219,8 +223,13 @@ def test_the_examples_of_the_page_run(client: OpenAI, engine: FakeEngine) -> Non
         return call("get_weather", city="Cologne") if "get_weather" in prompt else '{"city": "Cologne"}'
 
     engine.answer = reply
-    names: dict[str, Any] = {"client": client, "model": "base", "json": json}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        exec(block, names)
+    assert len(blocks) == 4
+    with (
+        open_fixture(tmp_path) as fixture,
+        serving(create_app(engine, stored=ResponseStore(fixture.data))) as address,
+        OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        names: dict[str, Any] = {"client": client, "model": "base", "json": json}
+        for block in blocks:
+            exec(block, names)

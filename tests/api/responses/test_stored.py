@@ -1,0 +1,174 @@
+"""Responses that are stored, continued, shown and forgotten."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asgi
+import openai
+import pytest
+from fake_engine import FakeEngine, byte_tokenizer
+from live_server import serving
+from openai import OpenAI
+from responses_asked import THOUGHT, WEATHER, prompt_of
+from tool_chat import TAGS, TEMPLATE, call
+from uploads import UploadFixture, open_fixture
+
+from personae.api.app import create_app
+from personae.api.responses.store import KEPT_SECONDS, ResponseStore
+from personae.errors import NotFound, StorageFailed
+
+PATH = "/v1/responses"
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> Iterator[UploadFixture]:
+    engine = FakeEngine(tokenizer=byte_tokenizer(TEMPLATE, TAGS), max_model_len=4096)
+    with open_fixture(tmp_path) as fixture:
+        fixture.engine = engine
+        fixture.app = create_app(engine, tenants=fixture.tenants, stored=ResponseStore(fixture.data))
+        yield fixture
+
+
+@pytest.fixture
+def client(fixture: UploadFixture) -> Iterator[OpenAI]:
+    with (
+        serving(fixture.app) as address,
+        OpenAI(base_url=f"{address}/v1", api_key=fixture.key("ann"), max_retries=0) as client,
+    ):
+        yield client
+
+
+def store_of(fixture: UploadFixture) -> ResponseStore:
+    store: ResponseStore = fixture.app.state.context.responses
+    return store
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "on disk"])
+def test_a_conversation_goes_on_from_a_stored_response(
+    streamed: bool, flushed: bool, client: OpenAI, fixture: UploadFixture
+) -> None:
+    def create(**fields: Any) -> Any:
+        if not streamed:
+            return client.responses.create(model="base", **fields)
+        *_, last = client.responses.create(model="base", stream=True, **fields)
+        return last.response
+
+    engine = fixture.engine
+    engine.answer = f"{THOUGHT}Nice to meet you."
+    first = create(input="I am Ada.", instructions="Be kind.")
+    assert (first.store, first.previous_response_id) == (True, None)
+    if flushed:
+        store_of(fixture).flush()
+    engine.answer = call("get_weather", city="Bonn")
+    second = create(input="The weather?", previous_response_id=first.id, tools=[WEATHER])
+    assert second.previous_response_id == first.id
+    prompt = prompt_of(engine)
+    assert "I am Ada.<|im_end|>" in prompt
+    assert f"{THOUGHT}Nice to meet you." in prompt
+    assert "Be kind." not in prompt
+    engine.answer = "It rains."
+    result = {"type": "function_call_output", "call_id": second.output[0].call_id, "output": "rain"}
+    third = create(input=[result], previous_response_id=second.id, tools=[WEATHER])
+    prompt = prompt_of(engine)
+    assert prompt.index("I am Ada.") < prompt.index("Bonn") < prompt.index("<|im_start|>tool\nrain")
+    shown = client.responses.retrieve(third.id)
+    assert shown.output_text == "It rains."
+    assert shown.model_dump() == third.model_dump()
+
+
+def test_what_is_not_to_be_stored_is_not(client: OpenAI, fixture: UploadFixture) -> None:
+    answer = client.responses.create(model="base", input="hi", store=False)
+    assert answer.store is False
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
+
+
+def test_a_forgotten_response_cannot_be_continued_nor_what_follows_it(
+    client: OpenAI, fixture: UploadFixture
+) -> None:
+    first = client.responses.create(model="base", input="hi")
+    second = client.responses.create(model="base", input="ho", previous_response_id=first.id)
+    store_of(fixture).flush()
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    for id in (first.id, second.id, "resp_nothing"):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model="base", input="ha", previous_response_id=id)
+        assert refused.value.code == "previous_response_not_found"
+        assert refused.value.param == "previous_response_id"
+
+
+@pytest.mark.anyio
+async def test_another_tenants_response_is_the_same_as_none(fixture: UploadFixture) -> None:
+    async with fixture.client(fixture.key("ann")) as ann, fixture.client(fixture.key("bob")) as bob:
+        id = (await ann.post(PATH, json={"model": "base", "input": "hi"})).json()["id"]
+        for _ in range(2):
+            assert (await bob.get(f"{PATH}/{id}")).status_code == 404
+            assert (await bob.delete(f"{PATH}/{id}")).status_code == 404
+            asked = {"model": "base", "input": "hi", "previous_response_id": id}
+            assert (await bob.post(PATH, json=asked)).status_code == 400
+            assert (await ann.get(f"{PATH}/{id}")).status_code == 200
+            store_of(fixture).flush()
+
+
+@pytest.mark.anyio
+async def test_errors_count_the_clients_own_items(fixture: UploadFixture) -> None:
+    async with fixture.client(fixture.key("ann")) as ann:
+        id = (await ann.post(PATH, json={"model": "base", "input": "hi"})).json()["id"]
+        wrong = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
+        asked = {"model": "base", "input": wrong, "previous_response_id": id}
+        refused = await ann.post(PATH, json=asked)
+        assert refused.json()["error"]["param"] == "input[0].content[0].type"
+
+
+@pytest.mark.anyio
+async def test_a_tenants_oldest_responses_are_forgotten_beyond_its_quota(fixture: UploadFixture) -> None:
+    fixture.engine.answer = "x" * 1000
+    async with fixture.client(fixture.key("ann", response_bytes=20_000)) as ann:
+        ids = []
+        for _ in range(20):
+            ids.append((await ann.post(PATH, json={"model": "base", "input": "hi"})).json()["id"])
+            store_of(fixture).flush()
+        found = [(await ann.get(f"{PATH}/{id}")).status_code for id in ids]
+        assert found == sorted(found, reverse=True)
+        assert {found[0], found[-1]} == {404, 200}
+        (used,) = fixture.data.rows("select total(bytes) from responses")[0]
+        assert used <= 20_000
+
+
+@pytest.mark.anyio
+async def test_responses_are_forgotten_after_thirty_days_and_survive_a_full_disk(
+    fixture: UploadFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise StorageFailed("The disk is full.")
+
+    now = time.time()
+    store = ResponseStore(fixture.data, lambda: now)
+    fixture.app = create_app(fixture.engine, stored=store)
+    async with fixture.client() as client:
+        id = (await client.post(PATH, json={"model": "base", "input": "hi"})).json()["id"]
+        with monkeypatch.context() as broken:
+            broken.setattr(fixture.data, "write", full)
+            with pytest.raises(StorageFailed):
+                store.flush()
+        assert (await client.get(f"{PATH}/{id}")).status_code == 200
+        store.flush()
+        assert ResponseStore(fixture.data).find("default", id).id == id
+        now += KEPT_SECONDS + 1
+        store.flush()
+        with pytest.raises(NotFound):
+            store.find("default", id)
+
+
+@pytest.mark.anyio
+async def test_a_server_without_a_store_says_so() -> None:
+    app = create_app(FakeEngine())
+    visit = await asgi.Visit(PATH, {"model": "base", "input": "hi", "store": True}).run(app)
+    assert visit.headers["x-personae-ignored"] == "store"
+    body = {"model": "base", "input": "hi", "previous_response_id": "resp_1"}
+    assert (await asgi.Visit(PATH, body).run(app)).error["param"] == "previous_response_id"
