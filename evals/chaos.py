@@ -231,7 +231,9 @@ def main(
     small = bundled(NAMED)
     assert small is not None
     folders = (adapters,) if adapters else () if model else small.adapters
-    options = EngineOptions(model or small.model, folders, dtype="float32", max_seqs=32)
+    options = EngineOptions(
+        model or small.model, folders, dtype="float32", max_seqs=32 if replicas == 1 else 2 * streams
+    )
     how = signal.SIGSTOP if stop else signal.SIGUSR2 if crash else signal.SIGKILL
     fine = anyio.run(
         run,

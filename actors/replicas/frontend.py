@@ -28,13 +28,18 @@ from personae.engine.scheduling.background import StepCost
 from personae.engine.sequence import Delta
 from personae.engine.stats import SchedulerStats
 
+FADING = 0.05  # of each new step in the mean
+SLOW = 1.5  # times as long as the others' steps
+
 
 class ReplicaStats(LatestStats):
-    """The latest figures, and what a step takes by its tokens."""
+    """The latest figures, and what a token takes: `step_cost` is learnt from the steps of all replicas,
+    `slowness` is how many times as long as that steps take here."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_cost: StepCost) -> None:
         super().__init__()
-        self.step_cost = StepCost()
+        self.step_cost = step_cost
+        self.slowness = 1.0
 
     def update(self, stats: SchedulerStats) -> None:
         """Learn from each step that is told alone."""
@@ -44,6 +49,13 @@ class ReplicaStats(LatestStats):
         tokens, seconds = now.tokens - past.tokens, now.step_seconds - past.step_seconds
         if now.steps == past.steps + 1 and tokens > 0 and seconds > 0:
             self.step_cost.observe(tokens, seconds)
+            self.slowness += FADING * (seconds / self.step_cost.of(tokens) - self.slowness)
+
+    @property
+    def token_seconds(self) -> float:
+        """What one more token in a step takes; 0 before any was seen. Engines of one kind differ by chance:
+        only one that is clearly slower counts as slower."""
+        return self.step_cost.each * (self.slowness if self.slowness > SLOW else 1.0)
 
 
 class ReplicaStreamer(Streamer):
@@ -132,13 +144,14 @@ class ReplicaIngress(Ingress):
 
 
 class ReplicaFrontend(Frontend):
-    """The actors of replica `index`, below `root`."""
+    """The actors of replica `index`, below `root`. `step_cost` is shared with the others."""
 
     def __init__(
         self,
         index: int,
         root: Supervisor,
         dispatcher: Ref[Message],
+        step_cost: StepCost,
         *,
         ready: Callable[[], bool],
         max_live: int,
@@ -148,7 +161,7 @@ class ReplicaFrontend(Frontend):
         self._dispatcher = dispatcher
         self.latest: ReplicaStats
         super().__init__(root, ready=ready, max_live=max_live, window=window, name=f"engine-{index}/front")
-        self.latest = ReplicaStats()
+        self.latest = ReplicaStats(step_cost)
 
     def _make_streamer(self) -> Streamer:
         return ReplicaStreamer(self.index, self.ingress, self._dispatcher, self.latest)

@@ -80,9 +80,24 @@ class Replica:
         """Tokens of the prompt that it has to compute."""
         return max(group.prompt - self.prefixes.match(group.blocks), 1)
 
-    def seconds(self, tokens: float) -> float:
-        """How long it takes to compute so many tokens among others, as measured."""
-        return tokens * (self.frontend.latest.step_cost.each or FIRST_STEP_TOKEN)
+    @property
+    def waiting(self) -> int:
+        """Sequences there that are not admitted."""
+        return self._waiting
+
+    @property
+    def token_seconds(self) -> float:
+        """What one more token in a step takes, as measured."""
+        return self.frontend.latest.token_seconds or FIRST_STEP_TOKEN
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long it takes until a new prompt's turn comes: the prompts that wait before it, those that run
+        in each of their steps, and answers that have to end before it has a slot."""
+        over = max(len(self.live) + 1 - self.seqs, 0)
+        prompts = self._prompts.total()
+        rows = (1 + prompts / self.batch) * (len(self.live) - self._waiting)
+        return (prompts + rows + over * self.work / max(self.seqs, 1)) * self.token_seconds
 
     def load_seconds(self, adapter: str | None) -> float:
         """How long it takes until this adapter is on the device: by where it probably is, as measured."""

@@ -17,6 +17,7 @@ from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.replica import Replica
+from personae.engine.scheduling.background import StepCost
 from personae.engine.scheduling.fairness import FairnessPolicy
 from personae.engine.stats import added
 
@@ -46,10 +47,13 @@ class ReplicaSet:
             "dispatcher", self._make_dispatcher, capacity=8 * max_live, restart="permanent"
         )
         self._placement, self._policy, self._max_live = placement, policy, max_live
+        step_cost = StepCost()
         self.replicas = [
             Replica(
                 index,
-                ReplicaFrontend(index, root, self.ingress, ready=each, max_live=max_live, window=window),
+                ReplicaFrontend(
+                    index, root, self.ingress, step_cost, ready=each, max_live=max_live, window=window
+                ),
             )
             for index, each in enumerate(ready)
         ]

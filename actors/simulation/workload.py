@@ -24,8 +24,9 @@ class SimulatedWorkload:
 
     `rate` requests a second on average: Poisson, or in bursts of `burst` on average, or at the times of
     `trace` (seconds from the start, one a request). `adapters` are chosen by Zipf's law with exponent `zipf`;
-    one in ten requests is for the base. Tenants likewise. Prompts begin with one of a few prefixes that all
-    tenants share. Shares are probabilities for each request: `schemas` is bound by one of `grammars`
+    one in ten requests is for the base. Tenants likewise. A share `prefixed` of the prompts begins with one
+    of four prefixes of `prefix` tokens that all tenants share. Shares are probabilities for each request:
+    `schemas` is bound by one of `grammars`
     grammars, `siblings` has two or three choices, `leaves` goes away at some time, `slow` reads slowly.
     `broken` of the adapters cannot be read, `bad` of the grammars cannot be compiled or take long, `thinks`
     of the others have masks that take long, `poison` of the requests kill the engine.
@@ -40,6 +41,8 @@ class SimulatedWorkload:
     tenants: int = 5
     prompt: tuple[int, int] = (4, 60)
     answer: tuple[int, int] = (1, 40)
+    prefix: tuple[int, int] = (16, 40)
+    prefixed: float = 0.3
     schemas: float = 0.2
     grammars: int = 40
     siblings: float = 0.1
@@ -68,7 +71,8 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
     dice = random.Random(seed)
     random_, randrange = dice.random, dice.randrange
     noise = tuple(dice.choices(range(1, VOCABULARY), k=4096))
-    prefixes = [noise[i * 40 : i * 40 + randrange(16, 40)] for i in range(4)]
+    longest = load.prefix[1]
+    prefixes = [noise[i * longest : i * longest + randrange(*load.prefix)] for i in range(4)]
     digests = [
         f"{BROKEN if dice.random() < load.broken else 'adapter'}-{number}" for number in range(load.adapters)
     ]
@@ -98,7 +102,7 @@ def requests(load: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
                 left = 1 if load.burst == 1 else 1 + int(dice.expovariate(1 / load.burst))
         first = randrange(4096 - load.prompt[1])
         own = noise[first : first + randrange(load.prompt[0], load.prompt[1] + 1)]
-        prompt = prefixes[randrange(4)] + own if random_() < 0.3 else own
+        prompt = prefixes[randrange(4)] + own if random_() < load.prefixed else own
         if random_() < load.poison:
             prompt = (POISON, *prompt)
         tenant = dice.choices(tenants, cum_weights=shares)[0]

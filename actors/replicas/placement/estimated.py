@@ -1,9 +1,11 @@
 """Where the first token is estimated to come soonest.
 
-The seconds are those of the prompt's uncached tokens and of the work promised before, at the measured time a
-token, and of loading the adapter, by where it is. Candidates are the first few replicas in an order that
-follows from the adapter's digest (rendezvous hashing), so that an adapter has its home, and as many more as
-its load asks for. None of them has more than 1.25 times the mean load.
+The seconds are those of the prompt's uncached tokens, at the measured time a token, and those until its turn
+comes: of the prompts promised before, or of loading the adapter, by where it is, if that takes longer. What a
+prompt costs those that come behind it counts, too: when many wait, it matters more that little is computed
+twice. Candidates are those that have the adapter, and the first few replicas in an order that follows from
+its digest (rendezvous hashing): so an adapter has its home, and as many more as its load asks for. None of
+them has more than 1.25 times the mean load.
 """
 
 from collections.abc import Sequence
@@ -23,13 +25,15 @@ class EstimatedSeconds:
         roomy = [replica for replica in candidates if request.has_room(replica)]
         if not roomy:
             return None
-        return min(roomy, key=lambda replica: self.seconds(request, replica))
+        behind = sum(replica.waiting for replica in replicas) / len(replicas)
+        return min(roomy, key=lambda replica: self.seconds(request, replica, behind))
 
-    def seconds(self, request: PlacementRequest, replica: Replica) -> float:
-        """Until the first token, if the request goes there."""
+    def seconds(self, request: PlacementRequest, replica: Replica, behind: float) -> float:
+        """Until the first token, if the request goes there, and what its prompt costs those `behind` it."""
         group = request.group
-        tokens = replica.uncached(group) + replica.work
-        return replica.seconds(tokens) + replica.load_seconds(group.key.adapter)
+        own = replica.uncached(group) * replica.token_seconds
+        # an adapter is loaded while the prompts before this one are computed
+        return max(replica.queue_seconds, replica.load_seconds(group.key.adapter)) + own * (1 + behind)
 
     def _candidates(self, request: PlacementRequest, replicas: Sequence[Replica]) -> Sequence[Replica]:
         """In the order of their preference."""
@@ -41,7 +45,8 @@ class EstimatedSeconds:
         homes = 1 + int(request.demand / mean)
         order = _order(adapter, tuple(replica.index for replica in replicas))
         rank = {index: place for place, index in enumerate(order)}
-        return sorted(fit, key=lambda replica: rank[replica.index])[:homes]
+        ranked = sorted(fit, key=lambda replica: rank[replica.index])
+        return ranked[:homes] + [each for each in ranked[homes:] if each.load_seconds(adapter) == 0.0]
 
 
 @lru_cache(maxsize=16_384)

@@ -1,0 +1,115 @@
+"""Compares placement policies in the simulator, and looks for violations over many replicas.
+
+    python -m personae.evals.placement                      # a table of the policies
+    python -m personae.evals.placement --property --seconds 300
+
+The table is of one day of traffic: adapters by Zipf's law, prompts that begin alike, bursts. Each policy
+serves the same requests. Times are virtual seconds. With --property scenarios are drawn from seeds, with
+faults, for so many real seconds; exit code 1 if anything happened that must not.
+"""
+
+import time
+from typing import Annotated
+
+import typer
+
+from personae.actors.simulation.capacity import quantile
+from personae.actors.simulation.scenario import PLACEMENT_NAMES, PlacementName, Scenario, SimulationReport
+from personae.actors.simulation.swarm import draw_several
+from personae.actors.simulation.trouble import Costs
+from personae.actors.simulation.workload import SimulatedWorkload
+from personae.actors.simulation.world import InvariantViolated, simulate
+
+
+def day(placement: PlacementName, replicas: int, requests: int, rate: float, seed: int) -> Scenario:
+    """`rate` requests a second for each replica."""
+    return Scenario(
+        seed,
+        SimulatedWorkload(
+            requests=requests,
+            rate=rate * replicas,
+            burst=4.0,
+            adapters=64,
+            tenants=4,
+            prompt=(4, 40),
+            prefix=(128, 256),
+            prefixed=0.8,
+            answer=(1, 30),
+            schemas=0.0,
+            leaves=0.0,
+            slow=0.0,
+        ),
+        Costs(step=0.005, token=0.0001, read=0.05, place=0.01, start=1.0),
+        pages=1024,
+        page_size=16,
+        slots=32,
+        batch=256,
+        places=12,
+        max_live=100_000,
+        lull=1_000_000,
+        every=1_000,
+        longest_wait=600.0,
+        replicas=replicas,
+        placement=placement,
+    )
+
+
+def row(placement: str, replicas: int, report: SimulationReport) -> str:
+    """A line of the table."""
+    hits = report.hits / report.queries if report.queries else 0.0
+    cells = (
+        replicas,
+        placement,
+        f"{report.tokens / report.busy:.0f}",
+        f"{quantile(report.waits, 0.5) * 1000:.0f}",
+        f"{quantile(report.waits, 0.99) * 1000:.0f}",
+        f"{hits:.0%}",
+        report.loads,
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def check(seconds: float, first: int) -> bool:
+    """Draw scenarios until the time is over. True if nothing was wrong."""
+    until = time.monotonic() + seconds
+    seed, requests, restarts, moved, wrong = first, 0, 0, 0, 0
+    while time.monotonic() < until:
+        try:
+            report = simulate(draw_several(seed))
+        except InvariantViolated as error:
+            wrong += 1
+            print(f"seed {seed}: {error}", flush=True)
+        else:
+            requests += report.requests
+            restarts += report.restarts
+            moved += report.moved
+        seed += 1
+    print(
+        f"{seed - first} scenarios, {requests} requests, {restarts} deaths of engines, "
+        f"{moved} streams moved: {wrong} violations"
+    )
+    return not wrong
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=1, help="Of the table, for each policy.")] = 1500,
+    replicas: Annotated[list[int] | None, typer.Option(help="Can be repeated.")] = None,
+    rate: Annotated[float, typer.Option(help="Requests a second for each replica.")] = 40.0,
+    seed: int = 1,
+    seconds: Annotated[float, typer.Option(help="Of --property.")] = 300.0,
+    property_: Annotated[bool, typer.Option("--property", help="Look for violations instead.")] = False,
+) -> None:
+    """Run and print."""
+    if property_:
+        raise typer.Exit(0 if check(seconds, seed) else 1)
+    print(
+        "| replicas | policy | tokens a busy second | first token p50, ms | p99, ms | prefix hits | loads |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for count in replicas or [4]:
+        for placement in PLACEMENT_NAMES:
+            print(row(placement, count, simulate(day(placement, count, requests, rate, seed))), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

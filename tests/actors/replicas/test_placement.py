@@ -1,0 +1,205 @@
+"""Where requests go, and who goes next."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.live_stream import LiveStream
+from personae.actors.messages import AdapterStats
+from personae.actors.replicas.frontend import ReplicaStats
+from personae.actors.replicas.placement.base import OVERLOAD, Placement, PlacementRequest
+from personae.actors.replicas.placement.estimated import EstimatedSeconds
+from personae.actors.replicas.placement.least_loaded import LeastLoaded
+from personae.actors.replicas.placement.prefix import LongestPrefix
+from personae.actors.replicas.placement.random import RandomPlacement
+from personae.actors.replicas.prefixes import BLOCK, PrefixIndex, blocks_of
+from personae.actors.replicas.replica import STEPS, Placed, Replica
+from personae.actors.replicas.waiting import Group, WaitingGroups
+from personae.engine.params import SamplingParams
+from personae.engine.scheduling.background import StepCost
+from personae.engine.scheduling.fairness import VirtualTokenCounters
+from personae.engine.sequence import SequenceLog
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+
+@dataclass
+class Numbers:
+    """The figures of a replica that a test makes up."""
+
+    token_seconds: float = 1e-4
+    adapter_stats: AdapterStats = field(default_factory=lambda: AdapterStats(device=4, host=4))
+
+
+def replica(index: int) -> Replica:
+    return Replica(index, SimpleNamespace(latest=Numbers()))  # type: ignore[arg-type]  # nothing else is asked
+
+
+def group(
+    id: str,
+    *,
+    prompt: int = 100,
+    adapter: str | None = None,
+    tenant: str = "ann",
+    first: int = 7,
+    **more: object,
+) -> Group:
+    tokens = tuple(first + at % 5 for at in range(prompt))
+    log = SequenceLog(
+        id, tokens, prompt, SamplingParams(max_tokens=50, seed=0), adapter=adapter, tenant=tenant, **more
+    )
+    return Group([LiveStream(log, Inbox(), 0.0)], [log], 50)
+
+
+def send(group: Group, replica: Replica) -> list[Placed]:
+    placed = [Placed(stream, group.key) for stream in group.streams]
+    replica.promise(group, placed)
+    return placed
+
+
+def choose(policy: Placement, group: Group, replicas: list[Replica], demand: int = 0) -> Replica | None:
+    return policy.choose(PlacementRequest(group, demand or group.work), replicas)
+
+
+async def test_what_was_promised_counts_until_it_is_computed() -> None:
+    one = replica(0)
+    placed = send(group("a"), one)[0]
+    assert one.work == 150
+    one.admit("a")
+    assert one.work == 50, "its prompt is being computed"
+    one.release(placed)
+    assert (one.work, one.live, one.demand) == (0, {}, {})
+
+
+@pytest.mark.parametrize("policy", [LeastLoaded(), EstimatedSeconds(), LongestPrefix()])
+async def test_a_request_goes_where_less_was_promised(policy: Placement) -> None:
+    replicas = [replica(0), replica(1)]
+    for number in range(9):
+        chosen = choose(policy, group(f"{number}", prompt=10 + number), replicas)
+        assert chosen is not None
+        send(group(f"{number}", prompt=600, first=number), chosen)
+        chosen.admit(f"{number}")
+    assert abs(len(replicas[0].live) - len(replicas[1].live)) == 1
+
+
+async def test_the_same_beginning_goes_to_the_same_replica_unless_that_has_too_much() -> None:
+    replicas = [replica(0), replica(1), replica(2)]
+    for policy in (EstimatedSeconds(), LongestPrefix()):
+        (before,) = send(group("before", prompt=10 * BLOCK), replicas[2])
+        replicas[2].release(before)
+        assert choose(policy, group("again", prompt=10 * BLOCK + 9), replicas) is replicas[2]
+        assert choose(policy, group("other", prompt=10 * BLOCK, first=40), replicas) is not replicas[2]
+    for number in range(20):
+        send(group(f"more-{number}", prompt=9 * BLOCK, first=50 + number), replicas[2])
+    assert choose(EstimatedSeconds(), group("late", prompt=10 * BLOCK + 9), replicas) is not replicas[2]
+
+
+async def test_an_adapter_has_a_home_and_more_of_them_as_its_load_grows() -> None:
+    replicas = [replica(index) for index in range(8)]
+    policy = EstimatedSeconds()
+    homes = {choose(policy, group("a", adapter=f"adapter-{number}"), replicas).index for number in range(40)}  # type: ignore[union-attr]  # there is room
+    assert len(homes) >= 6, "adapters are spread"
+    used = set()
+    for number in range(64):
+        log = group(f"{number}", adapter="hot", prompt=400, first=number)
+        demand = sum(each.demand["hot"] for each in replicas) + log.work
+        chosen = choose(policy, log, replicas, demand)
+        assert chosen is not None
+        mean = sum(each.work for each in replicas) / 8
+        assert chosen.work <= max(OVERLOAD * mean, chosen.batch)
+        send(log, chosen)
+        chosen.admit(f"{number}")
+        used.add(chosen.index)
+        if number == 0:
+            assert len(used) == 1
+    assert len(used) > 4, "one adapter alone may have nearly all of them"
+
+
+async def test_a_key_has_two_steps_of_prompts_waiting_and_each_tenant_finds_room_for_one() -> None:
+    one = replica(0)
+    flood = [group(f"{number}", prompt=300, first=number) for number in range(9)]
+    sent = 0
+    while one.has_room(flood[0].key):
+        send(flood[sent], one)
+        sent += 1
+    assert sent == -(-STEPS * one.batch // 300)
+    for number in range(100):
+        send(group(f"many-{number}", tenant="crowd", adapter=f"{number}", first=number), one)
+    assert not one.has_room(group("x", tenant="crowd", adapter="new").key), "it has more than its slots"
+    assert one.has_room(group("x", tenant="bob").key)
+    policies: list[Placement] = [RandomPlacement(), LeastLoaded(), LongestPrefix(), EstimatedSeconds()]
+    for policy in policies:
+        assert policy.choose(PlacementRequest(flood[-1], 1), [one]) is None
+        assert policy.choose(PlacementRequest(flood[-1], 1, returns=True), [one]) is one
+
+
+async def test_a_replica_that_is_clearly_slower_gets_less_and_one_that_differs_by_chance_does_not() -> None:
+    cost = StepCost()
+    usual, slow = ReplicaStats(cost), ReplicaStats(cost)
+    for steps, tokens in enumerate((10, 50, 100, 200, 30) * 40):
+        for stats, factor in ((usual, 1.1 if steps % 3 else 1.0), (slow, 6.0 if steps > 100 else 1.0)):
+            past = stats.stats
+            seconds = past.step_seconds + factor * (0.005 + 0.0001 * tokens)
+            stats.update(
+                replace(past, steps=past.steps + 1, tokens=past.tokens + tokens, step_seconds=seconds)
+            )
+    assert usual.token_seconds == cost.each > 0
+    assert slow.token_seconds > 1.5 * usual.token_seconds
+
+
+async def test_prefixes_of_another_tenant_or_adapter_are_not_taken_for_one_s_own() -> None:
+    index = PrefixIndex(most=8)
+    mine = group("a", prompt=4 * BLOCK, salt=b"ann")
+    index.note(mine.blocks)
+    assert index.match(blocks_of(mine.logs[0])) == 4 * BLOCK
+    assert index.match(group("b", prompt=4 * BLOCK, salt=b"bob").blocks) == 0
+    assert index.match(group("c", prompt=4 * BLOCK, salt=b"ann", adapter="x").blocks) == 0
+    index.note(group("d", prompt=8 * BLOCK, first=30).blocks)
+    assert len(index) == 8
+    assert index.match(mine.blocks) == 0, "the oldest are forgotten"
+
+
+async def test_the_least_served_key_goes_next_and_those_without_room_are_passed_over() -> None:
+    policy = VirtualTokenCounters()
+    waiting = WaitingGroups(policy)
+    for number in range(3):
+        waiting.push(group(f"flood-{number}", tenant="flood"))
+    waiting.push(group("quiet", tenant="quiet"))
+    taken = []
+    while (first := waiting.choose()) is not None:
+        taken.append(first.logs[0].id)
+        waiting.take(first)
+        policy.charge(first.key, 100, 0)
+    assert taken == ["flood-0", "quiet", "flood-1", "flood-2"]
+    assert not waiting.demand
+    waiting.push(group("a", tenant="ann"))
+    waiting.push(group("b", tenant="bob"))
+    first = waiting.choose()
+    assert first is not None
+    waiting.park(first.key)
+    second = waiting.choose()
+    assert second is not None
+    assert {first.key.tenant, second.key.tenant} == {"ann", "bob"}
+    waiting.park(second.key)
+    assert waiting.choose() is None
+    waiting.unpark()
+    assert waiting.keys == 2
+
+
+async def test_choices_of_one_prompt_wait_together_and_one_that_is_withdrawn_leaves_the_others() -> None:
+    waiting = WaitingGroups(VirtualTokenCounters())
+    logs = [group(id).logs[0] for id in "abc"]
+    waiting.push(Group([LiveStream(log, Inbox(), 0.0) for log in logs], logs, 50))
+    assert len(waiting) == 3
+    assert waiting.drop("a")
+    assert not waiting.drop("a")
+    first = waiting.choose()
+    assert first is not None
+    assert [(log.id, log.after) for log in first.logs] == [("b", None), ("c", "b")]
+    assert waiting.drop("b")
+    assert waiting.drop("c")
+    assert waiting.choose() is None
+    assert not waiting.demand

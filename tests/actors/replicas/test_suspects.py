@@ -1,0 +1,88 @@
+"""Who goes on at once when an engine dies, who is tried alone, and who is ended."""
+
+import pytest
+
+from personae.actors.frontend.inbox import Inbox
+from personae.actors.frontend.live_stream import LiveStream
+from personae.actors.frontend.probation import CLEARED
+from personae.actors.replicas.suspects import Suspects
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+
+def streams(ids: str) -> dict[str, LiveStream]:
+    """One for each letter; `anyio.Event` wants a loop, hence the async tests."""
+    params = SamplingParams(max_tokens=9, seed=0)
+    return {id: LiveStream(SequenceLog(id, (7,), 1, params), Inbox(), 0.0) for id in ids}
+
+
+def ids(found: list[LiveStream]) -> str:
+    return "".join(stream.log.id for stream in found)
+
+
+async def test_the_harmless_and_those_that_waited_go_on_at_once_and_the_others_are_tried() -> None:
+    suspects, house = Suspects(), streams("abcd")
+    house["a"].record.brought = CLEARED
+    house["b"].record.brought = CLEARED - 1
+    free, guilty = suspects.judge(house.values(), "abc", outside=False)
+    assert (ids(free), ids(guilty)) == ("ad", "")
+    assert suspects.next() is house["b"]
+    assert suspects.next() is None, "one at a time"
+    suspects.acquit("b")
+    assert suspects.next() is house["c"]
+
+
+async def test_the_one_on_trial_when_its_engine_dies_is_guilty_and_nobody_else() -> None:
+    suspects, house = Suspects(), streams("abc")
+    suspects.judge(house.values(), "abc", outside=False)
+    assert suspects.next() is house["a"]
+    house["a"].record.brought = CLEARED
+    suspects.acquit("a")
+    tried = suspects.next()
+    assert tried is house["b"]
+    free, guilty = suspects.judge([house["a"], house["b"]], "ab", outside=False)
+    assert ids(guilty) == "b"
+    assert ids(free) == "a"
+    assert suspects.next() is house["c"], "still to be tried"
+
+
+async def test_a_kill_from_outside_makes_nobody_suspect_two_in_a_row_do_and_the_third_ends() -> None:
+    suspects, house = Suspects(), streams("ab")
+    assert ids(suspects.judge(house.values(), "ab", outside=True)[0]) == "ab"
+    house["b"].record.brought = CLEARED
+    free, guilty = suspects.judge(house.values(), "ab", outside=True)
+    assert (ids(free), ids(guilty)) == ("b", "")
+    assert suspects.next() is house["a"]
+    assert ids(suspects.judge([house["a"]], "a", outside=True)[1]) == "a"
+
+
+async def test_one_that_kills_after_many_tokens_is_suspect_at_the_second_engine_that_it_kills() -> None:
+    suspects, house = Suspects(), streams("ab")
+    for stream in house.values():
+        stream.record.brought = 10
+    assert ids(suspects.judge(house.values(), "ab", outside=False)[0]) == "ab"
+    free, guilty = suspects.judge(house.values(), "ab", outside=False)  # the next engine, at once
+    assert (free, guilty) == ([], [])
+    assert suspects.next() is not None
+    suspects.acquit("a")
+    assert suspects.next() is house["b"]
+    assert ids(suspects.judge([house["b"]], "b", outside=False)[1]) == "b"
+    assert suspects.over
+
+
+async def test_one_on_trial_that_was_not_aboard_yet_is_tried_again() -> None:
+    suspects, house = Suspects(), streams("a")
+    suspects.judge(house.values(), "a", outside=False)
+    assert suspects.next() is house["a"]
+    assert suspects.judge(house.values(), "", outside=False) == ([], [])
+    assert suspects.next() is house["a"]
+
+
+async def test_a_suspect_that_nobody_wants_any_more_is_not_tried() -> None:
+    suspects, house = Suspects(), streams("ab")
+    suspects.judge(house.values(), "ab", outside=False)
+    assert suspects.drop("a")
+    assert not suspects.drop("a")
+    assert suspects.next() is house["b"]

@@ -1,0 +1,73 @@
+"""One tenant floods four engines: what another waits for its first tokens is as with one engine."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from personae.actors.simulation import world
+from personae.actors.simulation.capacity import quantile
+from personae.actors.simulation.scenario import Scenario
+from personae.actors.simulation.trouble import Costs
+from personae.actors.simulation.witness import ObservedSequence, Witness
+from personae.actors.simulation.workload import SimulatedRequest, SimulatedWorkload
+from personae.actors.simulation.world import simulate
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import Delta, SequenceLog
+
+QUIET = 16  # requests of the other tenant, eight a second
+SIZES = {"slots": 16, "batch": 64, "pages": 512, "max_live": 10_000, "lull": 100_000, "every": 64}
+
+
+def request(number: int, tenant: str, at: float, adapters: int, prompt: int) -> SimulatedRequest:
+    log = SequenceLog(
+        f"{tenant}-{number}",
+        tuple(1 + (number * 31 + at_) % 60 for at_ in range(prompt)),
+        prompt,
+        SamplingParams(max_tokens=30, seed=number),
+        adapter=f"{tenant}-adapter-{number % adapters}",
+        tenant=tenant,
+        salt=tenant.encode(),
+    )
+    return SimulatedRequest(at, (log,), None, 0.0)
+
+
+def traffic(engines: int, adapters: int) -> list[SimulatedRequest]:
+    """Far more of the flood than the engines can do; of the other tenant eight requests a second."""
+    flood = [request(number, "flood", 0.0, adapters, 40) for number in range(150 * engines)]
+    quiet = [request(number, "quiet", 0.5 + number / 8, 1, 20) for number in range(QUIET)]
+    return sorted([*flood, *quiet], key=lambda each: each.at)
+
+
+def first_tokens(monkeypatch: pytest.MonkeyPatch, engines: int, adapters: int) -> dict[str, list[float]]:
+    """Seconds to the first token, by tenant."""
+    waits: dict[str, list[float]] = defaultdict(list)
+    seen = Witness.delta
+
+    def note(self: Witness, sequence: ObservedSequence, delta: Delta) -> None:
+        fresh = sequence.first is None
+        seen(self, sequence, delta)
+        if fresh and sequence.first is not None:
+            waits[sequence.log.tenant].append(sequence.first - sequence.came)
+
+    def drawn(workload: SimulatedWorkload, seed: int) -> Iterator[SimulatedRequest]:
+        yield from traffic(engines, adapters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Witness, "delta", note)
+        patch.setattr(world, "requests", drawn)
+        simulate(replace(Scenario(1, costs=Costs(step=0.01), **SIZES), replicas=engines))
+    return waits
+
+
+@pytest.mark.parametrize("adapters", [1, 3])
+def test_a_flood_over_four_engines_delays_another_tenant_no_more_than_over_one(
+    monkeypatch: pytest.MonkeyPatch, adapters: int
+) -> None:
+    alone = first_tokens(monkeypatch, 1, adapters)
+    four = first_tokens(monkeypatch, 4, adapters)
+    bound = quantile(alone["quiet"], 0.99)
+    for waits in (alone, four):
+        assert quantile(waits["flood"], 0.5) > 4 * bound, "it is a flood"
+    assert quantile(four["quiet"], 0.99) <= 1.25 * bound
