@@ -134,6 +134,19 @@ async def test_restarts_spread_over_time_never_exhaust_the_intensity() -> None:
     assert [(i.what, i.restarts) for i in incidents] == [("crashed", n) for n in range(20)]
 
 
+async def test_deaths_just_after_long_starts_exhaust_the_intensity() -> None:
+    class Slow(Doer):
+        async def started(self) -> None:
+            await anyio.sleep(100)
+
+    top = Supervisor("top", max_restarts=2, within=10, report=quiet)
+    doer = top.spawn("doer", Slow)
+    for _ in range(3):
+        doer.tell(crash)
+    with pytest.raises(RestartsExhausted, match="more than 2 restarts in 10 s of running"):
+        await run_until_it_gives_up(top)
+
+
 async def test_a_supervisor_that_gives_up_is_restarted_by_its_own_supervisor() -> None:
     diary: list[str] = []
     incidents: list[Incident] = []
