@@ -222,8 +222,8 @@ class AdapterOverflow(RequestFailed):
 
 
 class AdapterUnusable(RequestFailed):
-    """An adapter, or a mix of several, cannot be computed with: with this base its values overflow, or a norm is
-    zero."""
+    """An adapter, or a mix of several, cannot be computed with: its values overflow with this base, or a norm
+    is zero."""
 
     status = 400
     type = "invalid_request_error"
