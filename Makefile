@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup clients serve test lint lock docs eval bench
+.PHONY: setup clients serve test smoke lint lock docs eval bench
 .DEFAULT_GOAL := serve
 
 # Installs only when the project's dependencies have changed since the last time. instructor asks for an older
@@ -37,6 +37,16 @@ serve: setup
 # A file's tests stay in one process, so that what they share is made once; each process has a core.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+# Installs Personae for another interpreter, starts it there and asks one question: `make smoke PYTHON=python3.13`.
+# The environment is made anew each time; with torch that takes minutes.
+smoke: ENV := .venv/smoke
+smoke:
+	$(PYTHON) -m venv --clear $(ENV)
+	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
+	cd $(ENV) && bin/python $(CURDIR)/tests/support/smoke.py
+	rm -rf $(ENV)
 
 # The default suites on what `make serve` serves, through a server; ARGS="--model DIR" takes another.
 eval: setup

@@ -22,6 +22,7 @@
     │   └── ActorStopped          what would do it is going down                             503
     ├── RequestFailed             ours: the request was accepted and could not be finished   500
     │   ├── AdapterOverflow       the adapter's values overflow with this prompt             400
+    │   ├── AdapterUnusable       the adapter, or a mix of several, cannot be computed with  400
     │   ├── Quarantined           it made the engine fail each time it ran                   500
     │   ├── DeadlineExceeded      its deadline passed                                        504
     │   ├── Cancelled             the client went away (never sent on the wire)              499
@@ -216,6 +217,17 @@ class AdapterOverflow(RequestFailed):
     status = 400
     type = "invalid_request_error"
     code = "adapter_overflow"
+    param = "model"
+    retry = False
+
+
+class AdapterUnusable(RequestFailed):
+    """An adapter, or a mix of several, cannot be computed with: its values overflow with this base, or a norm
+    is zero."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "adapter_unusable"
     param = "model"
     retry = False
 

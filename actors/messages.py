@@ -156,12 +156,14 @@ class Enqueue(Message, frozen=True):
 class Pinned(Message, frozen=True):
     """*Wire.* From the adapter store: the adapter is on the device and stays there until `Unpin`.
 
-    With `error` set it cannot be, and its requests fail with that text.
+    With `error` set it cannot be, and its requests fail with that text; `kind` names the class of
+    `personae.errors`.
     """
 
     adapter: str
     epoch: int
     error: str | None = None
+    kind: str = "RequestFailed"
 
 
 class ReleaseRequest(Message, frozen=True):
@@ -261,7 +263,8 @@ class Unpin(Message, frozen=True):
 
 
 class AdapterLoaded(Message, frozen=True):
-    """From the executor: whether the adapter got its place; `error` says why it never can.
+    """From the executor: whether the adapter got its place; `error` says why it never can, `kind` is as in
+    `Pinned`.
 
     Of the pool as it is now: adapters in it, how many were copied to it, how many left for others.
     """
@@ -272,6 +275,7 @@ class AdapterLoaded(Message, frozen=True):
     residents: int = 0
     loads: int = 0
     evictions: int = 0
+    kind: str = "RequestFailed"
 
 
 class AdaptersEvicted(Message, frozen=True):

@@ -181,7 +181,8 @@ class ProcessOptions:
         float, OptionInfo("Seconds in one step after which the engine is restarted.", min=2)
     ] = 60.0
     max_restarts: Annotated[
-        int, OptionInfo("Restarts of the engine within a minute before the server gives up.", min=0)
+        int,
+        OptionInfo("Restarts of the engine within a minute of running before the server gives up.", min=0),
     ] = 5
     replicas: Annotated[
         int,

@@ -101,10 +101,10 @@ class AdapterStore(Actor[Message]):
                 else:
                     self._line.setdefault(digest, "unread")
                     self._asked.setdefault(digest, (current_time(), "host"))
-            case AdapterLoaded(adapter=digest, placed=placed, error=error):
+            case AdapterLoaded(adapter=digest, placed=placed, error=error, kind=kind):
                 self._count(message)
                 if digest in self._line and not (error is not None and self._reads_again(digest)):
-                    self._settle(digest, placed, error)
+                    self._settle(digest, placed, error, kind)
             case AdaptersEvicted(residents=residents, loads=loads, evictions=evictions):
                 self._loaded = loads
                 self._adapter_stats = replace(self._adapter_stats, device=residents, evictions=evictions)
@@ -209,7 +209,7 @@ class AdapterStore(Actor[Message]):
             if state == "no room":
                 self._line[waiting] = "unread"
 
-    def _settle(self, digest: str, placed: bool, error: str | None) -> None:
+    def _settle(self, digest: str, placed: bool, error: str | None, kind: str = "RequestFailed") -> None:
         """Note what became of an adapter in line."""
         tried = self._tried.pop(digest, None)
         first = next(iter(self._line))
@@ -223,7 +223,7 @@ class AdapterStore(Actor[Message]):
             self._asked.pop(digest, None)
             if placed:
                 self._placed[digest] = None
-            self._queue_of(digest).tell(Pinned(digest, self._epoch, error))
+            self._queue_of(digest).tell(Pinned(digest, self._epoch, error, kind))
         elif tried != self._released:
             self._line[digest] = "unread"  # there is new room since the pool was asked
         else:

@@ -176,7 +176,7 @@ class Executor(ThreadActor[Message]):
         self.post(self._scheduler, Repaid(pages))
 
     def _placing(self, adapter: Adapter, borrowed: tuple[int, ...] = ()) -> Iterator[None]:
-        placed, error, arriving = False, None, None
+        placed, error, kind, arriving = False, None, "RequestFailed", None
         if borrowed:
             yield from self._engine.lending(borrowed)
             self._repay()
@@ -186,8 +186,8 @@ class Executor(ThreadActor[Message]):
         except Overloaded:
             pass
         except AdapterError as refused:
-            error = refused.message
-        answer = AdapterLoaded(adapter.digest, placed, error, *self._engine.adapter_stats)
+            error, kind = refused.message, "AdapterUnusable"
+        answer = AdapterLoaded(adapter.digest, placed, error, *self._engine.adapter_stats, kind)
         if arriving is None:
             self.post(self._store, answer)
         else:

@@ -100,14 +100,14 @@ class AdapterQueue(Actor[Message]):
                 for log in logs:
                     if log.id not in self._refused:
                         self._lanes.setdefault((log.tenant, log.background), Lane()).add(log)
-            case Pinned(error=error, epoch=self._epoch):
+            case Pinned(error=error, kind=kind, epoch=self._epoch):
                 self._pinning = False
                 if error is None:
                     self._pinned = True
                 else:
                     refused = tuple(id for lane in self._lanes.values() for id in lane.waiting)
                     self._lanes.clear()  # nothing is offered without a pin
-                    self._refuse(refused, "RequestFailed", error)
+                    self._refuse(refused, kind, error)
             case ReleaseRequest(now=now, epoch=self._epoch):
                 self._yielding = self._pinned
                 if now and self._pinned and self._on_device:

@@ -11,7 +11,8 @@ are OTP's (https://www.erlang.org/doc/system/sup_princ.html).
   ones never.
 - More than `max_restarts` restarts `within` seconds, and the supervisor gives up: it stops its children and
   crashes itself, so its own supervisor decides. At the top, the body of the `async with` is cancelled and
-  RestartsExhausted is raised from it.
+  RestartsExhausted is raised from it. The time that restarts take does not count: a child that dies as soon
+  as it has started is not kept for ever, however long its start takes.
 
 Why it is so:
 
@@ -79,6 +80,7 @@ class Supervisor:
         self._report = report
         self._loop = Loop.current()
         self._intensity = Intensity(max_restarts, within)
+        self._starting_seconds = 0.0  # that restarts took
         self._todo: deque[Callable[[], Awaitable[PersonaeError | None]]] = deque()
         self._wakeup = Event()
         self._final = False
@@ -303,14 +305,17 @@ class Supervisor:
             return None
         error = epoch.error
         while True:
-            if not self._intensity.allows(self._loop.time()):
+            # Time that starts take is not time in which nothing failed.
+            if not self._intensity.allows(self._loop.time() - self._starting_seconds):
                 failure = RestartsExhausted(
-                    f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s, "
-                    f"the last death was {child.node.path}'s"
+                    f"{self.path} gives up: more than {self.max_restarts} restarts in {self.within} s of "
+                    f"running, the last death was {child.node.path}'s"
                 )
                 failure.__cause__ = error
                 return failure
+            begun = self._loop.time()
             died = await self._restart(self._affected(child))
+            self._starting_seconds += self._loop.time() - begun
             if died is None:
                 return None
             child, error = died

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
-from personae.actors.options import parse_size
-from personae.api.commands.command_line import option_parser
+from personae.actors.options import OptionInfo, parse_size
+from personae.api.commands.command_line import expand_options
 from personae.api.commands.table import date, show, show_json
 from personae.errors import LoadError, PersonaeError, RequestError, StorageFailed
 
 if TYPE_CHECKING:
-    from personae.api.tenants.store import TenantStore
+    from personae.api.tenants.store import TenantLimits, TenantStore
 
 P = ParamSpec("P")
 
@@ -89,132 +90,79 @@ def _store(data_dir: Path, *, new: bool = False) -> Iterator["TenantStore"]:
         data.close()
 
 
-def _limit(help: str, **options: Any) -> Any:
-    return typer.Option(help=help, **options)
+_FILE_BYTES = "Bytes of all its files, results of batches included."
+_RESPONSE_BYTES = "Bytes of stored responses, the oldest of which are forgotten."
+_BODY_BYTES = "Bytes of request bodies that are received at the same time."
 
 
-RequestsPerMinute = Annotated[int | None, _limit("Requests per minute; 30000 unless given.", min=0)]
-TokensPerMinute = Annotated[int | None, _limit("Tokens of prompts and answers per minute.", min=0)]
-Concurrent = Annotated[int | None, _limit("Requests at the same time; 1024 unless given.", min=0)]
-Adapters = Annotated[int | None, _limit("Adapters at the same time; 256 unless given.", min=0)]
-AdapterBytes = Annotated[
-    int | None,
-    _limit(
-        "What its adapters may take on the disk; 8GiB unless given.",
-        parser=option_parser(parse_size),
-        metavar="SIZE",
-    ),
-]
-Files = Annotated[int | None, _limit("Files at the same time; 10000 unless given.", min=0)]
-FileBytes = Annotated[
-    int | None,
-    _limit(
-        "Bytes of all its files, results of batches included; 8GiB unless given.",
-        parser=option_parser(parse_size),
-        metavar="SIZE",
-    ),
-]
-OpenBatches = Annotated[int | None, _limit("Batches that are not done; 100 unless given.", min=0)]
-SchemasPerMinute = Annotated[
-    int | None, _limit("New schemas and grammars per minute; 600 unless given.", min=0)
-]
-BodyBytes = Annotated[
-    int | None,
-    _limit(
-        "Bytes of request bodies that are received at the same time; 64MiB unless given.",
-        parser=option_parser(parse_size),
-        metavar="SIZE",
-    ),
-]
-ResponseBytes = Annotated[
-    int | None,
-    _limit(
-        "Bytes of stored responses, the oldest of which are forgotten; 256MiB unless given.",
-        parser=option_parser(parse_size),
-        metavar="SIZE",
-    ),
-]
-Weight = Annotated[float | None, _limit("Its share of the service; 1 unless given.", min=0.01, max=100)]
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Limits of a tenant."""
+
+    requests_per_minute: Annotated[int | None, OptionInfo("Requests per minute.", min=0, unset="30000")] = (
+        None
+    )
+    tokens_per_minute: Annotated[
+        int | None, OptionInfo("Tokens of prompts and answers per minute.", min=0)
+    ] = None
+    concurrent: Annotated[int | None, OptionInfo("Requests at the same time.", min=0, unset="1024")] = None
+    adapters: Annotated[int | None, OptionInfo("Adapters at the same time.", min=0, unset="256")] = None
+    adapter_bytes: Annotated[
+        int | None,
+        OptionInfo("What its adapters may take on the disk.", parse=parse_size, metavar="SIZE", unset="8GiB"),
+    ] = None
+    files: Annotated[int | None, OptionInfo("Files at the same time.", min=0, unset="10000")] = None
+    file_bytes: Annotated[
+        int | None, OptionInfo(_FILE_BYTES, parse=parse_size, metavar="SIZE", unset="8GiB")
+    ] = None
+    batches: Annotated[int | None, OptionInfo("Batches that are not done.", min=0, unset="100")] = None
+    schemas_per_minute: Annotated[
+        int | None, OptionInfo("New schemas and grammars per minute.", min=0, unset="600")
+    ] = None
+    weight: Annotated[float | None, OptionInfo("Its share of the service.", min=0.01, max=100, unset="1")] = (
+        None
+    )
+    body_bytes: Annotated[
+        int | None, OptionInfo(_BODY_BYTES, parse=parse_size, metavar="SIZE", unset="64MiB")
+    ] = None
+    response_bytes: Annotated[
+        int | None, OptionInfo(_RESPONSE_BYTES, parse=parse_size, metavar="SIZE", unset="256MiB")
+    ] = None
+
+    def limits(self) -> "TenantLimits":
+        """The limits; those that are not given are None."""
+        from personae.api.tenants.store import TenantLimits
+
+        given = asdict(self)
+        return TenantLimits(bytes=given.pop("adapter_bytes"), **given)
 
 
 @tenants_app.command("create")
 @reporting
+@expand_options
 def create_tenant(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
     data_dir: DataDirOption,
-    requests_per_minute: RequestsPerMinute = None,
-    tokens_per_minute: TokensPerMinute = None,
-    concurrent: Concurrent = None,
-    adapters: Adapters = None,
-    adapter_bytes: AdapterBytes = None,
-    files: Files = None,
-    file_bytes: FileBytes = None,
-    batches: OpenBatches = None,
-    schemas_per_minute: SchemasPerMinute = None,
-    weight: Weight = None,
-    body_bytes: BodyBytes = None,
-    response_bytes: ResponseBytes = None,
+    options: LimitOptions,
 ) -> None:
     """Add a tenant. Limits without a default are off unless given; defaults do not hold for admins' keys."""
-    from personae.api.tenants.store import TenantLimits
-
-    limits = TenantLimits(
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        concurrent=concurrent,
-        adapters=adapters,
-        bytes=adapter_bytes,
-        files=files,
-        file_bytes=file_bytes,
-        batches=batches,
-        schemas_per_minute=schemas_per_minute,
-        weight=weight,
-        body_bytes=body_bytes,
-        response_bytes=response_bytes,
-    )
     new = not data_dir.exists()
     with _store(data_dir, new=True) as store:
-        store.create_tenant(name, limits)
+        store.create_tenant(name, options.limits())
     typer.echo(f"tenant {name} created" + (f", and the data directory {data_dir}" if new else ""))
 
 
 @tenants_app.command("limit")
 @reporting
+@expand_options
 def limit_tenant(
     name: str,
     data_dir: DataDirOption,
-    requests_per_minute: RequestsPerMinute = None,
-    tokens_per_minute: TokensPerMinute = None,
-    concurrent: Concurrent = None,
-    adapters: Adapters = None,
-    adapter_bytes: AdapterBytes = None,
-    files: Files = None,
-    file_bytes: FileBytes = None,
-    batches: OpenBatches = None,
-    schemas_per_minute: SchemasPerMinute = None,
-    weight: Weight = None,
-    body_bytes: BodyBytes = None,
-    response_bytes: ResponseBytes = None,
+    options: LimitOptions,
 ) -> None:
     """Change limits of a tenant, also while a server runs. Those that are not given stay as they are."""
-    from personae.api.tenants.store import TenantLimits
-
-    limits = TenantLimits(
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        concurrent=concurrent,
-        adapters=adapters,
-        bytes=adapter_bytes,
-        files=files,
-        file_bytes=file_bytes,
-        batches=batches,
-        schemas_per_minute=schemas_per_minute,
-        weight=weight,
-        body_bytes=body_bytes,
-        response_bytes=response_bytes,
-    )
     with _store(data_dir) as store:
-        store.change_limits(name, limits)
+        store.change_limits(name, options.limits())
     typer.echo(f"limits of tenant {name} changed")
 
 

@@ -33,24 +33,38 @@ def compiled(compiler, schema):
         return assume(False)
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(schema=schemas(), seed=st.integers(0, 2**16))
-def test_whatever_a_model_chooses_the_answer_is_valid(compiler, schema, seed):
-    grammar = compiled(compiler, schema)
-    validator = jsonschema.Draft202012Validator(schema)
-    for offset in range(3):
-        with contextlib.suppress(Unfinished):
-            text = walk(grammar.matcher(), VOCABULARY, random.Random(seed + offset), budget=15)
-            validator.validate(json.loads(text))
+def test_whatever_a_model_chooses_the_answer_is_valid(compiler):
+    finished = []
+
+    @settings(max_examples=150, suppress_health_check=list(HealthCheck))
+    @given(schema=schemas(), seed=st.integers(0, 2**16))
+    def play(schema, seed):
+        grammar = compiled(compiler, schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        for offset in range(3):
+            with contextlib.suppress(Unfinished):
+                text = walk(grammar.matcher(), VOCABULARY, random.Random(seed + offset), budget=15)
+                validator.validate(json.loads(text))
+                finished.append(text)
+
+    play()
+    assert len(finished) > 100
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
-@given(schema=schemas(), instances=st.lists(VALUES, min_size=4, max_size=8))
-def test_no_invalid_instance_is_accepted(compiler, schema, instances):
-    grammar = compiled(compiler, schema)
-    validator = jsonschema.Draft202012Validator(schema)
-    for instance in instances:
-        matcher = grammar.matcher()
-        text = json.dumps(instance, ensure_ascii=False).encode()
-        if all(matcher.accept(token) for token in spell(text, VOCABULARY)) and matcher.accept(0):
-            validator.validate(instance)
+def test_no_invalid_instance_is_accepted(compiler):
+    accepted = []
+
+    @settings(max_examples=300, suppress_health_check=list(HealthCheck))
+    @given(schema=schemas(), instances=st.lists(VALUES, min_size=4, max_size=8))
+    def play(schema, instances):
+        grammar = compiled(compiler, schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        for instance in instances:
+            matcher = grammar.matcher()
+            text = json.dumps(instance, ensure_ascii=False).encode()
+            if all(matcher.accept(token) for token in spell(text, VOCABULARY)) and matcher.accept(0):
+                validator.validate(instance)
+                accepted.append(text)
+
+    play()
+    assert len(accepted) > 100

@@ -12,9 +12,10 @@ from personae.errors import ActorStopped, RestartsExhausted, StartFailed
 pytestmark = virtual_clock
 
 
-async def run_for_ever(top: Supervisor) -> None:
-    async with top:
-        await anyio.sleep_forever()
+async def run_until_it_gives_up(top: Supervisor) -> None:
+    with anyio.fail_after(1000):
+        async with top:
+            await anyio.sleep_forever()
 
 
 def stop(actor: Doer) -> None:
@@ -112,7 +113,7 @@ async def test_restarts_beyond_the_intensity_end_the_tree_with_the_last_cause() 
     for _ in range(3):
         doer.tell(crash)
     with pytest.raises(RestartsExhausted, match="top gives up") as caught:
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
     assert isinstance(caught.value.__cause__, Boom)
     assert [(i.what, i.restarts) for i in incidents] == [
         ("crashed", 0),
@@ -123,12 +124,27 @@ async def test_restarts_beyond_the_intensity_end_the_tree_with_the_last_cause() 
 
 
 async def test_restarts_spread_over_time_never_exhaust_the_intensity() -> None:
-    async with Supervisor("top", max_restarts=2, within=10, report=quiet) as top:
+    incidents: list[Incident] = []
+    async with Supervisor("top", max_restarts=2, within=10, report=incidents.append) as top:
         doer = top.spawn("doer", Doer)
         for _ in range(20):
             doer.tell(crash)
             await anyio.sleep(5.1)
         await doer.ask(whoami)
+    assert [(i.what, i.restarts) for i in incidents] == [("crashed", n) for n in range(20)]
+
+
+async def test_deaths_just_after_long_starts_exhaust_the_intensity() -> None:
+    class Slow(Doer):
+        async def started(self) -> None:
+            await anyio.sleep(100)
+
+    top = Supervisor("top", max_restarts=2, within=10, report=quiet)
+    doer = top.spawn("doer", Slow)
+    for _ in range(3):
+        doer.tell(crash)
+    with pytest.raises(RestartsExhausted, match="more than 2 restarts in 10 s of running"):
+        await run_until_it_gives_up(top)
 
 
 async def test_a_supervisor_that_gives_up_is_restarted_by_its_own_supervisor() -> None:
@@ -162,7 +178,7 @@ async def test_escalation_climbs_to_the_top() -> None:
     for _ in range(4):
         worker.tell(crash)
     with pytest.raises(RestartsExhausted, match="top gives up"):
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
 
 
 async def test_a_failed_first_start_fails_the_tree_and_stops_what_had_started() -> None:
@@ -176,7 +192,7 @@ async def test_a_failed_first_start_fails_the_tree_and_stops_what_had_started() 
     broken = top.spawn("broken", Broken)
     top.spawn("never", lambda: Doer("never", diary))
     with pytest.raises(StartFailed, match="top/broken") as caught:
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
     assert isinstance(caught.value.__cause__, Boom)
     assert diary == ["+good", "-good"]
     with pytest.raises(ActorStopped):
@@ -190,7 +206,7 @@ async def test_a_factory_that_raises_is_a_failed_start() -> None:
     top = Supervisor("top", report=quiet)
     top.spawn("doer", factory)
     with pytest.raises(StartFailed) as caught:
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
     assert isinstance(caught.value.__cause__, Boom)
 
 
@@ -199,7 +215,7 @@ async def test_a_restart_that_cannot_start_counts_until_the_intensity_is_exhaust
     top = Supervisor("top", max_restarts=3, report=quiet)
     top.spawn("doer", lambda: Unwell(tries, range(2, 9))).tell(crash)
     with pytest.raises(RestartsExhausted):
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
     assert tries == [1, 2, 3, 4]
 
 

@@ -27,9 +27,10 @@ def whoami(reply: Reply[object]) -> Deed:
     return lambda actor: actor.post(reply, actor)
 
 
-async def run_for_ever(top: Supervisor) -> None:
-    async with top:
-        await anyio.sleep_forever()
+async def run_until_it_gives_up(top: Supervisor) -> None:
+    with anyio.fail_after(PATIENCE):
+        async with top:
+            await anyio.sleep_forever()
 
 
 def kit_threads() -> list[threading.Thread]:
@@ -182,7 +183,7 @@ async def test_a_crash_in_started_on_the_thread_fails_the_start() -> None:
     top = Supervisor("top", report=quiet)
     top.spawn_thread("broken", Broken)
     with pytest.raises(StartFailed) as caught:
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
     assert isinstance(caught.value.__cause__, Boom)
     assert not kit_threads()
 
@@ -204,7 +205,7 @@ async def test_too_many_crashes_on_a_thread_escalate() -> None:
     doer.tell(crash)
     doer.tell(crash)
     with pytest.raises(RestartsExhausted) as caught:
-        await run_for_ever(top)
+        await run_until_it_gives_up(top)
     assert isinstance(caught.value.__cause__, Boom)
     assert not kit_threads()
 

@@ -266,6 +266,24 @@ async def test_an_adapter_that_overflows_with_a_prompt_is_that_requests_400(
     assert error["type"] == "invalid_request_error"
 
 
+async def test_a_mix_whose_weights_overflow_is_that_requests_400(
+    tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
+) -> None:
+    large = load(files[0][TENSORS])
+    for name in large:
+        large[name] = torch.ones_like(large[name]) * (1e9 if "lora_A" in name else 3e8)
+    async with live(tmp_path) as fixture, fixture.client() as client:
+        assert (await upload(client, "large", {**files[0], TENSORS: save(large)})).status_code == 201
+        assert (await upload(client, "poet", files[1])).status_code == 201
+        mix = [{"name": "large", "weight": 16}, {"name": "poet", "weight": 1}]
+        body = {"model": BASE.name, "adapters": mix, "prompt": PROMPT, "max_tokens": 2}
+        failed = await client.post("/v1/completions", json=body)
+        assert tokens(await ask(client, "poet")) == truth[1]
+    error = failed.json()["error"]
+    assert (failed.status_code, error["code"], error["param"]) == (400, "adapter_unusable", "model")
+    assert error["type"] == "invalid_request_error"
+
+
 async def test_weighted_adapters_answer_together_as_in_peft_beside_each_alone(
     tmp_path: Path, files: list[dict[str, bytes]], truth: list[list[int]]
 ) -> None:

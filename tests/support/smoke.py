@@ -1,0 +1,43 @@
+"""Starts the installed Personae with the interpreter that runs this, asks one question and stops it.
+
+    python tests/support/smoke.py
+
+It needs nothing but Personae and what that needs.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from urllib.request import Request, urlopen
+
+QUESTION = {
+    "messages": [{"role": "user", "content": "Who are you?"}],
+    "temperature": 0,
+    "max_tokens": 16,
+    "structured_outputs": {"regex": "[A-Z][a-z ,A-Z]*"},
+}
+
+
+def main() -> None:
+    """Raises SystemExit where anything goes wrong."""
+    command = [sys.executable, "-m", "personae", "serve", "demo", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            ready = re.match(r"personae ready (\S+)", server.stdout.readline())
+            if ready is None:
+                raise SystemExit("the server did not start")
+            headers = {"content-type": "application/json"}
+            request = Request(f"{ready[1]}/v1/chat/completions", json.dumps(QUESTION).encode(), headers)
+            with urlopen(request, timeout=120) as answer:
+                text = json.load(answer)["choices"][0]["message"]["content"]
+        finally:
+            server.terminate()
+    if server.returncode != 0 or not text.startswith("I am the Personae demo"):
+        raise SystemExit(f"it answered {text!r} and ended with exit code {server.returncode}")
+    print(f"Personae runs on Python {sys.version.split()[0]}")
+
+
+if __name__ == "__main__":
+    main()
