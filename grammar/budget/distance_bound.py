@@ -26,7 +26,7 @@ Measure = Callable[[bytes], int]
 
 
 class DistanceBound(msgspec.Struct, frozen=True):
-    """The bounds; `proven` is False where they are a guess.
+    """The bounds; `proven` is False where they are a guess: a completion is then known from the first token on.
 
     `plain` is how much further from its end plain text within a string or a text can bring the answer, None
     where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings

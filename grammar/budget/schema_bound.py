@@ -85,6 +85,7 @@ class _SchemaBound:
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
             endless=not any("maxLength" in node for node in nodes),
+            proven=not any(len(_together(node)) > 1 for node in nodes),
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -242,9 +243,7 @@ class _SchemaBound:
         for pattern in patterns:
             bound = pattern_distances(pattern)
             length, wide, narrow = max(length, bound.bytes), wide or bound.wide, True
-        together = [
-            one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one
-        ]
+        together = _together(schema)
         for pattern in together:
             product *= max(pattern_distances(pattern).longest, 1) + 1
         if len(together) > 1:
@@ -273,6 +272,13 @@ class _SchemaBound:
         if value not in self._names:
             self._names[value] = float(self.measure(_json(value)))
         return self._names[value]
+
+
+def _together(schema: dict[str, Any]) -> list[str]:
+    """Patterns that a text has to match all at once: their automaton may grow past the library's limits
+    anywhere in an answer, so a completion is to be known from the beginning."""
+    found = [one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one]
+    return found + ([schema["pattern"]] if found and "pattern" in schema else [])
 
 
 def _new_string(schema: dict[str, Any]) -> float:
