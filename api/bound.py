@@ -28,6 +28,7 @@ from personae.grammar.structure.elements import (
     Verbatim,
     compacted,
     decode_structure,
+    in_any_order,
     structure_spec,
 )
 from personae.grammar.structure.syntax import grammar_element, grammar_spec
@@ -123,8 +124,8 @@ def foreign_names(body: SamplingFields) -> list[str]:
 
 
 def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettings) -> GrammarSpec | None:
-    """What binds the whole answer, by the backend that is asked for by name, if one is, and without blanks in
-    JSON, if the request or the server has it so.
+    """What binds the whole answer: by the backend that is asked for by name, if one is, without blanks in
+    JSON if the request or the server has it so, and with properties in any order if the request has.
 
     Raises UnsupportedParameter when there is no such backend, or it does not take what binds the answer.
     """
@@ -134,6 +135,12 @@ def as_asked(spec: GrammarSpec | None, body: SamplingFields, settings: ApiSettin
         raise UnsupportedParameter(f"`{param}`: nothing binds the answer; leave it out.", param=param)
     if spec is not None and (settings.disable_any_whitespace if asked is None else asked):
         spec = compacted(spec)
+    if body.property_order == "any":
+        if spec is None:
+            raise UnsupportedParameter(
+                "`property_order`: nothing binds the answer; leave it out.", param="property_order"
+            )
+        spec = in_any_order(spec)
     name = body.guided_decoding_backend
     if name in (None, "auto"):
         return spec

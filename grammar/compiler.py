@@ -33,6 +33,7 @@ from personae.grammar.schema.disjoint import without_disjoint_one_of
 from personae.grammar.schema.document import PARAMS, SCHEMA_PARAM, TOO_COMPLEX, Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
+from personae.grammar.schema.members import separated
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
@@ -47,6 +48,7 @@ from personae.grammar.size_estimate import size_estimate
 from personae.grammar.spec import GrammarKey, GrammarSpec, ReasoningLimit
 from personae.grammar.structure.compile import Rewritings, enforced, structure_analysis
 from personae.grammar.structure.loosened import loosened
+from personae.grammar.tracked.support import uncounted
 from personae.grammar.vocabulary import Vocabulary
 
 Made = TypeVar("Made")  # of a sketch
@@ -342,7 +344,7 @@ class GrammarCompiler:
                 yield shorter
             yield written
         with suppress(Exception):  # there is none, whatever the library says of it
-            yield spell_formats(strip(canonicalise(document)))
+            yield separated(spell_formats(strip(canonicalise(document))))
 
     def _compile_best_effort(
         self,
@@ -359,10 +361,12 @@ class GrammarCompiler:
 
     def _looser(self, document: Schema, rewritten: list[Schema]) -> Iterator[Schema]:
         """Schemas that bind less and less of `document`, which `rewritten` are equal to."""
-        yield weakened(spell_formats(strip(document)), "llguidance")
+        written = weakened(separated(spell_formats(strip(document))), "llguidance")
+        yield written
+        yield uncounted(written)
         reads = cache(self._reads)
         for schema in rewritten:
-            yield readable(weakened(schema, "llguidance"), reads)
+            yield uncounted(readable(weakened(schema, "llguidance"), reads))
         yield loose(document)
 
     def _reads(self, pattern: str) -> bool:
@@ -398,4 +402,4 @@ class GrammarCompiler:
 
 
 def _as_written(document: Schema) -> Iterator[Schema]:
-    yield spell_formats(without_disjoint_one_of(strip(document)))
+    yield separated(spell_formats(without_disjoint_one_of(strip(document))))

@@ -31,7 +31,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     the text itself for `regex`, `ebnf` (llama.cpp's GBNF) and `lark` (llguidance's dialect), "" for
     `json_object`, an element as JSON text for `structure` (structure/elements.py). `strict` is for schemas:
     enforce all of it or refuse; otherwise bind what can be bound. `compact` is for schemas and objects: no
-    blanks between two tokens of JSON. `reasoning` limits the reasoning that a
+    blanks between two tokens of JSON. `any_order` is for schemas: properties stand in any order, where they
+    would stand in the schema's. `reasoning` limits the reasoning that a
     `structure` begins with. `backend` is the only one that may enforce it, None for any.
     Equal specs compile to the same grammar, so a spec and its tenant are the key of the cache of compiled
     grammars.
@@ -43,6 +44,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, tag=True):
     reasoning: ReasoningLimit | None = None
     backend: str | None = None
     compact: bool = False
+    any_order: bool = False
 
 
 GrammarKey = tuple[str, GrammarSpec]

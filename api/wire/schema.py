@@ -164,6 +164,8 @@ class Sampling(Body, kw_only=True):
     adapters: list[WeightedAdapter] | None = None
     jump_forward: bool | None = None
     speculate: bool | None = None
+    # Of the properties in bound JSON; None is as their schema lists them.
+    property_order: Literal["schema", "any"] | None = None
     timeout: float | None = None
 
 

@@ -6,6 +6,7 @@ instead of ignoring it.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
@@ -15,10 +16,13 @@ from personae.grammar.bitmask import Bitmask, allow_only
 from personae.grammar.schema.document import PARAMS, SAID, Schema
 from personae.grammar.schema.whitespace import whitespace_pattern
 from personae.grammar.spec import GrammarSpec
+from personae.grammar.tracked.support import COUNTED, Untracked
+from personae.grammar.tracked.writer import tracked_rules
 from personae.grammar.vocabulary import Vocabulary
 
 # Every tokenization of an allowed text is allowed: the model, not the grammar, chooses among them.
 _HEADER = '%llguidance {"no_forcing": true}\n'
+_COUNTED = re.compile("|".join(f'"{keyword}"' for keyword in sorted(COUNTED)))
 _BYTES = tuple(bytes((byte,)) for byte in range(256))
 # A lexer state takes about 2 kB, and the lexer lives as long as the grammar is in the cache.
 _LIMITS = LLParserLimits(max_lexer_states=50_000)
@@ -45,9 +49,13 @@ class LLGuidanceBackend:
         """Compile a spec. Raises GrammarError when it is malformed or holds what llguidance does not know."""
         # Reading a Lark grammar, be it of one line, takes the library longer than most schemas.
         bare = self._by_bytes and spec.kind in ("json_schema", "json_object")
-        grammar = (
-            f'{{"grammars": [{{"json_schema": {_schema_of(spec)}}}]}}' if bare else _HEADER + _lark(spec)
-        )
+        tracked = _tracked(spec.source, spec) if spec.kind == "json_schema" else None
+        if tracked is not None:
+            grammar = _HEADER + tracked
+        elif bare:
+            grammar = f'{{"grammars": [{{"json_schema": {_schema_of(spec)}}}]}}'
+        else:
+            grammar = _HEADER + _lark(spec)
         start = self._start(grammar)
         if start.is_error():
             reason = _reason(start.get_error())
@@ -110,9 +118,31 @@ def regex_lexeme(pattern: str) -> str:
     return f"/{regex_to_lark(pattern, use_ascii='d')}/"
 
 
-def json_rule(schema: Schema, strict: bool, compact: bool) -> str:
+def json_rule(schema: Schema, strict: bool, compact: bool, any_order: bool = False) -> str:
     """The body of a Lark rule: JSON that satisfies `schema`, as far as the library knows its keywords."""
-    return f"%json {_with_options(json.dumps(schema), strict, compact)}"
+    source = json.dumps(schema)
+    tracked = _tracked(source, GrammarSpec("json_schema", source, strict, None, None, compact, any_order))
+    return f"%json {_with_options(source, strict, compact)}" if tracked is None else f"%lark {{\n{tracked}}}"
+
+
+def _tracked(source: str, spec: GrammarSpec) -> str | None:
+    """The grammar of a schema whose members are tracked; None if the library needs no help with it.
+
+    Raises GrammarError where they cannot be.
+    """
+    if not spec.any_order and not _COUNTED.search(source):
+        return None
+    blanks = None if spec.compact else whitespace_pattern(source)
+
+    def leaf(schema: Schema) -> str:
+        return f"%json {_with_options(json.dumps(schema), spec.strict, spec.compact, blanks)}"
+
+    try:
+        return tracked_rules(json.loads(source), leaf, blanks, any_order=spec.any_order)
+    except Untracked as reason:
+        raise GrammarError(
+            f"The members of an object or an array cannot be counted: {reason}.", param=PARAMS[spec.kind]
+        ) from None
 
 
 def _schema_of(spec: GrammarSpec) -> str:
@@ -122,10 +152,14 @@ def _schema_of(spec: GrammarSpec) -> str:
     return _with_options(spec.source, spec.strict, spec.compact)
 
 
-def _with_options(source: str, strict: bool, compact: bool) -> str:
-    """Written with what is text already: reading and writing a large schema would hold the interpreter."""
+def _with_options(source: str, strict: bool, compact: bool, blanks: str | None = None) -> str:
+    """Written with what is text already: reading and writing a large schema would hold the interpreter.
+
+    `blanks` are those of the whole that it is a part of.
+    """
+    flexible = {"whitespace_flexible": False}
     options = {
-        **({"whitespace_flexible": False} if compact else {"whitespace_pattern": whitespace_pattern(source)}),
+        **(flexible if compact else {"whitespace_pattern": blanks or whitespace_pattern(source)}),
         # Without \u: a second spelling of a listed property's name would get it past that property's schema.
         "json_allowed_escapes": 'nrbtf\\"',
         "lenient": not strict,

@@ -113,7 +113,7 @@ def reach_of(spec: GrammarSpec, table: TokenTable) -> DistanceBound | None:
             return schema_bound({"type": "object"}, table.measure)
         case "json_schema":
             try:
-                return schema_bound(json.loads(spec.source), table.measure)
+                return schema_bound(json.loads(spec.source), table.measure, any_order=spec.any_order)
             except ANALYSIS_ERRORS:
                 return None
         case "regex":

@@ -26,13 +26,14 @@ Measure = Callable[[bytes], int]
 
 
 class DistanceBound(msgspec.Struct, frozen=True):
-    """The bounds; `proven` is False where they are a guess.
+    """The bounds; `proven` is False where they are a guess: a completion is then known from the first token.
 
     `plain` is how much further from its end plain text within a string or a text can bring the answer, None
     where that is not known; `barred` are bytes that plain text must not have for that. `hints` are strings
     that an answer may have to write, as JSON, the most useful first (with `words_first` they are all that it
     is made of); `ends` are texts that lead out of free text, `exits` texts that end a repetition.
-    `literals` are other texts of the grammar, for the search that takes longer.
+    `values` are what arrays may have to hold, as JSON, and objects, with a colon. `literals` are other texts
+    of the grammar, for the search that takes longer.
     `number_ends` are texts that may follow a number, beside those that do in JSON; None: there is no number.
     `texts` says that what stands in a string that may be any text is of no consequence, `blanks` that there
     may be blanks between two tokens of JSON, `endless` that no string has a bound of length.
@@ -55,6 +56,7 @@ class DistanceBound(msgspec.Struct, frozen=True):
     texts: bool = False
     blanks: bool = False
     endless: bool = False
+    values: tuple[bytes, ...] = ()
 
     def then(self, other: "DistanceBound") -> "DistanceBound":
         """The reach of an answer of one kind and then the other."""
@@ -80,6 +82,7 @@ class DistanceBound(msgspec.Struct, frozen=True):
             texts=self.texts and other.texts,
             endless=self.endless and other.endless,
             steps=tuple(dict.fromkeys(self.steps + other.steps)),
+            values=tuple(dict.fromkeys(self.values + other.values)),
         )
 
 

@@ -142,7 +142,15 @@ def _hints(bound: DistanceBound | None, table: TokenTable) -> Hints:
     ends, exits, texts = (
         [table.piece_of(text) for text in found] for found in (known.ends, known.exits, known.literals)
     )
-    return Hints(known.hints, ends, exits, words_first=known.words_first, steps=known.steps, texts=texts)
+    return Hints(
+        known.hints,
+        ends,
+        exits,
+        words_first=known.words_first,
+        steps=known.steps,
+        texts=texts,
+        values=known.values,
+    )
 
 
 def _at_least(bound: DistanceBound, shortest: int) -> DistanceBound:

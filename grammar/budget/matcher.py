@@ -350,7 +350,7 @@ class BudgetMatcher:
     def _relax(self, plan: CompletionPath) -> None:
         """Stop watching if the answer is far from its end after all."""
         bound = self._grammar.bound
-        if bound.rest + bound.lexeme + bound.container > self._left - 1:
+        if not bound.proven or bound.rest + bound.lexeme + bound.container > self._left - 1:
             return  # whatever is open
         self._opened = open_brackets(plan.piece)
         if not self._near:
@@ -369,7 +369,8 @@ class BudgetMatcher:
     @property
     def _near(self) -> bool:
         """Whether the end may come too soon after a token that opens one bracket."""
-        return self._bound + self._grammar.bound.container > self._left - 1
+        bound = self._grammar.bound
+        return not bound.proven or self._bound + bound.container > self._left - 1
 
     def _looked(self, plan: CompletionPath) -> TokenClassifier:
         """What is known of the tokens that may follow; a matcher that replays has filled no mask."""

@@ -34,6 +34,7 @@ _CLOSERS = tuple(b"}]")
 _VALUES = tuple(b'0123456789"ntf[{-')
 _BLANKS = sum(1 << byte for byte in b" \t\r\n")
 _BREAK = 1 << 0x0A
+_ENDING = 1 << ord("]")
 _BACKSLASH = 1 << 0x5C
 _ENDS = sum(1 << byte for byte in b",}]")
 _BYTES = (1 << 256) - 1
@@ -47,8 +48,9 @@ _CLASSES = (_BYTES & ~_DIGITS & ~_SMALL & ~_CAPITALS, _DIGITS, _SMALL, _CAPITALS
 class Hints:
     """What an answer may have to write: `words` as JSON strings without the first quote, how a begun one goes
     on; `ends`, which lead out of free text; `exits`, which end a repetition; `texts` of any other kind. With
-    `words_first` the answer is a word, and no JSON. `steps` are what its integers may have to be multiples
-    of, each with one of them."""
+    `words_first` the answer is a word, and no JSON. `values` are what its arrays may have to hold, and
+    names, with the colon, that its objects may. `steps` are what its integers may have
+    to be multiples of, each with one of them."""
 
     def __init__(
         self,
@@ -59,8 +61,10 @@ class Hints:
         words_first: bool = False,
         steps: Iterable[tuple[int, int]] = (),
         texts: Iterable[Piece] = (),
+        values: Iterable[bytes] = (),
     ) -> None:
         self.steps = tuple(steps)
+        self.values = tuple(values)
         self.texts = tuple(texts)
         self.ends = tuple(ends)
         self.exits = tuple(exits)
@@ -246,6 +250,9 @@ class Planner:
 
     def _value(self, matcher: Matcher, mask: int, text: bytearray, limit: int, level: int) -> Sequence[int]:
         """The shortest value, or how it begins."""
+        counted = self._counted(matcher, text)
+        if counted:
+            return counted
         starts = [byte for byte in _VALUES if mask >> byte & 1]
         digits = [byte for byte in starts if byte in b"0123456789"]
         starts = digits[:2] + starts[len(digits) :]
@@ -262,6 +269,23 @@ class Planner:
                 if best is not None and len(best) == 1:
                     break
         return best or starts[:1]
+
+    def _counted(self, matcher: Matcher, text: bytearray) -> Sequence[int]:
+        """What an array or an object may have to hold, which otherwise goes on for ever without: a name, a
+        value behind which an array may end, or each in turn."""
+        fitting = []
+        before = text.rstrip(b" \t\r\n")[-1:] if self._hints.values else b""
+        for value in self._hints.values if before in (b"[", b"{", b",") else ():
+            if matcher.follows(value) < len(value):
+                continue
+            if value.endswith(b'":'):
+                return value
+            fork = matcher.fork()
+            fork.feed(value)
+            if self.mask(fork) & _ENDING:
+                return value
+            fitting.append(value)
+        return fitting[text.count(b",") % len(fitting)] if fitting else ()
 
     def _letter(self, matcher: Matcher, mask: int, text: bytearray) -> Sequence[int]:
         """Within a name, a listed value, a number or a pattern: what leads to its end."""

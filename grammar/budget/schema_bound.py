@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personae.grammar.budget.distance_bound import DistanceBound, Measure
-from personae.grammar.budget.hints import examples_of, hints_of
+from personae.grammar.budget.hints import counted_values, examples_of, hints_of
 from personae.grammar.budget.regexes import pattern_distances
 from personae.grammar.schema.document import Schema
-from personae.grammar.schema.walk import children, target
+from personae.grammar.schema.walk import HITS, children, target
 
 _BEGUN = 8  # a character or an escape that has begun, and a quote; a number without bounds
 _LEXEME = 64  # any number, any string of a known format
@@ -31,21 +31,22 @@ _NUMERIC = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 # What members and lexemes are found from: most schemas have nothing of either.
 _MEMBERS = frozenset(
     {"properties", "required", "minProperties", "patternProperties", "additionalProperties", "items"}
-    | {"prefixItems", "additionalItems", "minItems"}
+    | {"prefixItems", "additionalItems", "minItems", HITS}
 )
 _LEXEMES = _NUMERIC | {"format", "pattern", "patternProperties", "minLength", "allOf"}
 _LEXEMES |= {"properties", "required", "const", "enum"}
 
 
-def schema_bound(document: Schema, measure: Measure) -> DistanceBound:
-    """JSON that satisfies `document`, of which every keyword is enforced."""
-    return _SchemaBound(document, measure).bound()
+def schema_bound(document: Schema, measure: Measure, *, any_order: bool = False) -> DistanceBound:
+    """JSON by `document`, of which every keyword is enforced; its properties in any order or not."""
+    return _SchemaBound(document, measure, any_order).bound()
 
 
 @dataclass(slots=True)
 class _SchemaBound:
     document: Schema
     measure: Measure
+    any_order: bool
     _shortest: dict[int, float] = field(default_factory=dict)
     _rests: dict[int, float] = field(default_factory=dict)
     _names: dict[str, float] = field(default_factory=dict)
@@ -82,9 +83,11 @@ class _SchemaBound:
             number_ends=(),
             roots=1,
             steps=_steps(nodes),
+            values=counted_values(nodes, any_order=self.any_order),
             texts=all(map(self._leaves_text_alone, nodes)),
             blanks=True,
             endless=not any("maxLength" in node for node in nodes),
+            proven=not any(len(_together(node)) > 1 for node in nodes),
         )
 
     def _nested(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -208,6 +211,8 @@ class _SchemaBound:
         elements = sum((self._value(one) + 2 for one in first[:least]), 0.0)
         if least > len(first):
             elements += (least - len(first)) * (self._value(rest) + 2)
+        if HITS in schema:
+            elements += schema.get("minContains", 1) * (self._value(schema[HITS]) + 2)
         begun = max([longest, self._value(rest), *map(self._value, first)]) + 6 if pending else 0.0
         return float(sum(named) + more + elements + begun)
 
@@ -242,9 +247,7 @@ class _SchemaBound:
         for pattern in patterns:
             bound = pattern_distances(pattern)
             length, wide, narrow = max(length, bound.bytes), wide or bound.wide, True
-        together = [
-            one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one
-        ]
+        together = _together(schema)
         for pattern in together:
             product *= max(pattern_distances(pattern).longest, 1) + 1
         if len(together) > 1:
@@ -273,6 +276,13 @@ class _SchemaBound:
         if value not in self._names:
             self._names[value] = float(self.measure(_json(value)))
         return self._names[value]
+
+
+def _together(schema: dict[str, Any]) -> list[str]:
+    """Patterns that a text has to match all at once: their automaton may grow past the library's limits
+    anywhere in an answer, so a completion is to be known from the beginning."""
+    found = [one["pattern"] for one in schema.get("allOf", ()) if isinstance(one, dict) and "pattern" in one]
+    return found + ([schema["pattern"]] if found and "pattern" in schema else [])
 
 
 def _new_string(schema: dict[str, Any]) -> float:

@@ -135,8 +135,8 @@ def _bound(element: Element, measure: Measure) -> DistanceBound:
             return text_bound(measure, [], barred=without).then(pattern_bound(pattern))
         case Lark(source=source):
             return guessed(1, grammar_literals(source))
-        case Json(schema=schema):
-            bound = schema_bound(schema, measure)
+        case Json(schema=schema, any_order=any_order):
+            bound = schema_bound(schema, measure, any_order=any_order)
             return msgspec.structs.replace(bound, rest=bound.rest + bound.lexeme, roots=0, blanks=False)
         case Concat(parts=parts):
             total = DistanceBound(texts=True, endless=True)

@@ -40,6 +40,7 @@ _BRANCHING = frozenset(
     }
 )
 _UNCOUNTED = frozenset({"minProperties", "minContains"})  # by what tells how short an answer is
+_COUNTING = frozenset({"contains", "minContains", "dependentRequired", "dependencies"})
 _COUNTED = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _UNBOUNDED = re.compile(r"(?<!\\)[*+]|\{\d*,\}")
 _CLASS = re.compile(r"\[[^\]]*\]|\\.")
@@ -109,6 +110,8 @@ def _small_schemas(schemas: list[Any], beside: int = 0) -> bool:
             return False
         if name in _UNCOUNTED and isinstance(value, int | float) and value > 1:
             return False
+        if name in _COUNTING and value:
+            return False  # the shortest answer may be looked for in vain
         if name == "multipleOf":
             multiples += 1
             if multiples > _MULTIPLES or not isinstance(value, int | float) or value > _NUMBER:

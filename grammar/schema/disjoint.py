@@ -139,12 +139,12 @@ def _values(parts: Parts) -> frozenset[tuple[str, Any]] | None:
     for part in parts:
         if "const" in part or "enum" in part:
             values = [part["const"]] if "const" in part else part["enum"]
-            named = frozenset(map(_named, values))
+            named = frozenset(map(named_value, values))
             found = named if found is None else found & named
     return found
 
 
-def _named(value: Any) -> tuple[str, Any]:
+def named_value(value: Any) -> tuple[str, Any]:
     """Equal for values that JSON Schema takes for equal."""
     match value:
         case None:
@@ -158,6 +158,6 @@ def _named(value: Any) -> tuple[str, Any]:
         case str():
             return "string", value
         case list():
-            return "array", tuple(map(_named, value))
+            return "array", tuple(map(named_value, value))
         case _:
-            return "object", frozenset((name, _named(one)) for name, one in value.items())
+            return "object", frozenset((name, named_value(one)) for name, one in value.items())

@@ -11,7 +11,10 @@ from typing import Any
 
 from personae.grammar.schema.document import Schema
 from personae.grammar.schema.formats import FORMATS
-from personae.grammar.schema.walk import Path, rebuild, subschemas
+from personae.grammar.schema.walk import HITS, Path, rebuild, subschemas
+from personae.grammar.tracked.arrays import array_rules
+from personae.grammar.tracked.objects import object_rules
+from personae.grammar.tracked.support import ARRAY, OBJECT, Untracked
 
 # Every keyword of every draft that binds instances. Others are unknown to JSON Schema, and bind nothing.
 ASSERTIONS = frozenset(
@@ -73,7 +76,7 @@ def unenforced(schema: Schema, backend: str) -> Iterator[Unenforced]:
     enforces = _BACKENDS[backend]
     for one, path in subschemas(schema):
         for keyword, value in one.items():
-            if keyword in ASSERTIONS and not enforces(keyword, one):
+            if keyword in ASSERTIONS and not enforces(keyword, one, schema):
                 yield Unenforced(keyword, (*path, keyword), value)
 
 
@@ -102,7 +105,7 @@ _MOST_OPTIONAL = 450
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
-def _llguidance_enforces(keyword: str, schema: dict[str, Any]) -> bool:
+def _llguidance_enforces(keyword: str, schema: dict[str, Any], document: Schema) -> bool:
     """It also refuses by itself what it cannot follow, as oneOf with branches that may overlap."""
     value = schema[keyword]
     if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
@@ -113,9 +116,35 @@ def _llguidance_enforces(keyword: str, schema: dict[str, Any]) -> bool:
         return _is_writable(value)
     if keyword == "format":
         return value in _LLGUIDANCE_FORMATS
-    if keyword in ("minProperties", "maxProperties"):
-        return _llguidance_counts_properties(schema)
+    if keyword in ("minProperties", "maxProperties", "dependentRequired"):
+        alone = keyword != "dependentRequired" and counts_properties(schema)
+        return alone or ("object" in _types(schema) and _is_tracked("object", schema, document))
+    if keyword in ("uniqueItems", "minContains", "maxContains"):
+        return "array" in _types(schema) and _is_tracked("array", schema, document)
     return keyword in _LLGUIDANCE
+
+
+def _types(schema: dict[str, Any]) -> list[Any]:
+    kind = schema.get("type", [])
+    return kind if isinstance(kind, list) else [kind]
+
+
+def _is_tracked(kind: str, schema: dict[str, Any], document: Schema) -> bool:
+    """Whether its members can be counted, as far as it itself goes."""
+    keywords = OBJECT if kind == "object" else ARRAY
+    alone = {keyword: value for keyword, value in schema.items() if keyword in keywords}
+    if {"$ref", "anyOf", "allOf", "oneOf", "not", "enum", "const"} & schema.keys():
+        return False
+    if kind == "array" and not (schema.get("uniqueItems") or HITS in schema):
+        return False
+    try:
+        if kind == "object":
+            rules = object_rules(alone, lambda _: "", "", any_order=False)
+        else:
+            rules = array_rules(document, alone, lambda _: "", "")
+        return any(True for _ in rules)
+    except Untracked:
+        return False
 
 
 def is_exact(number: float) -> bool:
@@ -135,7 +164,8 @@ def _is_writable(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_is_writable, value))
 
 
-def _llguidance_counts_properties(schema: dict[str, Any]) -> bool:
+def counts_properties(schema: dict[str, Any]) -> bool:
+    """Whether llguidance itself enforces how many properties an object has."""
     required = set(schema.get("required", ()))
     listed = {name for name, one in schema.get("properties", {}).items() if one is not False}
     closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
@@ -147,7 +177,7 @@ def _llguidance_counts_properties(schema: dict[str, Any]) -> bool:
     return closed and fewest <= 1 and schema.get("maxProperties", len(required) + 1) == len(required) + 1
 
 
-def _xgrammar_enforces(keyword: str, schema: dict[str, Any]) -> bool:
+def _xgrammar_enforces(keyword: str, schema: dict[str, Any], _: Schema) -> bool:
     """Under lengths and patterns it allows raw control characters, in open objects listed names, escaped."""
     value = schema[keyword]
     if keyword == "additionalProperties":
@@ -164,7 +194,7 @@ def _xgrammar_enforces(keyword: str, schema: dict[str, Any]) -> bool:
     return keyword == "type" and isinstance(value, str)
 
 
-_BACKENDS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+_BACKENDS: dict[str, Callable[[str, dict[str, Any], Schema], bool]] = {
     "llguidance": _llguidance_enforces,
     "xgrammar": _xgrammar_enforces,
 }

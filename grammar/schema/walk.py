@@ -19,6 +19,9 @@ ONE = frozenset(
     }
     | {"propertyNames", "not", "if", "then", "else"}
 )
+HITS = "x-personae-hits"
+"""Of an array, made here: the items that `contains` counts. Its `items` are then those that it does not."""
+ONE |= {HITS}
 MANY = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}

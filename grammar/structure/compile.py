@@ -19,6 +19,7 @@ from personae.grammar.schema.culprits import explanation
 from personae.grammar.schema.document import Schema, parse_schema
 from personae.grammar.schema.formats import spell_formats
 from personae.grammar.schema.gate import Unenforced, strip, unenforced
+from personae.grammar.schema.members import separated
 from personae.grammar.schema.prepare import (
     ANALYSIS_ERRORS,
     check_answerable,
@@ -30,6 +31,7 @@ from personae.grammar.schema.spelling import check_spelling
 from personae.grammar.spec import GrammarSpec
 from personae.grammar.structure.elements import Element, Json, Lark, Regex, decode_structure, replace_bound
 from personae.grammar.structure.lark import Bound, lark
+from personae.grammar.tracked.support import uncounted
 
 _BACKEND = "llguidance"
 
@@ -83,8 +85,8 @@ def structure_analysis(
 def _written(element: Bound) -> str:
     """The right side of a rule."""
     match element:
-        case Json(schema=schema, strict=strict, compact=compact):
-            return json_rule(schema, strict, compact)
+        case Json(schema=schema, strict=strict, compact=compact, any_order=any_order):
+            return json_rule(schema, strict, compact, any_order)
         case Regex(pattern=pattern):
             return regex_lexeme(pattern)
         case Lark(source=source):
@@ -106,7 +108,8 @@ def _bound(element: Json, backend: GrammarBackend, rewritings: Rewritings) -> Js
         return replace(element, schema=schema, strict=True)
     if element.strict:
         raise explanation(document, reasons[0], is_enforced)
-    for schema in (weakened(spell_formats(strip(document)), _BACKEND), {"type": "object"}):
+    weaker = weakened(separated(spell_formats(strip(document))), _BACKEND)
+    for schema in (weaker, uncounted(weaker), {"type": "object"}):
         try:
             backend.compile(_spec(schema, strict=False))
         except GrammarError as error:
@@ -139,4 +142,5 @@ def enforced(
 
 
 def _spec(schema: Schema, *, strict: bool) -> GrammarSpec:
+    """Whatever its order is to be: what cannot be in any order stands in the schema's."""
     return GrammarSpec("json_schema", json.dumps(schema), strict)

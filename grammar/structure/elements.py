@@ -68,13 +68,14 @@ class Lark(_Part, frozen=True):
 
 
 class Json(_Part, frozen=True, omit_defaults=True):
-    """JSON that satisfies `schema`; `strict` and `compact` as in a GrammarSpec. Errors name `param` as their
-    field."""
+    """JSON that satisfies `schema`; `strict`, `compact` and `any_order` as in a GrammarSpec. Errors name
+    `param` as their field."""
 
     schema: Any
     strict: bool
     param: str
     compact: bool = False
+    any_order: bool = False
 
 
 class Concat(_Part, frozen=True):
@@ -110,9 +111,19 @@ def compacted(spec: GrammarSpec) -> GrammarSpec:
     expression stays as it is."""
     if spec.kind != "structure":
         return msgspec.structs.replace(spec, compact=spec.kind in ("json_schema", "json_object"))
+    return _with_json(spec, lambda part: msgspec.structs.replace(part, compact=True))
+
+
+def in_any_order(spec: GrammarSpec) -> GrammarSpec:
+    """The spec whose properties stand in any order, in all of its JSON."""
+    if spec.kind != "structure":
+        return msgspec.structs.replace(spec, any_order=spec.kind == "json_schema")
+    return _with_json(spec, lambda part: msgspec.structs.replace(part, any_order=True))
+
+
+def _with_json(spec: GrammarSpec, change: Callable[[Json], Json]) -> GrammarSpec:
     element = replace_bound(
-        decode_structure(spec.source),
-        lambda part: msgspec.structs.replace(part, compact=True) if isinstance(part, Json) else part,
+        decode_structure(spec.source), lambda part: change(part) if isinstance(part, Json) else part
     )
     return msgspec.structs.replace(spec, source=structure_spec(element).source)
 

@@ -146,6 +146,8 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"guided_decoding_backend": "outlines", "guided_json": {}}, "guided_decoding_backend"),
     ({"guided_decoding_backend": "lm-format-enforcer", "guided_regex": "a"}, "guided_decoding_backend"),
     ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+    ({"property_order": "any"}, "property_order"),
+    ({"property_order": "random", "guided_json": {}}, "property_order"),
     ({"guided_whitespace_pattern": " ", "guided_json": {}}, "guided_whitespace_pattern"),
     ({"response_format": {"type": "structural_tag", "format": {"type": "token"}}}, "response_format"),
     ({"chat_template_kwargs": DEEP}, "chat_template_kwargs"),

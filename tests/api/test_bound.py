@@ -49,6 +49,11 @@ async def spec_of(app: Starlette, engine: FakeEngine, path: str, **extra: Any) -
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": False}}, GrammarSpec("regex", "a")),
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, GrammarSpec("regex", "a")),
         (
+            {"structured_outputs": {"json": SCHEMA}, "property_order": "any"},
+            GrammarSpec("json_schema", SOURCE, any_order=True),
+        ),
+        ({"guided_json": SCHEMA, "property_order": "schema"}, GrammarSpec("json_schema", SOURCE)),
+        (
             {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
             GrammarSpec("json_schema", SOURCE, compact=True),
         ),

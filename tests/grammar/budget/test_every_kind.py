@@ -56,6 +56,24 @@ KINDS = {
 }
 
 
+DEEP = ">" * 64
+FAR = {
+    "ebnf": GrammarSpec("ebnf", f'root ::= "<" root "{DEEP}" | "."'),
+    "lark": GrammarSpec("lark", f'start: "<" start "{DEEP}" | "."'),
+    "patterns together": GrammarSpec(
+        "json_schema",
+        json.dumps(
+            {
+                "type": "string",
+                "minLength": 10,
+                "maxLength": 9000,
+                "allOf": [{"pattern": p} for p in (".*1.*2", "[aA][12].*[zZ]", "[0-9][0-9]", "ab1|b12|bc1")],
+            }
+        ),
+    ),
+}
+
+
 def check(grammar: object, vocabulary, spares: tuple[int, ...] = (0, 30)) -> None:
     assert isinstance(grammar, BudgetGrammar)
     for spare in spares:
@@ -70,6 +88,18 @@ def check(grammar: object, vocabulary, spares: tuple[int, ...] = (0, 30)) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_of_any_kind_of_grammar_is_whole_within_its_budget(kind: str) -> None:
     check(COMPILER.compile(KINDS[kind]), VOCABULARY)
+
+
+@pytest.mark.parametrize("budget", [300, 2000])
+@pytest.mark.parametrize("kind", FAR)
+def test_an_answer_that_leads_far_from_its_end_closes_as_well(kind: str, budget: int) -> None:
+    """Each token adds 64 to what is left to be written; or the backend gives up in the middle."""
+    grammar = COMPILER.compile(FAR[kind])
+    matcher = grammar.matcher(budget)
+    ids = answer(matcher, VOCABULARY, lambda text: 10 * text.count(b"<") - len(text), budget, 1)
+    assert matcher.accept(256), text_of(ids, VOCABULARY)[-60:]
+    text = text_of(ids, VOCABULARY)
+    assert text.count(b"<") * 64 == text.count(b">") or kind == "patterns together"
 
 
 @pytest.mark.parametrize("thinks", list(Thinks))

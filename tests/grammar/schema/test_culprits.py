@@ -32,7 +32,7 @@ def named(schema: Any) -> list[str]:
         ({"x": UNIQUE, "y": LOOKING, "z": {"type": "string"}}, ["x/uniqueItems", "y/pattern"]),
         ({"x": OVERLAPPING, "y": UNIQUE}, ["x/oneOf", "y/uniqueItems"]),
         ({"x": {"items": {"type": "array", "items": LOOKING}}}, ["x/items/items/pattern"]),
-        ({"x": {"contains": {"const": 1}, "minContains": 2}}, ["x/contains"]),
+        ({"x": {"prefixItems": [{"type": "null"}], "contains": {"const": 1}}}, ["x/contains"]),
         (
             {"x": {"oneOf": [{"type": "string"}, UNIQUE]}},
             ["x/oneOf/1/uniqueItems"],

@@ -1,0 +1,64 @@
+"""What is said of the members of arrays and objects, in the form in which `tracked/` counts them."""
+
+from contextlib import suppress
+from typing import Any
+
+from personae.grammar.schema.canonical import canonicalise
+from personae.grammar.schema.formats import spell_formats
+from personae.grammar.schema.gate import strip
+from personae.grammar.schema.walk import HITS, rebuild
+
+
+def separated(document: Any) -> Any:
+    """An equal schema in which `contains` has become two schemas: of the items that it counts, and of those
+    that it does not. What cannot be told apart is left as it is, for the gate to find."""
+    definitions = (
+        {key: document[key] for key in ("$defs", "definitions", "$schema") if key in document}
+        if isinstance(document, dict)
+        else {}
+    )
+    return _separated(document, definitions)
+
+
+def _separated(schema: Any, definitions: dict[str, Any]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    rebuilt = rebuild(schema, lambda _, child: _separated(child, definitions))
+    if rebuilt.get("uniqueItems") and rebuilt.get("maxItems", 2) <= 1:
+        del rebuilt["uniqueItems"]
+    dependencies = rebuilt.get("dependencies")
+    if isinstance(dependencies, dict) and all(isinstance(one, list) for one in dependencies.values()):
+        del rebuilt["dependencies"]
+        if "dependentRequired" not in rebuilt:
+            rebuilt["dependentRequired"] = dependencies
+    if "contains" not in rebuilt:
+        for keyword in ("minContains", "maxContains"):
+            if HITS not in rebuilt:
+                rebuilt.pop(keyword, None)
+        return rebuilt
+    with suppress(Exception):  # there is no such form, whatever the library says of it
+        return _without_contains(rebuilt, definitions)
+    return rebuilt
+
+
+def _without_contains(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    least, most = schema.get("minContains", 1), schema.get("maxContains")
+    rest = {key: value for key, value in schema.items() if not key.endswith("ontains")}
+    if least == 0 and most is None:
+        return rest
+    items, contained = schema.get("items", True), schema["contains"]
+    if isinstance(items, list) or "prefixItems" in schema:
+        return schema
+    hits = contained if items is True else _both(items, contained, definitions)
+    counts = {HITS: hits, "minContains": least, **({} if most is None else {"maxContains": most})}
+    if most is not None:
+        rest["items"] = _both(items, {"not": contained}, definitions)
+    return rest | counts
+
+
+def _both(one: Any, other: Any, definitions: dict[str, Any]) -> Any:
+    """What satisfies both, without references. Raises ValueError where it has some."""
+    found = spell_formats(strip(canonicalise({**definitions, "allOf": [one, other]})))
+    if isinstance(found, dict) and "$defs" in found:
+        raise ValueError("it refers to others")
+    return found

@@ -1,0 +1,87 @@
+"""Which schemas need members to be tracked, and can have it.
+
+The grammar library writes the properties of an object in the order of its schema and counts nothing but
+items. What needs more is written by `writer.py` as rules that carry 64 bits: which members there were, and
+how many.
+"""
+
+from typing import Any
+
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.walk import HITS, children, rebuild, target
+
+BITS = 64
+COUNTED = frozenset({"uniqueItems", "minProperties", "maxProperties", "dependentRequired", HITS})
+OBJECT = frozenset(
+    {"type", "properties", "required", "additionalProperties", "patternProperties", "minProperties"}
+    | {"maxProperties", "dependentRequired"}
+)
+ARRAY = frozenset(
+    {
+        "type",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minContains",
+        "maxContains",
+        HITS,
+    }
+)
+AROUND = frozenset({"$defs", "definitions", "$schema", "$id", "id", "$anchor", "title", "description"})
+
+
+class Untracked(Exception):
+    """A schema whose members are not tracked; the message says why."""
+
+
+def uncounted(schema: Any) -> Any:
+    """A looser schema, in which nothing is counted."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {keyword: value for keyword, value in schema.items() if keyword not in COUNTED}
+    if HITS in schema:
+        kept["items"] = {"anyOf": [schema[HITS], schema.get("items", True)]}
+    for keyword in ("minContains", "maxContains"):
+        kept.pop(keyword, None)
+    return rebuild(kept, lambda _, child: uncounted(child))
+
+
+def said(schema: dict[str, Any]) -> frozenset[str]:
+    """The keywords of a schema that bind its values."""
+    return frozenset(schema) - AROUND
+
+
+def reachable(document: Schema) -> dict[int, dict[str, Any]]:
+    """Every schema by its identity, those that only a reference leads to among them."""
+    found: dict[int, dict[str, Any]] = {}
+    unseen: list[Any] = [document]
+    while unseen:
+        node = unseen.pop()
+        if isinstance(node, dict) and id(node) not in found:
+            found[id(node)] = node
+            unseen += within(document, node)
+    return found
+
+
+def within(document: Schema, node: dict[str, Any]) -> list[Any]:
+    """The schemas that one has, or refers to."""
+    found = [child for step, child in children(node) if step[0] not in ("$defs", "definitions")]
+    return found + ([target(document, node["$ref"])] if "$ref" in node else [])
+
+
+def leading_to(document: Schema, goals: set[int]) -> set[int]:
+    """The schemas from which one of `goals` can be reached, these included."""
+    nodes = reachable(document)
+    before: dict[int, list[int]] = {}
+    for node in nodes.values():
+        for child in within(document, node):
+            before.setdefault(id(child), []).append(id(node))
+    found, unseen = set(goals), list(goals)
+    while unseen:
+        for one in before.get(unseen.pop(), ()):
+            if one not in found:
+                found.add(one)
+                unseen.append(one)
+    return found

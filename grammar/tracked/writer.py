@@ -1,0 +1,162 @@
+"""A schema some of whose members are tracked, as a Lark grammar for llguidance.
+
+From the top down to the objects and arrays that are tracked each schema is a rule; what has none within it is
+left to the library as it stands. What cannot be written so is refused where something is counted in it, and
+left in the schema's order where only the order was asked for.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from personae.grammar.schema.document import Schema
+from personae.grammar.schema.gate import counts_properties
+from personae.grammar.schema.walk import HITS, rebuild, target
+from personae.grammar.tracked.arrays import array_rules
+from personae.grammar.tracked.objects import object_rules
+from personae.grammar.tracked.support import (
+    AROUND,
+    COUNTED,
+    Untracked,
+    leading_to,
+    reachable,
+    said,
+)
+
+Leaf = Callable[[Any], str]
+"""The right side of a rule for a schema that is left to the library."""
+
+_ARRAY_ONLY = frozenset(
+    {"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains", HITS}
+)
+_OBJECT_ONLY = frozenset(
+    {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
+    | {"maxProperties", "dependentRequired"}
+)
+
+
+def tracked_rules(document: Schema, leaf: Leaf, blanks: str | None, *, any_order: bool) -> str | None:
+    """The grammar, whose first rule is `start`; None where the library needs no help. `blanks` is a regular
+    expression of those between two tokens. Raises Untracked."""
+    if isinstance(document, bool):
+        return None
+    writer = _Writer(document, leaf, any_order=any_order)
+    if not writer.needed:
+        return None
+    lines = [f"start: {writer.rule(document)}", *writer.written()]
+    lines.append('ws: ""' if blanks is None else f"ws: WS?\nWS: /{blanks}/")
+    return "\n".join(lines) + "\n"
+
+
+def is_counted(schema: dict[str, Any]) -> bool:
+    """Whether a schema says what the library does not enforce of members."""
+    found = COUNTED & schema.keys()
+    if not found:
+        return False
+    if "dependentRequired" in found or HITS in found:
+        return True
+    if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
+        return True
+    return bool({"minProperties", "maxProperties"} & found) and not counts_properties(schema)
+
+
+class _Writer:
+    def __init__(self, document: dict[str, Any], leaf: Leaf, *, any_order: bool) -> None:
+        self._document = document
+        self._leaf = leaf
+        self._any_order = any_order
+        nodes = reachable(document)
+        counted = {key for key, node in nodes.items() if is_counted(node)}
+        ordered = {key for key, node in nodes.items() if any_order and _has_order(node)}
+        self._hard = leading_to(document, counted) if counted else set()
+        self._soft = leading_to(document, counted | ordered) if ordered else self._hard
+        self._names: dict[int | str, str] = {}
+        self._unwritten: list[tuple[str, Any]] = []
+        self._kept: list[Any] = []  # schemas made here: their identities are not used again
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything is tracked."""
+        return id(self._document) in self._soft
+
+    def rule(self, schema: Any) -> str:
+        """The name of the rule for a schema."""
+        key: int | str = id(schema) if id(schema) in self._soft else json.dumps(schema)
+        if key not in self._names:
+            self._names[key] = f"n{len(self._names)}"
+            self._unwritten.append((self._names[key], schema))
+            self._kept.append(schema)
+        return self._names[key]
+
+    def written(self) -> Iterator[str]:
+        """The rules of all that `rule` was asked for, and of what they need."""
+        while self._unwritten:
+            name, schema = self._unwritten.pop()
+            if id(schema) not in self._soft:
+                yield f"{name}: {self._leaf(self._alone(schema))}"
+                continue
+            try:
+                yield "\n".join([*self._rules(name, schema)])
+            except Untracked:
+                if id(schema) in self._hard:
+                    raise
+                yield f"{name}: {self._leaf(self._alone(schema))}"
+
+    def _rules(self, name: str, schema: dict[str, Any]) -> Iterator[str]:
+        keywords = said(schema)
+        kind = schema.get("type")
+        if keywords == {"$ref"}:
+            yield f"{name}: {self.rule(target(self._document, schema['$ref']))}"
+        elif keywords == {"anyOf"}:
+            yield f"{name}: " + " | ".join(map(self.rule, schema["anyOf"]))
+        elif kind == "object":
+            yield from object_rules(schema, self.rule, name, any_order=self._any_order)
+        elif kind == "array":
+            yield from array_rules(self._document, schema, self.rule, name)
+        elif isinstance(kind, list) and not {"enum", "const", "$ref", "anyOf", "allOf", "oneOf"} & keywords:
+            yield f"{name}: " + " | ".join([self.rule(self._of_type(one, schema)) for one in kind])
+        else:
+            raise Untracked("it stands where members are not tracked")
+
+    def _of_type(self, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+        """What a schema of several types says of one of them."""
+        others = {"object": _ARRAY_ONLY, "array": _OBJECT_ONLY}.get(kind, _ARRAY_ONLY | _OBJECT_ONLY)
+        one = {keyword: value for keyword, value in schema.items() if keyword not in others | AROUND}
+        if kind in ("object", "array"):
+            one = {k: value for k, value in one.items() if k in _OBJECT_ONLY | _ARRAY_ONLY}
+        one["type"] = kind
+        for known in (self._soft, self._hard):
+            if id(schema) in known and (kind in ("object", "array")):
+                known.add(id(one))
+        return one
+
+    def _alone(self, schema: Any) -> Any:
+        """A schema with the definitions that it refers to."""
+        definitions: dict[str, Any] = {}
+        names: dict[str, str] = {}
+
+        def moved(one: Any) -> Any:
+            if not isinstance(one, dict):
+                return one
+            kept = {keyword: value for keyword, value in one.items() if keyword not in AROUND}
+            rebuilt = rebuild(kept, lambda _, child: moved(child))
+            if isinstance(pointer := rebuilt.get("$ref"), str):
+                if not pointer.startswith("#"):
+                    raise Untracked("a reference leads elsewhere")
+                if pointer not in names:
+                    names[pointer] = f"d{len(names)}"
+                    definitions[names[pointer]] = moved(target(self._document, pointer))
+                rebuilt["$ref"] = f"#/$defs/{names[pointer]}"
+            return rebuilt
+
+        alone = moved(schema)
+        return alone | {"$defs": definitions} if definitions else alone
+
+
+def _has_order(schema: dict[str, Any]) -> bool:
+    """Whether the properties of its objects may stand in several orders."""
+    kind = schema.get("type")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        return False
+    listed = {*schema.get("properties", ()), *schema.get("required", ())}
+    return bool(listed) and (len(listed) > 1 or schema.get("additionalProperties", True) is not False)

@@ -1,0 +1,206 @@
+"""What is tracked of members is exact: a grammar accepts what the validator does, and nothing else."""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations, permutations, product
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worst import WORST, answer, text_of, text_vocabulary
+
+from personae.errors import GrammarError
+from personae.evals.suites.maskbench import byte_vocabulary
+from personae.grammar.backend import BoundGrammar
+from personae.grammar.compiler import GrammarCompiler
+from personae.grammar.reasoning.format import Thinks
+from personae.grammar.reasoning.registry import reasoning_format
+from personae.grammar.spec import GrammarSpec
+from personae.grammar.structure.answer import AnswerShape
+from personae.grammar.structure.elements import Json, in_any_order
+
+VOCABULARY = byte_vocabulary()
+TEXTS = text_vocabulary()
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+ABC = {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c": STRING}}
+CLOSED = {"additionalProperties": False}
+OBJECTS: dict[str, dict[str, Any]] = {
+    "closed": ABC | CLOSED | {"required": ["a"]},
+    "open": ABC | {"required": ["a", "c"]},
+    "typed others": ABC | {"additionalProperties": STRING},
+    "at most": ABC | CLOSED | {"maxProperties": 2, "minProperties": 1},
+    "at most, open": ABC | {"maxProperties": 2, "required": ["b"]},
+    "at least": ABC | CLOSED | {"minProperties": 2},
+    "at least, open": ABC | {"minProperties": 3},
+    "dependent": ABC | CLOSED | {"dependentRequired": {"a": ["b"], "c": ["a"]}},
+    "dependent on another": ABC | {"dependentRequired": {"b": ["a", "zz"]}},
+    "older": ABC | CLOSED | {"dependencies": {"c": ["a"]}},
+    "pattern": ABC | CLOSED | {"patternProperties": {"^z": INTEGER}, "required": ["b"]},
+    "barred": {**ABC, "properties": {**ABC["properties"], "zz": False}},
+}
+ARRAYS: dict[str, dict[str, Any]] = {
+    "set": {"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True},
+    "set of kinds": {
+        "type": "array",
+        "items": {"anyOf": [{"const": "a"}, {"type": "boolean"}, {"type": "null"}]},
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 3,
+    },
+    "set of integers": {
+        "type": ["array", "string"],
+        "items": {"type": "integer", "minimum": 0, "maximum": 3},
+        "uniqueItems": True,
+    },
+    "set of one": {"type": "array", "items": STRING, "uniqueItems": True, "maxItems": 1},
+    "contains": {"type": "array", "contains": {"const": "a"}},
+    "contains two": {"type": "array", "contains": STRING, "minContains": 2},
+    "contains at most": {"type": "array", "contains": STRING, "minContains": 0, "maxContains": 1},
+    "contains and counts": {"type": "array", "contains": STRING, "minItems": 2, "maxItems": 3},
+    "contains from to": {"type": "array", "contains": STRING, "maxContains": 2, "maxItems": 4},
+    "contains, of items": {
+        "type": "array",
+        "items": {"type": ["string", "integer"]},
+        "contains": {"const": 1},
+        "maxContains": 2,
+    },
+}
+MEMBERS = {"a": "x", "b": 1, "c": "", "zz": 2}
+VALUES = ["a", "b", 1, True, None]
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(VOCABULARY, sandboxed=False)
+
+
+@cache
+def compiled(source: str, any_order: bool = False) -> BoundGrammar:
+    return compiler().compile_here(GrammarSpec("json_schema", source, any_order=any_order))
+
+
+def accepts(grammar: BoundGrammar, value: Any) -> bool:
+    matcher = grammar.matcher()
+    text = json.dumps(value).encode()
+    return matcher.feed(text) == len(text) and matcher.accept(256)
+
+
+def objects(orders: bool) -> Iterator[dict[str, Any]]:
+    for count in range(len(MEMBERS) + 1):
+        for chosen in combinations(MEMBERS.items(), count):
+            yield from map(dict, permutations(chosen) if orders else [chosen])
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_of_objects_exactly_the_valid_ones_are_accepted(name: str, any_order: bool) -> None:
+    schema = OBJECTS[name]
+    is_valid = jsonschema_rs.validator_for(
+        schema
+        if "dependencies" not in schema
+        else {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
+    ).is_valid
+    grammar = compiled(json.dumps(schema), any_order)
+    outcomes = [(value, accepts(grammar, value)) for value in objects(any_order)]
+    assert [value for value, taken in outcomes if taken != is_valid(value)] == []
+    assert {taken for _, taken in outcomes} == {False, True}
+
+
+def test_in_any_order_a_listed_property_is_there_once() -> None:
+    grammar = compiled(json.dumps(OBJECTS["open"]), any_order=True)
+    matcher = grammar.matcher()
+    text = b'{"c":"x","b":1,"a":"y"'
+    assert matcher.feed(text) == len(text)
+    assert matcher.feed(b',"c"') < 4
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_of_arrays_exactly_the_valid_ones_are_accepted(name: str) -> None:
+    schema = ARRAYS[name]
+    is_valid = jsonschema_rs.validator_for(schema).is_valid
+    grammar = compiled(json.dumps(schema))
+    outcomes = [
+        (list(value), accepts(grammar, list(value)))
+        for count in range(5)
+        for value in product(VALUES, repeat=count)
+    ]
+    assert [value for value, taken in outcomes if taken != is_valid(value)] == []
+    assert {taken for _, taken in outcomes} == {False, True}
+
+
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True},
+                "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+                "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+            },
+            "required": ["tags"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_what_is_counted_may_lie_behind_references_and_alternatives(any_order: bool) -> None:
+    grammar = compiled(json.dumps(TREE), any_order)
+    for value in (
+        {"tags": ["a", "b"], "kids": [{"tags": []}, {"tags": ["b"], "next": None}]},
+        {"tags": [], "next": {"tags": ["a"], "kids": []}},
+    ):
+        assert accepts(grammar, value)
+    assert accepts(grammar, {"kids": [{"next": None, "tags": []}], "tags": []}) is any_order
+    for value in ({"tags": ["a", "a"]}, {"tags": [], "kids": [{"tags": ["b", "b"]}]}, {"kids": []}):
+        assert not accepts(grammar, value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "items": STRING, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        (ABC | {"patternProperties": {"^x": {}, "y$": INTEGER}, "maxProperties": 3}, "maxProperties"),
+        ({"type": "array", "prefixItems": [STRING], "contains": {"const": 3}}, "contains"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_its_keyword(schema: dict[str, Any], keyword: str) -> None:
+    with pytest.raises(GrammarError, match=f"'{keyword}'"):
+        compiled(json.dumps(schema))
+
+
+@pytest.mark.parametrize("name", [*OBJECTS, *ARRAYS])
+@settings(max_examples=6)
+@given(prefer=st.sampled_from(sorted(WORST)), spare=st.integers(0, 40), any_order=st.booleans())
+def test_an_answer_closes_and_is_valid(name: str, prefer: str, spare: int, any_order: bool) -> None:
+    schema = (OBJECTS | ARRAYS)[name]
+    grammar = _textual(json.dumps(schema), any_order)
+    budget = grammar.shortest + spare
+    ids = answer(grammar.matcher(budget), TEXTS, WORST[prefer], budget, spare)
+    text = text_of(ids, TEXTS)
+    assert jsonschema_rs.validator_for(schema).is_valid(json.loads(text)), text
+
+
+@cache
+def _textual(source: str, any_order: bool) -> BoundGrammar:
+    made = GrammarCompiler(TEXTS, sandboxed=False)
+    return made.compile_here(GrammarSpec("json_schema", source, any_order=any_order))
+
+
+def test_it_binds_behind_reasoning_as_well() -> None:
+    shape = AnswerShape(
+        reasoning_format("think"), Thinks.OPEN, content=Json(OBJECTS["closed"] | CLOSED, True, "schema")
+    )
+    spec = shape.spec()
+    assert spec is not None
+    text = b'hm</think>{"c":"x","a":"y"}'
+    in_order, any_order = (compiler().compile_here(one).matcher() for one in (spec, in_any_order(spec)))
+    assert in_order.feed(text) < len(text)
+    assert any_order.feed(text) == len(text)
+    assert any_order.accept(256)
