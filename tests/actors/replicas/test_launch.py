@@ -2,19 +2,25 @@
 
 import os
 import random
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from crash_harness import NAMES, mixed, play_all, same
+from msgspec import structs
 from patience import PATIENCE
 from tiny_adapters import ZOO, make_adapter_folder
 from tiny_models import model_folder
 
+from personae.actors.assembly import assemble
 from personae.actors.frontend.engine_process import EngineProcess
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas, shares
+from personae.engine.params import SamplingParams
+from personae.engine.sequence import SequenceLog
 from personae.errors import LoadError, ModelLoadError
 
 pytestmark = [
@@ -128,3 +134,21 @@ async def test_cores_are_shared_evenly_and_more_engines_than_gpus_are_refused(
     assert shares(on_gpu, 2) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
     with pytest.raises(LoadError, match="--replicas 3 needs as many GPUs; there are 2"):
         shares(on_gpu, 3)
+
+
+async def test_an_adapter_that_comes_later_serves_at_every_engine_by_its_digest(options, tmp_path) -> None:
+    cards = assemble(options).engine_spec.models
+    (name, card) = next((name, card) for name, card in cards.items() if card.adapter is not None)
+    store = tmp_path / "store"
+    async with open_replicas(replace(options, adapters=(), adapter_store=store), 2) as engines:
+        assert set(engines.client.models("default")).isdisjoint({name}), "it is not there yet"
+        assert card.adapter is not None
+        shutil.copytree(options.adapters[0] / name, store / card.adapter)
+        first = SequenceLog("0", (5, 6, 7), 3, SamplingParams(max_tokens=8, seed=1), adapter=card.adapter)
+        logs = [[structs.replace(first, id=f"{number}")] for number in range(24)]
+        played = await play_all(engines.client, logs)
+        loads = [each.adapters.loads for each in engines.client.stats().replicas]
+    assert all(loads), f"both engines have loaded it: {loads}"
+    assert {(tuple(one.tokens), one.finish) for one in played.values()} == {
+        (tuple(played["0"].tokens), "length")
+    }

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from personae.actors.frontend.inbox import Inbox
 from personae.actors.frontend.live_stream import LiveStream
-from personae.actors.messages import AdapterStats
+from personae.actors.messages import AdapterStats, SchedulerStats
 from personae.actors.replicas.frontend import ReplicaStats
 from personae.actors.replicas.placement.base import OVERLOAD, Placement, PlacementRequest
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
@@ -141,11 +141,10 @@ async def test_a_replica_that_is_clearly_slower_gets_less_and_one_that_differs_b
     usual, slow = ReplicaStats(cost), ReplicaStats(cost)
     for steps, tokens in enumerate((10, 50, 100, 200, 30) * 40):
         for stats, factor in ((usual, 1.1 if steps % 3 else 1.0), (slow, 6.0 if steps > 100 else 1.0)):
-            past = stats.stats
+            past = stats.stats.counters
             seconds = past.step_seconds + factor * (0.005 + 0.0001 * tokens)
-            stats.update(
-                replace(past, steps=past.steps + 1, tokens=past.tokens + tokens, step_seconds=seconds)
-            )
+            counters = replace(past, steps=past.steps + 1, tokens=past.tokens + tokens, step_seconds=seconds)
+            stats.update(SchedulerStats(counters=counters))
     assert usual.token_seconds == cost.each > 0
     assert slow.token_seconds > 1.5 * usual.token_seconds
 
