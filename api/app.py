@@ -24,7 +24,7 @@ from personae.api.batches import routes as batch_routes
 from personae.api.batches.manager import BatchManager
 from personae.api.chat import chat_completions
 from personae.api.completions import completions
-from personae.api.console import check, pages
+from personae.api.console import check, live, pages
 from personae.api.context import RequestContext, context_of
 from personae.api.family import Family
 from personae.api.files import routes as files
@@ -98,6 +98,7 @@ OPERATIONS = (
     routes.load,
     routes.version,
     routes.metrics,
+    live.get_stats,
     openapi,
     pages.home,
     pages.console,

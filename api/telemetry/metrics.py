@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 from personae.actors.client import EngineClient
 from personae.api.choices import Part
@@ -76,8 +77,12 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._names = {model_name}
-        self.registry.register(EngineCollector(client, model_name))
-        self.registry.register(AdapterCollector(client, self.label, max_adapters, adapters))
+        self._collectors = (
+            EngineCollector(client, model_name),
+            AdapterCollector(client, self.label, max_adapters, adapters),
+        )
+        for collector in self._collectors:
+            self.registry.register(collector)
         self.prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of accepted requests.", *_LABELS
         )
@@ -148,6 +153,15 @@ class Metrics:
         if model not in self._names and len(self._names) < _MAX_NAMES:
             self._names.add(model)
         return model if model in self._names else "other"
+
+    def live(self) -> Iterator[Metric]:
+        """What a page shows that is drawn anew every few seconds: a fraction of all, and as much cheaper."""
+        for collector in self._collectors:
+            yield from collector.collect()
+        for counted in (self.prompt_tokens, self.generation_tokens, self.success):
+            yield from counted.collect()
+        for timed in (self.first_token, self.inter_token):
+            yield from timed.collect()
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""

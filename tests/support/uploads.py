@@ -16,9 +16,11 @@ from starlette.applications import Starlette
 
 from personae.api.adapters.registry import STAGING, Registry
 from personae.api.app import create_app
+from personae.api.responses.store import ResponseStore
 from personae.api.settings import ApiSettings
 from personae.api.tenants.data import DataDir
 from personae.api.tenants.store import Role, TenantLimits, TenantStore
+from personae.api.tenants.usage import UsageLedger
 from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 from personae.lora.sites import sites
@@ -99,7 +101,14 @@ def open_fixture(
     with closing(DataDir(path)) as data:
         tenants = TenantStore(data)
         with closing(Registry(data, next(iter(models)), set(models), bounds)) as registry:
-            app = create_app(engine, settings, tenants=tenants, registry=registry)
+            app = create_app(
+                engine,
+                settings,
+                tenants=tenants,
+                registry=registry,
+                usage=UsageLedger(data),
+                stored=ResponseStore(data),
+            )
             yield UploadFixture(data, tenants, registry, app, engine)
 
 

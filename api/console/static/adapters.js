@@ -41,7 +41,7 @@ function Upload({ done }) {
   };
   const ready = name && files[CONFIG] && files[TENSORS] && share === null;
   return html`<form class="card" onSubmit=${send}>
-    <h3>Upload an adapter</h3>
+    <h2>Upload an adapter</h2>
     <${Field} label="Name"><input required value=${name} onInput=${(event) => setName(event.target.value)} /><//>
     <label
       class=${over ? "drop over" : "drop"}
@@ -86,7 +86,7 @@ function Upload({ done }) {
 function Card({ adapter, remove }) {
   const ranks = [...new Set(Object.values(adapter.ranks))].join(", ");
   return html`<article class="card adapter">
-    <h3>${adapter.name}</h3>
+    <h2>${adapter.name}</h2>
     <dl>
       <div><dt>Version</dt><dd>${adapter.version}</dd></div>
       <div><dt>Ranks</dt><dd>${ranks}</dd></div>
@@ -132,7 +132,7 @@ export function Adapters({ models, refresh }) {
         : html`<${Failure} error=${error} />`}
       ${list?.data.map((adapter) => html`<${Card} adapter=${adapter} remove=${() => remove(adapter)} />`)}
       ${fixed.length > 0 &&
-      html`<div class="card"><h3>From the server's start</h3><ul>${fixed.map((one) => html`<li>${one.id}</li>`)}</ul></div>`}
+      html`<div class="card"><h2>From the server's start</h2><ul>${fixed.map((one) => html`<li>${one.id}</li>`)}</ul></div>`}
     </div>
     <${Upload} done=${(record) => changed(`${record.name} was uploaded and checked (version ${record.version}).`)} />
   </div>`;

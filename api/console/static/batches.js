@@ -30,7 +30,7 @@ function Create({ done }) {
     setShare(null);
   };
   return html`<form class="card" onSubmit=${send}>
-    <h3>Run a batch</h3>
+    <h2>Run a batch</h2>
     <${Field} label="File of requests (JSON lines)">
       <input type="file" accept=".jsonl" onChange=${(event) => setFile(event.target.files[0])} />
     <//>
@@ -91,7 +91,7 @@ function Card({ batch, again }) {
   const counts = batch.request_counts;
   const cancel = () => call("POST", `v1/batches/${encodeURIComponent(batch.id)}/cancel`, {}).then(again, again);
   return html`<article class="card">
-    <h3>${batch.id}</h3>
+    <h2>${batch.id}</h2>
     <p>
       <strong>${batch.status}</strong> · ${batch.endpoint} · ${when(batch.created_at)} · ${counts.completed} of
       ${counts.total} answered, ${counts.failed} failed

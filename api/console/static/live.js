@@ -1,9 +1,9 @@
-// What the server does now, from /metrics every two seconds.
+// What the server does now, from /v1/stats every two seconds.
 
 import { html, useRef, useState } from "./preact-htm.js";
-import { text } from "./api.js";
+import { call } from "./api.js";
 import { Chart } from "./chart.js";
-import { parse, percentile, sum } from "./metrics.js";
+import { percentile, samples, sum } from "./metrics.js";
 import { Failure, bytes, useEvery } from "./parts.js";
 
 const SECONDS = 2;
@@ -25,7 +25,7 @@ function point(now, before, back, seconds) {
     requests: rate("vllm:request_success_total"),
     running: sum(now, "vllm:num_requests_running"),
     waiting: sum(now, "vllm:num_requests_waiting"),
-    kv: sum(now, "vllm:kv_cache_usage_perc"),
+    kv: sum(now, "vllm:kv_cache_usage_perc") / Math.max(1, now.get("vllm:kv_cache_usage_perc")?.length ?? 1),
     hits: share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
     first50: percentile(now, back, FIRST, 0.5),
     first95: percentile(now, back, FIRST, 0.95),
@@ -46,7 +46,7 @@ function Queue({ metrics }) {
     rows.get(labels.adapter)[labels.state] = value;
   }
   return html`<div class="card">
-    <h3>Adapters at work</h3>
+    <h2>Adapters at work</h2>
     ${rows.size
       ? html`<table>
           <thead>
@@ -87,7 +87,7 @@ function Facts({ metrics }) {
     ["Adapter evictions", whole(sum(metrics, "personae:adapter_evictions_total"))],
   ];
   return html`<div class="card">
-    <h3>State</h3>
+    <h2>State</h2>
     <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   </div>`;
 }
@@ -102,7 +102,7 @@ export function Live({ shown }) {
     async () => {
       if (!shown) return;
       try {
-        const metrics = parse(await text("metrics"));
+        const metrics = samples(await call("GET", "v1/stats"));
         const at = performance.now() / 1000;
         const last = scrapes.current.at(-1);
         const back = scrapes.current.at(-BACK) ?? scrapes.current[0];

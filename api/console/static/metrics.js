@@ -1,22 +1,8 @@
-// Prometheus's text format as numbers.
-
-const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
-const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+// The server's metrics as numbers.
 
 // By name, the samples: {labels, value}.
-export function parse(text) {
-  const found = new Map();
-  for (const line of text.split("\n")) {
-    const match = LINE.exec(line);
-    if (!match) continue;
-    const labels = {};
-    for (const [, name, value] of (match[2] ?? "").matchAll(LABEL)) {
-      labels[name] = value.replace(/\\(.)/g, (_, one) => (one === "n" ? "\n" : one));
-    }
-    if (!found.has(match[1])) found.set(match[1], []);
-    found.get(match[1]).push({ labels, value: Number(match[3]) });
-  }
-  return found;
+export function samples(stats) {
+  return new Map(Object.entries(stats.samples));
 }
 
 export function sum(metrics, name, wanted = {}) {

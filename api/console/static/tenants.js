@@ -159,7 +159,7 @@ function Tenant({ tenant, keys, usage, change }) {
     confirm(`Remove all that ${tenant.name} has, and free its name?`) &&
     change(() => call("DELETE", `${path("tenants", tenant.name)}?free=true`));
   return html`<article class="card">
-    <h3>${tenant.name}</h3>
+    <h2>${tenant.name}</h2>
     <p>
       Since ${when(tenant.created)}${tenant.revoked && ` · revoked ${when(tenant.revoked)}`}
       ${usage &&

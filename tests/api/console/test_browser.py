@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 from live_server import serving
 from playwright.sync_api import Page, expect
@@ -149,6 +150,9 @@ def test_live_shows_what_the_metrics_say(page: Page, server: Running) -> None:
     expect(page.get_by_text("KV pages", exact=True)).to_be_visible()
     expect(page.locator("dl")).to_contain_text("yes")
     assert page.locator(".chart").count() == 6
+    body = {"model": "verse", "prompt": "hi", "max_tokens": 30, "ignore_eos": True}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    expect(page.locator(".chart", has_text="First token")).to_contain_text(re.compile(r"median \d"))
 
 
 def test_a_batch_runs_and_its_results_are_shown(page: Page, server: Running, tmp_path: Path) -> None:

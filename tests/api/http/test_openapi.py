@@ -62,6 +62,7 @@ def test_operations_of_one_kind_have_one_tag() -> None:
         "models",
         "responses",
         "server",
+        "stats",
         "tenants",
         "usage",
     }

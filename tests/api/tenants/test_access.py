@@ -14,6 +14,7 @@ from personae.api.tenants.access import is_open
 pytestmark = pytest.mark.anyio
 ADMINS = {
     "/metrics",
+    "/v1/stats",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/v1/tenants",
