@@ -275,7 +275,9 @@ class Planner:
         value behind which an array may end, or each in turn."""
         fitting = []
         before = text.rstrip(b" \t\r\n")[-1:] if self._hints.values else b""
-        for value in self._hints.values if before in (b"[", b"{", b",") else ():
+        values = self._hints.values if before in (b"[", b"{", b",") else ()
+        # What is required elsewhere may be written here as any other name, and leads nowhere: once at most.
+        for value in sorted(values, key=text.count) if len(values) > 1 else values:
             if matcher.follows(value) < len(value):
                 continue
             if value.endswith(b'":'):
