@@ -167,6 +167,6 @@ def test_a_planted_bug_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    kill_at(monkeypatch, 0.3)
+    kill_at(monkeypatch, 0.3, 0.4, 0.5)  # whichever has streams then
     with pytest.raises(InvariantViolated, match=found):
         simulate(replace(BUSY, longest_wait=30.0))
