@@ -154,7 +154,7 @@ def test_traces_go_to_a_url_or_the_server_does_not_start() -> None:
 
 
 @pytest.mark.parametrize("option", ["--tool-format", "--reasoning-format"])
-def test_a_format_that_there_is_not_is_told_before_a_model_is_loaded(option: str) -> None:
+def test_an_unknown_format_is_rejected_before_the_model_loads(option: str) -> None:
     with start("serve", "--port", "0", option, "hermess") as program:
         program.end(2)
         delivered = program.errors
@@ -204,7 +204,8 @@ def test_every_option_is_passed_on(
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
-        "--otlp-traces-endpoint http://o --tool-format hermes --reasoning-format none"
+        "--otlp-traces-endpoint http://o --tool-format hermes --reasoning-format none "
+        "--replicas 2 --silence-timeout 4"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -252,6 +253,8 @@ def test_every_option_is_passed_on(
         otlp_traces_endpoint="http://o",
         tool_format="hermes",
         reasoning_format="none",
+        replicas=2,
+        silence_timeout=4,
     )
     plain = ServeOptions()
     same = [
