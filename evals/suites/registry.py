@@ -32,7 +32,7 @@ SMOLLM2: dict[str, Settings] = {
     "finetuned": {"count": "20"},
     "bfcl": {"models": "base,tools", "limit": "256"},
     "schemas": {"models": "base,extract"},
-    "lora": {"tolerance": "0.5"},
+    "lora": {"tolerance": "0.4"},
     "determinism": {"models": "base,tools", "requests": "3", "crowd": "12"},
     "acceptance": {},
 }
