@@ -39,5 +39,5 @@ def _live(context: RequestContext) -> LiveMetrics:
             continue
         for sample in family.samples:
             if not sample.name.endswith(_LEFT_OUT):
-                found.setdefault(sample.name, []).append(LiveSample(dict(sample.labels), sample.value))
+                found.setdefault(sample.name, []).append(LiveSample(dict(sample.labels), float(sample.value)))
     return LiveMetrics(found)
