@@ -133,10 +133,12 @@ class BackgroundAllowance:
         self._kept = 0.0
 
     def of(self, others: bool, running: int = 0) -> int:
-        """For the step that is being planned; `others`: whether any run or wait, `running`: how many run."""
+        """For the step that is being planned; `others`: whether any run or wait, `running`: how many run.
+        Where none runs, those that wait may wait for memory of background sequences, which must go on."""
         if not others:
             return self._beside if self._alone < self._quiet else self._tokens
-        return int(min(self._kept + self._room(running), self._beside))
+        allowed = int(min(self._kept + self._room(running), self._beside))
+        return allowed if running else max(allowed, 1)
 
     def stepped(self, others: bool, running: int = 0, spent: int = 0) -> None:
         """That step was made, `spent` tokens of it were of background sequences."""

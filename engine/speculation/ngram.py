@@ -12,6 +12,7 @@ from personae.engine.speculation.proposer import Draft
 
 SIZES = (8, 4, 2)  # tokens that are looked up, the longest first
 LONGEST = 32  # of a match, as far as it is told
+WINDOW = 16_384  # tokens of a log that are looked at: about 5 MB, and 10 ms when the sequence is admitted
 
 
 class NgramProposer:
@@ -21,7 +22,7 @@ class NgramProposer:
         self._tokens: list[int] = []
         # By size: where the tokens after each n-gram begin, the last place where it is known what follows.
         self._places: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in SIZES)
-        self.extend(tokens)
+        self.extend(tokens[-WINDOW:])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """See Proposer. The n-gram that ends a sequence is entered when its next token is known."""

@@ -88,10 +88,13 @@ class EngineFixture:
                 return None
         return self.grammars[spec]
 
-    def engine(self, layout: MemoryLayout, ranks: int) -> StepEngine:
-        """A new one, with places for so many ranks of adapters; NaN is where nothing has been written."""
+    def engine(self, layout: MemoryLayout, ranks: int, speculate: str = "off") -> StepEngine:
+        """A new one, with places for so many ranks of adapters; NaN is where nothing has been written.
+        `speculate`: as `--speculate`."""
         sizes = Sizes(layout, self.model.dtype, 0, ranks, 0, 0)
-        engine = EngineBuilder(self.model, self._shapes, sizes, self._retokenizer, graphs=False).build()
+        engine = EngineBuilder(
+            self.model, self._shapes, sizes, self._retokenizer, graphs=False, speculate=speculate
+        ).build()
         engine.runner.kv.data.fill_(torch.nan)
         return engine
 

@@ -13,6 +13,7 @@ from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import VirtualTokenCounters
 from personae.engine.scheduling.scheduler import Scheduler
 from personae.engine.sequence import SequenceLog
+from personae.engine.stats import MAX_DRAFTS
 from personae.engine.step import LaunchedStep, by_tenant
 from personae.evals.isolation.fixture import EngineFixture, ObservedStream
 from personae.evals.isolation.traffic import IsolationScenario
@@ -56,9 +57,9 @@ class Load:
 
     def _open(self) -> None:
         """An engine with nothing in it."""
-        self._engine = self._fixture.engine(self._scene.layout, self._scene.ranks)
+        self._engine = self._fixture.engine(self._scene.layout, self._scene.ranks, "ngram")
         policy = TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters(), patience=400)
-        self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True)
+        self._scheduler = Scheduler(self._scene.layout, policy, background=4, sharing=True, drafts=MAX_DRAFTS)
         self._live: dict[str, SequenceLog] = {}
         self._held: Counter[str] = Counter()  # adapters, by the sequences that have them
         self._queue: deque[StepPlan | str] = deque()  # what the executor has before it: steps, and releases
@@ -72,7 +73,7 @@ class Load:
                 return False
             self._held[log.adapter] += 1
         self._live[log.id] = self._coming.popleft()
-        self._scheduler.add(log)
+        self._scheduler.add(log, speculates=log.params.speculate)
         return True
 
     def _plan(self) -> bool:
@@ -138,4 +139,5 @@ class Load:
         """What the engine knows of itself."""
         self.happened["preemptions"] += self._scheduler.counters.preemptions
         self.happened["jumped tokens"] += self._scheduler.counters.jumped
+        self.happened["right drafts"] += self._scheduler.counters.accepted_tokens
         self.happened["adapters evicted"] += self._engine.adapter_stats[2]

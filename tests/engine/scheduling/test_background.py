@@ -237,3 +237,12 @@ def test_steps_beside_others_become_hardly_longer_and_batches_go_on():
     alone, overlap = (sum(found) / len(found) for found in (times[False], times[True]))
     assert 1.05 < overlap / alone < 1.25
     assert max(times[True]) < 1.5 * max(times[False])
+
+
+def test_background_sequences_go_on_where_the_others_only_wait() -> None:
+    """The others may wait for the memory that these hold."""
+    allowance = BackgroundAllowance(64, 4)
+    for rows in (1, 2, 3) * 20:
+        allowance.cost.observe(rows, 0.001 * rows)  # a row takes as long as a step
+    assert allowance.of(others=True, running=3) == 0
+    assert allowance.of(others=True, running=0) == 1

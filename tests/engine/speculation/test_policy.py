@@ -1,0 +1,64 @@
+"""How many drafts are tried: as many as pay, by what steps took and how many were right."""
+
+import pytest
+
+from personae.engine.speculation.policy import STEPS, Candidate, Measured, Record
+from personae.engine.speculation.proposer import Draft
+
+DRAFT = Draft((1, 2, 3, 4, 5, 6, 7), "ngram", 8)
+
+
+def learnt(each: float, right: float, tokens: int = 1) -> tuple[Measured, list[Candidate]]:
+    """A policy that has seen steps of `tokens` to `tokens` + 8 tokens: a millisecond, and `each` for each
+    token; and drafts of which so many were right."""
+    policy = Measured()
+    for count in range(tokens, tokens + 9):
+        for _ in range(STEPS):
+            policy.took(count, 0.001 * (1 + each * (count - tokens)))
+    candidates = [Candidate(DRAFT, Record()) for _ in range(tokens)]
+    for candidate in candidates:
+        for _ in range(200):
+            candidate.record.count(int(7 * right), int(right < 1))
+            policy.verified(candidate, 7, int(7 * right))
+    return policy, candidates
+
+
+def test_drafts_that_are_right_and_cost_little_are_all_tried() -> None:
+    policy, candidates = learnt(each=0.02, right=1.0)
+    assert policy.choose(1, candidates) == [7]
+
+
+def test_drafts_that_are_wrong_are_not_tried_where_they_cost() -> None:
+    policy, candidates = learnt(each=0.2, right=0.0)
+    assert policy.choose(1, candidates) == [0]
+
+
+def test_drafts_that_are_right_are_not_tried_where_a_token_takes_as_long_as_a_step() -> None:
+    policy, candidates = learnt(each=1.5, right=1.0)
+    assert policy.choose(1, candidates) == [0]
+
+
+def test_what_was_not_tried_for_long_is_tried_again() -> None:
+    _, (candidate,) = learnt(each=0.1, right=0.0)
+    fresh = Measured()
+    for count in range(1, 10):
+        for _ in range(STEPS):
+            fresh.took(count, 0.001 * (1 + 0.1 * count))
+    tried = [sum(fresh.choose(1, [candidate])) for _ in range(200)]
+    assert tried[0] == 0
+    assert any(tried)
+
+
+def test_a_row_whose_drafts_are_wrong_leaves_the_step_to_another() -> None:
+    policy, (good, bad) = learnt(each=0.1, right=1.0, tokens=2)
+    for _ in range(200):
+        bad.record.count(0, 1)
+    counts = policy.choose(2, [good, bad])
+    assert counts[0] > 3
+    assert counts[1] <= 1
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 63, 64, 200])
+def test_a_step_is_never_made_larger_than_what_is_measured(tokens: int) -> None:
+    candidates = [Candidate(DRAFT, Record()) for _ in range(4)]
+    assert sum(Measured(most=64).choose(tokens, candidates)) <= max(64 - tokens, 0)
