@@ -6,8 +6,9 @@ A seed stands for some requests (base and adapters, prompts that share beginning
 and bound, all sampling parameters), the sizes of an engine with memory for a few of them, and the order in
 which they come, are planned, computed, read, leave, or have the engine lost under them. So sequences are
 preempted, chunked, jumped, guessed, cached, and adapters come and go. Alone is a new engine for every
-request, with nothing else in it. Tokens, ends and log-probabilities have to be the same: with AVX-512 in bfloat16 to
-the last bit, in float32 log-probabilities to rounding, which may also choose another token once in 10,000.
+request, with nothing else in it. Tokens, ends and log-probabilities have to be the same: with AVX-512 in
+bfloat16 to the last bit, in float32 log-probabilities to rounding, which may also choose another token once
+in 10,000.
 Prints what differs; exit code 1 if more does.
 """
 
