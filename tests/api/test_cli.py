@@ -204,8 +204,7 @@ def test_every_option_is_passed_on(
         "--unknown-fields ignore --root-path /llm/ --trust-request-chat-template --api-key k "
         "--allowed-origin https://a.example --allowed-origin https://b.example "
         "--batch-concurrency 5 --background-tokens 6 --request-timeout 1.5 --log-format json "
-        "--otlp-traces-endpoint http://o --tool-format hermes --reasoning-format none "
-        "--replicas 2 --silence-timeout 4"
+        "--otlp-traces-endpoint http://o --tool-format hermes --reasoning-format none"
     )
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 0, result.output
@@ -253,8 +252,6 @@ def test_every_option_is_passed_on(
         otlp_traces_endpoint="http://o",
         tool_format="hermes",
         reasoning_format="none",
-        replicas=2,
-        silence_timeout=4,
     )
     plain = ServeOptions()
     same = [
