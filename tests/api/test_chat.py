@@ -191,6 +191,8 @@ async def test_every_sampling_parameter_reaches_the_engine(app: Starlette, engin
         "logprob_tokens": (),
         "prompt_logprobs": None,
         "jump_forward": True,
+        "prediction": (),
+        "speculate": True,
     }
 
 

@@ -97,8 +97,8 @@ async def test_grammars_are_asked_what_they_accept() -> None:
             [outcome] = await suite.play(by_name[name], subject(None, "strict"))
             assert outcome.passed, outcome.note
             assert outcome.scores == {"taken": 1.0, "sound": 1.0, "complete": 1.0}
-        [strict] = await suite.play(by_name["grades"], subject(None, "strict"))
-        [lenient] = await suite.play(by_name["grades"], subject(None, "lenient"))
+        [strict] = await suite.play(by_name["tags"], subject(None, "strict"))
+        [lenient] = await suite.play(by_name["tags"], subject(None, "lenient"))
     finally:
         suite.close()
     assert strict.scores == {"taken": 0.0} or strict.passed
