@@ -25,7 +25,7 @@ export function Answer({ answer }) {
       <summary>Reasoning</summary>
       <div class="text">${answer.reasoning}</div>
     </details>`}
-    ${inPlace ? html`<${Tokens} tokens=${answer.tokens} />` : html`<div class="text">${answer.content}</div>`}
+    ${inPlace ? html`<${Tokens} tokens=${within(answer.tokens, answer.content.length)} />` : html`<div class="text">${answer.content}</div>`}
     ${answer.calls.map(
       (call) => html`<div class="call"><code class="name">${call.name}</code><pre>${pretty(call.arguments)}</pre></div>`,
     )}
@@ -53,6 +53,12 @@ function pretty(text) {
   } catch {
     return text; // it is still being written
   }
+}
+
+// The tokens that are in a text of this length; the end token comes after it.
+function within(tokens, length) {
+  let at = 0;
+  return tokens.filter((one) => (at += one.token.length) - one.token.length < length);
 }
 
 // The tokens of an answer, each with its chances. Arrow keys move from one to the next.
