@@ -31,7 +31,7 @@ from personae.evals.served import Served
 def laughs(depth: int) -> dict[str, Any]:
     """References whose inlined form doubles with each level."""
     definitions = {
-        f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}, "not": {"$ref": f"#/$defs/d{n + 1}"}}
+        f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}, "unevaluatedItems": {"$ref": f"#/$defs/d{n + 1}"}}
         for n in range(depth)
     }
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{depth}": {"type": "null"}}}

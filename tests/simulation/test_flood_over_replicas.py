@@ -17,6 +17,7 @@ from personae.engine.params import SamplingParams
 from personae.engine.sequence import Delta, SequenceLog
 
 QUIET = 16  # requests of the other tenant, eight a second
+SEEDS = range(1, 9)  # one flood has too few of its requests for a p99
 SIZES = {"slots": 16, "batch": 64, "pages": 512, "max_live": 10_000, "lull": 100_000, "every": 64}
 
 
@@ -57,7 +58,8 @@ def first_tokens(monkeypatch: pytest.MonkeyPatch, engines: int, adapters: int) -
     with monkeypatch.context() as patch:
         patch.setattr(Witness, "delta", note)
         patch.setattr(world, "requests", drawn)
-        simulate(replace(Scenario(1, costs=Costs(step=0.01), **SIZES), replicas=engines))
+        for seed in SEEDS:
+            simulate(replace(Scenario(seed, costs=Costs(step=0.01), **SIZES), replicas=engines))
     return waits
 
 
@@ -70,5 +72,5 @@ def test_a_flood_over_four_engines_delays_another_tenant_about_as_much_as_over_o
     bound = quantile(alone["quiet"], 0.99)
     for waits in (alone, four):
         assert quantile(waits["flood"], 0.5) > 4 * bound, "it is a flood"
-    # The largest of 16 waits, in ticks of a step. Over four engines 0.9 to 1.4 times that of one was seen.
-    assert quantile(four["quiet"], 0.99) <= 1.5 * bound
+    assert len(four["quiet"]) == QUIET * len(SEEDS)
+    assert quantile(four["quiet"], 0.99) <= 1.25 * bound
