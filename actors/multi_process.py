@@ -107,7 +107,7 @@ async def launch_processes(
 def multi_process_engine(
     facts: Facts, max_model_len: int, tokenizer: Tokenizer, options: EngineOptions, frontend: Serving
 ) -> MultiProcessEngine:
-    """What is told of an engine that has loaded, and its client."""
+    """The facts of a loaded engine, and its client."""
     model_info = ModelInfo(tokenizer, facts.models, max_model_len, facts.vocab_size, options.salts())
     client = LocalClient(model_info, frontend)
     return MultiProcessEngine(client, facts.defaults, facts.max_adapters, facts.bounds, facts.about)

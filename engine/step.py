@@ -18,25 +18,26 @@ are made from its tokens. So N is read when N+1 is prepared, as far as such rows
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
+from personae.engine.adapter_memory import AdapterMemory
 from personae.engine.deferral import Deferrals
 from personae.engine.device_event import DeviceToHostEvent
 from personae.engine.exclusion import Exclusion, excludes
-from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
+from personae.engine.logprobs import PromptLogprobs
 from personae.engine.plan import StepPlan, StepResult
+from personae.engine.prompt_logprobs import prompt_logprobs_of
 from personae.engine.runner import Forward, PackedStep, Runner
 from personae.engine.sampler import HostVerification, SampledTokens, Sampler, TokenChoices
 from personae.engine.sequence import SequenceLog, TokenLogprobs
 from personae.engine.speculation.forced import ForcedProposer, JumpForward, KnownToken, Retokenizer, jumps
 from personae.engine.speculation.speculator import Speculator
 from personae.engine.speculation.verification import DraftRow, Slots, verify
-from personae.errors import Overloaded
 from personae.grammar.backend import Binding, BoundGrammar, Matcher
 from personae.grammar.budget.matcher import BudgetMatcher
 from personae.grammar.masks import BitmaskPool, fill_masks
@@ -44,11 +45,7 @@ from personae.grammar.reasoning.limit import LimitedMatcher
 from personae.grammar.sandbox.masks import AnyGrammar, RemoteGrammar, RemoteMatcher
 from personae.grammar.spec import GrammarKey, GrammarSpec
 from personae.kernels.upload import upload
-from personae.lora.adapter import Adapter
-from personae.lora.stored import Pieces
 
-LOAN = 32  # KV pages that are lent at a time
-PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
 _REFUSED = "the grammar does not allow the sampled token {}"
 
 
@@ -86,7 +83,7 @@ class LaunchedStep:
     drafted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-class StepEngine:
+class StepEngine(AdapterMemory):
     """Executes plans, in the order given: the runner, the sampler and the grammar matchers of every slot.
 
     `runs_ahead`: the device computes by itself, so that reading a step can wait until the next is launched.
@@ -100,7 +97,7 @@ class StepEngine:
         retokenizer: Retokenizer | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self.sampler = sampler
         self._retokenizer = retokenizer
         self.runs_ahead = runner.device.type != "cpu"
@@ -110,7 +107,6 @@ class StepEngine:
         self._logs: dict[int, SequenceLog] = {}
         self._matchers: dict[int, Binding] = {}
         self._jump_forwards: dict[int, JumpForward] = {}
-        self._lent: list[int] = []  # KV pages whose memory adapters have
         self._speculator = speculator
         self._last: LaunchedStep | None = None  # the last step, where there is a speculator
         self._clock = time.perf_counter
@@ -291,7 +287,7 @@ class StepEngine:
         drafts = {}
         if forward.packed.drafts and sampled is not None:
             drafts = self._verify(forward, sampled, matchers, jumping)
-        prompts = self._prompt_logprobs(plan, forward)
+        prompts = prompt_logprobs_of(plan, forward, self._logs, self.runner)
         arrival = DeviceToHostEvent(self.runner.device) if prompts else None
         ends = forward.packed.sampled_ends
         return LaunchedStep(
@@ -450,101 +446,6 @@ class StepEngine:
         if brought is not None and len(brought) > 1:
             self.runner.extend(slot, position, brought)
         return brought
-
-    def place(self, adapter: Adapter) -> bool:
-        """Copy an adapter to the device and hold it there. False: no room now, held adapters fill it.
-
-        Placing a held adapter again changes nothing. Raises AdapterError when it can never fit.
-        """
-        pool = self.runner.adapters
-        try:
-            if not pool.pins(adapter.digest):
-                pool.load(adapter)
-                pool.pin(adapter.digest)
-        except Overloaded:
-            return False
-        return True
-
-    def placing(self, adapter: Adapter) -> Pieces:
-        """As `place`, a piece at a time: steps may run between the pieces, of other adapters.
-
-        The first piece raises AdapterError, or Overloaded when there is no room now. If they end with
-        something that is still done beside, the adapter is not to be used before that; if that fails, it is
-        to be discarded.
-        """
-        pool = self.runner.adapters
-        if pool.pins(adapter.digest):
-            return None
-        arriving = yield from pool.loading(adapter)
-        pool.pin(adapter.digest)
-        return arriving
-
-    def discard(self, digest: str) -> None:
-        """Undo `placing`."""
-        self.runner.adapters.unpin(digest)
-        self.runner.adapters.unload(digest)
-
-    def short_of(self, adapter: Adapter) -> int:
-        """The KV pages whose memory would let it in without another leaving, and some for who comes next:
-        many neighbours are given back as fast as few. 0 if nothing can be lent."""
-        return -(-self.runner.adapters.short_of(adapter) // (LOAN * self.runner.kv.page_bytes)) * LOAN
-
-    def lending(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """Adapters may have the memory of these KV pages, whole runs, which no later step touches: after the
-        last piece."""
-        before = DeviceToHostEvent(self.runner.device)
-        while not before.reached:
-            yield
-        yield from self.runner.kv.giving_back(pages)
-        self._lent += pages
-        self.runner.adapters.budget += len(pages) * self.runner.kv.page_bytes
-
-    def repay(self, count: int) -> tuple[int, ...]:
-        """Up to `count` of the pages that were lent, in whole runs, as far as adapters that nobody holds can
-        leave. They may be used after the last piece of `giving_back`."""
-        size, run = self.runner.kv.page_bytes, self.runner.layout.run
-        count = min(-(-count // run) * run, len(self._lent))
-        count = self.runner.adapters.free_up(count * size) // (run * size) * run
-        pages = tuple(self._lent[len(self._lent) - count :])
-        del self._lent[len(self._lent) - count :]
-        self.runner.adapters.budget -= count * size
-        return pages
-
-    def giving_back(self, pages: tuple[int, ...]) -> Iterator[None]:
-        """Let go of memory that adapters have left, for these pages, a piece at a time."""
-        yield from self.runner.adapters.giving_back()
-        yield from self.runner.kv.having_back(pages)
-
-    @property
-    def adapter_stats(self) -> tuple[int, int, int]:
-        """Adapters on the device, how many were copied there, how many left for others."""
-        pool = self.runner.adapters
-        return len(pool.residents), pool.loads, pool.evictions
-
-    def release(self, digest: str) -> None:
-        """The adapter may be evicted; nothing if it is not held."""
-        if self.runner.adapters.pins(digest):
-            self.runner.adapters.unpin(digest)
-
-    def _prompt_logprobs(self, plan: StepPlan, forward: Forward) -> dict[int, PromptLogprobs]:
-        """For each row that asks: an entry per prompt token that this chunk's logits (or none) precede."""
-        found: dict[int, PromptLogprobs] = {}
-        for packed_row, index in enumerate(forward.packed.order):
-            row = plan.rows[index]
-            log = self._logs[row.slot]
-            top = log.params.prompt_logprobs
-            if top is None or row.start >= log.prompt_length:
-                continue
-            targets = log.tokens[row.start + 1 : min(row.start + row.count + 1, log.prompt_length)]
-            first = forward.packed.offsets[packed_row]
-            parts = []
-            for done in range(0, len(targets), PROMPT_LOGITS_ROWS):
-                wanted = targets[done : done + PROMPT_LOGITS_ROWS]
-                hidden = forward.hidden[first + done : first + done + len(wanted)]
-                logits = self.runner.model.logits(hidden, self.runner.output_of([row.slot], [len(wanted)]))
-                parts.append(prompt_logprobs(logits, upload(np.array(wanted), hidden.device), top))
-            found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
-        return found
 
 
 def _verifies(matcher: Binding | None) -> HostVerification | None:

@@ -104,7 +104,7 @@ def spawn_core(
 
 
 def facts_of(assembly: Assembly) -> Facts:
-    """What the frontend is told of what was loaded."""
+    """The facts of the loaded model, for the frontend."""
     engine_spec = assembly.engine_spec
     return Facts(
         models=dict(engine_spec.models),

@@ -59,7 +59,7 @@ class Executor(ThreadActor[Message]):
     A row whose mask is not made in time sits the step out. The scheduler is told when the mask is there; it
     is looked for after each step, and while there is nothing to do every `LOOK_SECONDS`.
 
-    `build` makes the step engine on this thread: a restart begins with an empty cache. `recorder` is told of
+    `build` makes the step engine on this thread: a restart begins with an empty cache. `recorder` gets
     each step before it begins.
     """
 

@@ -55,7 +55,7 @@ Progress = Callable[[int, int], None]
 
 
 class EngineProcess(Actor[Never]):
-    """`port` is what the rest of the frontend tells the engine core through. `connected` is told the facts of
+    """The frontend sends messages to the engine core through `port`. `connected` is called with the facts of
     the model when the engine core serves.
 
     `launch` starts the process. `hang_seconds` is how long one step may take, and how long a step may be in

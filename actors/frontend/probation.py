@@ -46,8 +46,8 @@ class Probation:
     def judge(
         self, records: Mapping[str, CrashRecord], on_device: Container[str] = (), outside: bool = False
     ) -> list[str]:
-        """The engine core has died with these aboard. Returns those that are guilty; the others wait for
-        `next`."""
+        """The engine core has died with these sequences on the device. Returns those to quarantine; the
+        others wait for `next`."""
         died: dict[str, CrashRecord] = {}
         guilty: list[str] = []
         for id, record in records.items():

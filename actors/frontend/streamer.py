@@ -192,7 +192,7 @@ class LatestStats:
         self.backlog.measured(now.tokens - past.tokens, now.step_seconds - past.step_seconds)
 
     def adapters(self) -> tuple[Counter[str], Counter[str]]:
-        """Sequences by their adapter's digest: those that run, and those that wait."""
+        """Counts of running and of waiting sequences, by their adapter's digest."""
         running, waiting = Counter[str](), Counter[str]()
         for live in self.live.values():
             if live.log.adapter is not None:

@@ -59,8 +59,12 @@ class SupervisedEngine:
 
     @property
     def facts(self) -> Facts:
-        """What was told of the model when it was loaded first."""
+        """The facts of the model, from the first time that it was loaded."""
         return self._connected[0]
+
+    def is_up(self) -> bool:
+        """Whether its engine core serves now."""
+        return self.port.is_open
 
     async def loaded(self) -> None:
         """Wait until it has loaded first. Raises the LoadError that it refuses its options with, or

@@ -134,7 +134,7 @@ async def launch_replicas(
     root = Supervisor("personae", max_restarts=0, report=note)
     replicas = ReplicaSet(
         root,
-        [lambda port=engine.port: port.is_open for engine in engines],  # type: ignore[misc]  # bound now
+        [engine.is_up for engine in engines],
         placement or EstimatedSeconds(),
         policy or TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
         max_live=max_live,

@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict
 from enum import Enum, auto
 from itertools import islice
+from typing import TypeVar
 
 from personae.actors.frontend.live_stream import LiveStream
 from personae.actors.replicas.frontend import ReplicaFrontend
@@ -16,6 +17,9 @@ STEPS = 2  # of prompts that one key may have waiting at a replica
 BACKGROUND = 8  # times less for what gives way
 FIRST_STEP_TOKEN = 1e-4  # seconds a token, until steps were seen
 FIRST_LOAD = {"host": 0.005, "disk": 0.05}  # seconds to load an adapter, until that was seen
+
+
+_Name = TypeVar("_Name")
 
 
 class ReplicaState(Enum):
@@ -163,7 +167,7 @@ class Replica:
             del self.demand[placed.key.adapter]
 
 
-def _take(counter: Counter, name: object, count: int) -> None:  # type: ignore[type-arg]  # of anything
+def _take(counter: Counter[_Name], name: _Name, count: int) -> None:
     counter[name] -= count
     if not counter[name]:
         del counter[name]

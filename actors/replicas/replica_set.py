@@ -25,8 +25,8 @@ from personae.engine.stats import added
 class ReplicaSet:
     """The dispatcher and its replicas, added to a supervisor before it starts.
 
-    `ready` says of each replica whether its engine core is there. `max_live` bounds the sequences in the
-    house, `window` those that an adapter may have waiting in an engine core.
+    `ready` has a function for each replica: does its engine core serve? `max_live` bounds the live sequences
+    of all replicas, `window` those of one adapter that wait in one engine core.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """The shape of a message: its blocks, at once or as events."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -141,7 +142,7 @@ def _stop_reason(part: Part) -> StopReason:
     return "stop_sequence" if isinstance(part.stop_reason, str) else "end_turn"
 
 
-class _OpenBlock:
+class _OpenBlock(ABC):
     """A block that is being written."""
 
     def __init__(self) -> None:
@@ -151,17 +152,17 @@ class _OpenBlock:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    @abstractmethod
     def start(self) -> Block:
         """The block as it is announced."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, text: str) -> TextGrowth | ThinkingGrowth | InputGrowth | None:
-        """What is said of new text; None if nothing is."""
-        raise NotImplementedError
+        """The event for new text; None if there is none."""
 
+    @abstractmethod
     def block(self) -> Block:
         """The block as it is now."""
-        raise NotImplementedError
 
 
 class _TextBlock(_OpenBlock):

@@ -16,6 +16,7 @@ import msgspec
 from personae.api.responses.answers import Response
 from personae.api.responses.items import Item
 from personae.api.tenants.data import DataDir
+from personae.api.tenants.flusher import flushed
 from personae.errors import NotFound, Overloaded, RequestError, StorageFailed
 
 logger = logging.getLogger(__name__)
@@ -126,26 +127,8 @@ class ResponseStore:
     @contextmanager
     def running(self) -> Iterator["ResponseStore"]:
         """Write what is kept while the block runs, and when it ends."""
-        over = threading.Event()
-
-        def write() -> None:
-            while not over.wait(FLUSH_SECONDS):
-                self._try()
-
-        thread = threading.Thread(target=write, name="responses", daemon=True)
-        thread.start()
-        try:
+        with flushed("responses", self.flush, FLUSH_SECONDS, logger):
             yield self
-        finally:
-            over.set()
-            thread.join()
-            self._try()
-
-    def _try(self) -> None:
-        try:
-            self.flush()
-        except StorageFailed as error:
-            logger.warning("responses could not be written, and are kept in memory: %s", error.message)
 
     def flush(self) -> None:
         """Write what waits, and forget what is too old or too much. Raises StorageFailed."""

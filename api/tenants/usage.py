@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from personae.api.tenants.data import DataDir
+from personae.api.tenants.flusher import flushed
 from personae.api.tenants.store import Identity
 from personae.errors import RequestError, StorageFailed
 
@@ -78,26 +79,8 @@ class UsageLedger:
     @contextmanager
     def running(self) -> Iterator["UsageLedger"]:
         """Write now and then while the block runs, and when it ends."""
-        over = threading.Event()
-
-        def write() -> None:
-            while not over.wait(FLUSH_SECONDS):
-                self._try()
-
-        thread = threading.Thread(target=write, name="usage", daemon=True)
-        thread.start()
-        try:
+        with flushed("usage", self.flush, FLUSH_SECONDS, logger):
             yield self
-        finally:
-            over.set()
-            thread.join()
-            self._try()
-
-    def _try(self) -> None:
-        try:
-            self.flush()
-        except StorageFailed as error:
-            logger.warning("usage could not be written, and is kept in memory: %s", error.message)
 
     def flush(self) -> None:
         """Write what was counted. Raises StorageFailed; then it is still counted."""

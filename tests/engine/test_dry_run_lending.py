@@ -19,7 +19,7 @@ from paper_gpu import Late, Mistake, PaperGpu  # noqa: E402
 from tiny_adapters import make_adapter_folder  # noqa: E402
 from tiny_models import model_folder  # noqa: E402
 
-from personae.engine import step  # noqa: E402
+from personae.engine import adapter_memory  # noqa: E402
 from personae.kernels.registry import reference_only  # noqa: E402
 from personae.lora import copies  # noqa: E402
 
@@ -154,10 +154,10 @@ def test_memory_is_taken_from_a_step_in_flight_when_that_is_done(what: str, base
 
 
 def pages_at_once(patch: pytest.MonkeyPatch) -> None:
-    class Reached(step.DeviceToHostEvent):
+    class Reached(adapter_memory.DeviceToHostEvent):
         reached = True
 
-    patch.setattr(step, "DeviceToHostEvent", Reached)
+    patch.setattr(adapter_memory, "DeviceToHostEvent", Reached)
 
 
 def adapters_at_once(patch: pytest.MonkeyPatch) -> None:

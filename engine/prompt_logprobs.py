@@ -1,0 +1,37 @@
+"""The log-probabilities of prompts' tokens, of the rows of one step that ask for them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from personae.engine.logprobs import PromptLogprobs, prompt_logprobs
+from personae.engine.plan import StepPlan
+from personae.engine.runner import Forward, Runner
+from personae.engine.sequence import SequenceLog
+from personae.kernels.upload import upload
+
+PROMPT_LOGITS_ROWS = 256  # logits of prompt tokens are made this many at a time, to bound memory
+
+
+def prompt_logprobs_of(
+    plan: StepPlan, forward: Forward, logs: Mapping[int, SequenceLog], runner: Runner
+) -> dict[int, PromptLogprobs]:
+    """For each row that asks: an entry per prompt token that this chunk's logits (or none) precede.
+    `logs`: by slot."""
+    found: dict[int, PromptLogprobs] = {}
+    for packed_row, index in enumerate(forward.packed.order):
+        row = plan.rows[index]
+        log = logs[row.slot]
+        top = log.params.prompt_logprobs
+        if top is None or row.start >= log.prompt_length:
+            continue
+        targets = log.tokens[row.start + 1 : min(row.start + row.count + 1, log.prompt_length)]
+        first = forward.packed.offsets[packed_row]
+        parts = []
+        for done in range(0, len(targets), PROMPT_LOGITS_ROWS):
+            wanted = targets[done : done + PROMPT_LOGITS_ROWS]
+            hidden = forward.hidden[first + done : first + done + len(wanted)]
+            logits = runner.model.logits(hidden, runner.output_of([row.slot], [len(wanted)]))
+            parts.append(prompt_logprobs(logits, upload(np.array(wanted), hidden.device), top))
+        found[index] = PromptLogprobs(row.start == 0, tuple(parts), top)
+    return found
