@@ -107,6 +107,8 @@ class _SchemaBound:
         """Whether plain text in a string, where any is allowed, leaves it as near to its end as it was."""
         if "patternProperties" in node or "propertyNames" in node:
             return False
+        if HITS in node:  # text makes another string of an item that counts
+            return False
         if "format" in node and node["format"] not in _FIXED_FORMATS:
             return False
         for keyword in ("anyOf", "oneOf"):
