@@ -1,0 +1,179 @@
+"""What `--speculate` changes in speed: five loads through two servers, in alternation.
+
+    python -m personae.evals.speculation --clients 1,8,32 --rounds 3
+
+One server speculates, the other does not. Every load is sent to both, the order changes each round, and all
+answers must be the same. The speed of a round is completion tokens by the seconds until the last answer.
+"""
+
+import functools
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from personae.evals.demo.finetune.questions import Question, held_out
+from personae.evals.served import Served, exit_on_sigterm
+
+Body = dict[str, Any]
+_NAMES = ("Account", "Invoice", "Sensor", "Ticket", "Vessel", "Parcel", "Recipe", "Player")
+_FIELDS = ("owner", "amount", "label", "created", "status", "weight", "origin", "color")
+_CHAT = (
+    "Tell me a story about a lighthouse and a {}.",
+    "Explain to a child how a {} works.",
+    "Write a short letter to a friend about a {}.",
+    "What should I know before I buy a {}?",
+)
+_HELD = 512  # questions of a task
+_THINGS = ("bicycle", "kite", "radio", "violin", "clock", "boat", "camera", "stove", "lantern", "tent")
+
+
+@functools.cache
+def _questions(task: str) -> list[Question]:
+    return list(held_out(task, _HELD))
+
+
+def extraction(index: int) -> Body:
+    """The text is in the prompt, the schema is strict."""
+    return {"model": "extract", **_questions("extract")[index % _HELD].body(bound=True)}
+
+
+def tool_call(index: int) -> Body:
+    """Up to eight tools, and the grammar of their calls."""
+    return {"model": "tools", **_questions("tools")[index % _HELD].body(bound=True)}
+
+
+def edit(index: int) -> Body:
+    """A class gets another name; the code as it was is the `prediction`."""
+    draw = random.Random(index)
+    old, new = draw.sample(_NAMES, 2)
+    fields = draw.sample(_FIELDS, 4)
+    lines = [f"class {old}:", f'    """One {old.lower()}."""', ""]
+    lines += [f"    def __init__(self, {', '.join(fields)}):"]
+    lines += [f"        self.{field} = {field}" for field in fields]
+    code = "\n".join(lines)
+    return {
+        "messages": [{"role": "user", "content": f"Rename the class {old} to {new}. Only code.\n\n{code}"}],
+        "prediction": {"type": "content", "content": code},
+    }
+
+
+def chat(index: int) -> Body:
+    """Text that repeats little of the prompt."""
+    question = _CHAT[index % len(_CHAT)].format(_THINGS[index % len(_THINGS)])
+    return {"messages": [{"role": "user", "content": question}]}
+
+
+def noise(index: int) -> Body:
+    """Sampled at temperature 1.5: nothing can be guessed."""
+    return {**chat(index), "temperature": 1.5, "seed": index}
+
+
+LOADS: dict[str, Callable[[int], Body]] = {
+    "extraction": extraction,
+    "edit": edit,
+    "tool calls": tool_call,
+    "chat": chat,
+    "noise": noise,
+}
+
+
+async def run(url: str, bodies: list[Body], clients: int) -> tuple[float, list[str]]:
+    """Tokens a second over all answers, and the answers.
+
+    Raises httpx.HTTPStatusError if a request is refused.
+    """
+    answers: list[str] = [""] * len(bodies)
+    tokens = 0
+    waiting = iter(enumerate(bodies))
+
+    async def client(http: httpx.AsyncClient) -> None:
+        nonlocal tokens
+        for index, body in waiting:
+            answer = await http.post("/v1/chat/completions", json={"temperature": 0, **body})
+            answer.raise_for_status()
+            found = answer.json()
+            answers[index] = _text(found["choices"][0]["message"])
+            tokens += found["usage"]["completion_tokens"]
+
+    begun = time.monotonic()
+    limits = httpx.Limits(max_connections=clients)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http,
+        anyio.create_task_group() as group,
+    ):
+        for _ in range(clients):
+            group.start_soon(client, http)
+    return tokens / (time.monotonic() - begun), answers
+
+
+def _text(message: Body) -> str:
+    """Without the ids of calls, which are random."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return f"{message.get('content')} {calls}"
+
+
+async def compare(urls: dict[str, str], load: str, clients: int, requests: int, rounds: int) -> list[str]:
+    """One row of the table."""
+    speeds: dict[str, list[float]] = {way: [] for way in urls}
+    different = 0
+    for turn in range(rounds + 1):
+        # No round repeats a prompt: the prefix cache would make it another load.
+        bodies = [LOADS[load](turn * requests + index) for index in range(requests)]
+        bodies = [{**body, "max_tokens": 160} for body in bodies]
+        answers = {}
+        for way in sorted(urls, reverse=turn % 2 == 1):
+            speed, answers[way] = await run(urls[way], bodies, clients)
+            if turn:  # the first round only warms up
+                speeds[way].append(speed)
+        different += sum(one != two for one, two in zip(*answers.values(), strict=True))
+    off, on = speeds.values()
+    ratios = [two / one for one, two in zip(off, on, strict=True)]
+    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+    return [
+        load,
+        str(clients),
+        f"{statistics.median(off):.0f}",
+        f"{statistics.median(on):.0f}",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})",
+        str(different),
+    ]
+
+
+def main(
+    model: Annotated[Path | None, typer.Option(help="Else the default model with its adapters.")] = None,
+    way: Annotated[str, typer.Option(help="The `--speculate` to compare with off.")] = "auto",
+    clients: Annotated[str, typer.Option(help="Concurrent clients, with commas.")] = "1,8,32",
+    loads: Annotated[str, typer.Option(help="With commas.")] = ",".join(LOADS),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds after the one that warms up.")] = 3,
+    requests: Annotated[int, typer.Option(min=1, help="A client, in each round.")] = 3,
+) -> None:
+    """Measure and print."""
+    arguments = [] if model is None else [str(model)]
+    table = Table(
+        "load", "clients", "off, tokens/s", f"{way}, tokens/s", "ratio (least to most)", "different"
+    )
+    with (
+        exit_on_sigterm(),
+        Served([*arguments, "--speculate", "off"]) as off,
+        Served([*arguments, "--speculate", way]) as on,
+    ):
+        urls = {"off": off.url, way: on.url}
+        for load in loads.split(","):
+            for count in map(int, clients.split(",")):
+                row = anyio.run(compare, urls, load, count, count * requests, rounds)
+                table.add_row(*row)
+                typer.echo("  ".join(row), err=True)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,35 @@
+from collections.abc import Iterator
+
+import pytest
+from real_server import running
+
+from personae.api.bundled import NAMED
+from personae.api.options import ServeOptions
+from personae.evals.speculation import LOADS, compare
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with (
+        running(ServeOptions(NAMED, max_seqs=4)) as off,
+        running(ServeOptions(NAMED, max_seqs=4, speculate="ngram")) as on,
+    ):
+        yield {"off": off.url, "ngram": on.url}
+
+
+@pytest.mark.parametrize("load", ["edit", "chat", "noise"])
+async def test_a_row_compares_the_speed_of_the_same_answers(urls: dict[str, str], load: str) -> None:
+    name, clients, off, on, ratio, different = await compare(urls, load, clients=2, requests=2, rounds=1)
+
+    assert (name, clients, different) == (load, "2", "0")
+    assert float(off) > 0
+    assert float(on) > 0
+    assert float(ratio.split()[0]) > 0
+
+
+def test_no_two_requests_of_a_load_are_the_same() -> None:
+    for load, body in LOADS.items():
+        made = [str(body(index)) for index in range(8)]
+        assert len(set(made)) == len(made), load
