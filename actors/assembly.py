@@ -88,7 +88,7 @@ def assemble(options: EngineOptions, on_progress: Progress | None = None, *, war
     tokenizer = Tokenizer.load(options.model)
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.json(), vocab_size, tokenizer.eos_ids)
     shapes = lora_shapes(model)
-    folders = _adapter_folders(options.adapters)
+    folders = _adapter_folders(options.adapters, options.named_adapters)
     adapters = {name: _adapter(folder, shapes) for name, folder in folders.items()}
     cards = _cards(options, checkpoint, adapters, model.quantization)
     sizes = choose_sizes(options, model, shapes, adapters.values())
@@ -261,16 +261,14 @@ def _is_out_of_memory(error: Exception) -> bool:
     return refused or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def _adapter_folders(roots: tuple[Path, ...]) -> dict[str, Path]:
+def _adapter_folders(roots: tuple[Path, ...], named: tuple[tuple[str, Path], ...]) -> dict[str, Path]:
     """The folder of each adapter by its name."""
     found: dict[str, Path] = {}
-    for root in roots:
-        for folder in _adapters_below(root):
-            if folder.name in found:
-                raise LoadError(
-                    f"Two adapters are called {folder.name!r}: {found[folder.name]} and {folder}."
-                )
-            found[folder.name] = folder
+    below = [(folder.name, folder) for root in roots for folder in _adapters_below(root)]
+    for name, folder in [*below, *named]:
+        if name in found:
+            raise LoadError(f"Two adapters are called {name!r}: {found[name]} and {folder}.")
+        found[name] = folder
     return found
 
 
@@ -280,7 +278,7 @@ def _adapters_below(root: Path) -> list[Path]:
     folders = sorted(path for path in root.iterdir() if (path / "adapter_config.json").is_file())
     if not folders:
         alone = (root / "adapter_config.json").is_file()
-        hint = " It is an adapter itself: name the folder that it lies in." if alone else ""
+        hint = f" It is an adapter itself: write --adapters NAME={root}." if alone else ""
         raise LoadError(f"--adapters {root}: no sub-folder has an adapter_config.json.{hint}")
     return folders
 

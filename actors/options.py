@@ -146,9 +146,10 @@ class EngineOptions(ModelOptions, BatchingOptions):
     """What an engine is opened with, as plain data that travels to the engine core's process.
 
     `model` is a Hugging Face model folder or a GGUF file. Each sub-folder of each folder in `adapters` is an
-    adapter, known by its folder's name. Adapters that come later lie in `adapter_store`, by digest. `secret`
-    is what the tenants' prefix-cache salts are derived from. It is one of `share` engines in this machine's
-    memory. None in any option means that the engine chooses.
+    adapter, known by its folder's name; `named_adapters` are names with one adapter's folder each. Adapters
+    that come later lie in `adapter_store`, by digest. `secret` is what the tenants' prefix-cache salts are
+    derived from. It is one of `share` engines in this machine's memory. None in any option means that the
+    engine chooses.
     """
 
     model: Path
@@ -156,6 +157,7 @@ class EngineOptions(ModelOptions, BatchingOptions):
     adapter_store: Path | None = None
     secret: bytes | None = None
     share: int = 1
+    named_adapters: tuple[tuple[str, Path], ...] = ()
 
     def base_names(self, own: str) -> tuple[str, ...]:
         """The names of the base, at least one, each once; its `own` if it is given none."""

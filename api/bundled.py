@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from personae.actors.options import Dtype
+from personae.api.hub.names import hub_name, pasted
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +67,13 @@ def is_model(path: Path) -> bool:
 
 
 def check_model(path: Path) -> Path:
-    """The path, if it may be a model's. Raises ValueError otherwise."""
-    if is_model(path):
+    """The path, if it may be a model's, or a name on the Hub. Raises ValueError otherwise."""
+    if is_model(path) or hub_name(path) is not None:
         return path
     if path.exists():
         raise ValueError(f"'{path}' is no model: that is a folder with a config.json, or a file in GGUF.")
-    hint = f" A model of the Hub is brought by `hf download {path} --local-dir DIR`, and served from DIR."
-    from_hub = not path.is_absolute() and len(path.parts) == 2
-    raise ValueError(f"'{path}' does not exist.{hint if from_hub else ''}")
+    hint = "" if (page := pasted(path)) is None else f" A model on the Hub is named {page}."
+    raise ValueError(f"'{path}' does not exist.{hint}")
 
 
 def _is_gguf(path: Path) -> bool:

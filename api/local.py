@@ -13,6 +13,8 @@ from personae.actors.multi_process import MultiProcessEngine, open_multi_process
 from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas
 from personae.api.bundled import bundled
+from personae.api.hub.names import adapter_source
+from personae.api.hub.resolve import names_the_hub, on_disk
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions, shared
 from personae.errors import LoadError
@@ -29,21 +31,23 @@ async def open_engine(
     """Load the model and its adapters, start the actors, yield the engine; stop everything in order.
 
     `adapter_store` is where adapters lie that come later, `secret` what tenants' prefix-cache salts are made
-    from. A bundled model has its adapters beside those that were asked for.
+    from. A bundled model has its adapters beside those that were asked for. What is on the Hub is downloaded.
     `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
     Raises LoadError.
     """
     if options.one_process and options.replicas > 1:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
+    if names_the_hub(options):
+        options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
     asked = shared(options, EngineOptions)
-    model, adapters = options.model, options.adapters
+    model, (adapters, named) = options.model, _split(options.adapters)
     if (ours := bundled(model)) is not None:
         model, adapters = ours.model, (*ours.adapters, *adapters)
         asked["served_model_name"] = options.served_model_name or ours.name
         if options.dtype == "auto" and options.device != "cuda" and options.quantize is None:
             asked["dtype"] = ours.dtype
     assert model is not None
-    engine_options = EngineOptions(model, adapters, adapter_store, secret, **asked)
+    engine_options = EngineOptions(model, adapters, adapter_store, secret, named_adapters=named, **asked)
     if not options.one_process:
         async with _open_processes(options, engine_options, on_progress) as engine_processes:
             client = engine_processes.client
@@ -54,6 +58,19 @@ async def open_engine(
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
         facts = (assembly.defaults, assembly.max_adapters, assembly.bounds)
         yield Opened(client, *facts, client.lost, client.end_all, client.describe, assembly.about)
+
+
+def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str, Path], ...]]:
+    """The folders of adapters, and the adapters that have a name of their own. Raises LoadError."""
+    try:
+        found = [adapter_source(each) for each in sources]
+    except ValueError as error:
+        raise LoadError(f"--adapters: {error}") from None
+    places = [(name, place) for name, place in found if isinstance(place, Path)]
+    return (
+        tuple(place for name, place in places if name is None),
+        tuple((name, place) for name, place in places if name is not None),
+    )
 
 
 def _open_processes(

@@ -15,6 +15,7 @@ import msgspec
 
 from personae.actors.options import BatchingOptions, ModelOptions, OptionInfo
 from personae.api.bundled import check_model
+from personae.api.hub.names import check_adapters
 from personae.api.telemetry.logs import LogFormat
 
 UnknownFields = Literal["refuse", "ignore"]
@@ -45,9 +46,10 @@ class AdapterOptions:
     adapters: Annotated[
         tuple[Path, ...],
         OptionInfo(
-            "Each sub-folder is an adapter, served under its name. Can be repeated.",
-            metavar="DIR",
-            folder=True,
+            "A folder whose sub-folders are adapters, or NAME=DIR for one adapter, or NAME=org/name for one "
+            "on the Hugging Face Hub. Can be repeated.",
+            metavar="[NAME=]DIR",
+            check=check_adapters,
         ),
     ] = ()
     adapter_root: Annotated[
@@ -222,7 +224,8 @@ class ServeOptions(
     model: Annotated[
         Path | None,
         OptionInfo(
-            "A Hugging Face model folder, a GGUF file, or `demo` for the small synthetic model.",
+            "A Hugging Face model folder, a GGUF file, a name on the Hub (org/name, org/name@REVISION, "
+            "org/name:Q4_K_M for a GGUF file), or `demo` for the small synthetic model.",
             unset="SmolLM2-135M-Instruct",
             check=check_model,
         ),

@@ -21,6 +21,7 @@ from personae.api.app import create_app
 from personae.api.batches.manager import BatchManager
 from personae.api.family import Family, check_formats
 from personae.api.http.server import HttpServer, bind, url
+from personae.api.hub.resolve import on_disk
 from personae.api.local import open_engine
 from personae.api.opened import Opened
 from personae.api.options import ServeOptions
@@ -60,7 +61,7 @@ def run(options: ServeOptions) -> None:
                 f"  personae serve --host {options.host} --data-dir {folder} …\n"
                 "Or give one as PERSONAE_SERVER_KEY, listen on 127.0.0.1, or say --insecure-no-auth."
             )
-        uvloop.run(_serve(options, listener, data, tenants))
+        uvloop.run(_serve(on_disk(options), listener, data, tenants))
         logger.info("stopped")
 
 

@@ -99,10 +99,11 @@ _NOT_SERVED = {
 
 _FOUND = "It is found from the chat template; {} if not."
 _NEEDLESS = "None is needed; --adapter-memory is for all adapters together."
-_ADAPTERS = "--adapters DIR serves each of its sub-folders under its name."
+_ADAPTERS = "Here it is --adapters NAME=PATH, or --adapters DIR for every sub-folder of a folder."
 _ALWAYS = "It is always so."
 _PROXY = "It is the business of a proxy before the server."
-_PATH = "The model's folder is the argument before the options."
+_PATH = "The model is the argument before the options: its folder, or its name on the Hub."
+_REVISION = "It is a part of the name: org/name@REVISION."
 _ONE_DEVICE = "One model runs on one device here."
 
 _OPTIONS = {
@@ -119,6 +120,7 @@ _OPTIONS = {
     "--enforce-eager": "Here it is --no-cuda-graphs.",
     "--gpu-memory-utilization": "Here it is --kv-memory, in bytes; without it most of what is free.",
     "--guided-decoding-backend": "It is chosen for each grammar, or by the request.",
+    "--hf-repo": _PATH,
     "--lora": _ADAPTERS,
     "--lora-modules": _ADAPTERS,
     "--lora-paths": _ADAPTERS,
@@ -136,6 +138,7 @@ _OPTIONS = {
     "--pipeline-parallel-size": _ONE_DEVICE,
     "--quantization": "Here it is --quantize, on a CPU.",
     "--reasoning-parser": _FOUND.format("--reasoning-format"),
+    "--revision": _REVISION,
     "--scheduling-policy": "Priorities are always obeyed.",
     "--speculative-config": "Speculative decoding is not served.",
     "--ssl-certfile": _PROXY,

@@ -47,7 +47,9 @@ def test_two_adapters_may_not_share_a_name(tmp_path: Path) -> None:
 def test_an_adapter_in_place_of_the_folder_that_it_lies_in_is_told_so(tmp_path: Path) -> None:
     base = model_folder("qwen3")
     make_adapter_folder(tmp_path / "poet", base, rank=2)
-    with pytest.raises(LoadError, match="It is an adapter itself: name the folder that it lies in"):
+    with pytest.raises(
+        LoadError, match=f"It is an adapter itself: write --adapters NAME={tmp_path / 'poet'}"
+    ):
         assemble(EngineOptions(base, (tmp_path / "poet",), device="cpu"))
 
 

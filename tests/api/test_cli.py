@@ -120,10 +120,11 @@ def test_no_name_of_an_option_is_cut_in_80_columns(monkeypatch: pytest.MonkeyPat
     assert "64 on a CPU" in " ".join(shown.split())
 
 
-def test_a_model_of_the_hub_is_told_how_to_be_fetched(asked: list[tuple[object, ...]]) -> None:
-    result = CliRunner().invoke(app, ["serve", "meta-llama/Llama-3-8B"])
-    assert result.exit_code == 2
-    assert "hf download meta-llama/Llama-3-8B --local-dir DIR" in " ".join(result.output.split())
+def test_the_address_of_a_page_of_the_hub_is_told_the_name(asked: list[tuple[object, ...]]) -> None:
+    for more in ([], ["demo", "--adapters"]):
+        result = CliRunner().invoke(app, ["serve", *more, "https://huggingface.co/org/name/tree/main"])
+        assert result.exit_code == 2
+        assert "on the Hub is named org/name." in " ".join(result.output.split())
     assert asked == []
 
 

@@ -72,7 +72,7 @@ def test_the_command_line_overrides_the_file(served: list[ServeOptions], tmp_pat
         ("device: tpu", "'--device'"),
         ("cuda-graphs: maybe", "'--cuda-graphs'"),
         ("root-path: llm", "write it as /llm"),
-        ("model: no/such", "'no/such' does not exist"),
+        ("model: no/such/model", "'no/such/model' does not exist"),
         ("adapters: [no-such-folder]", "'no-such-folder' does not exist"),
         ("max-seq: 3", "there is no option 'max-seq'. Did you mean 'max-seqs'?"),
         ("max-num-seqs: 3", "Here it is --max-seqs."),

@@ -1,0 +1,1 @@
+"""Models and adapters by their names on the Hugging Face Hub."""

@@ -1,0 +1,43 @@
+"""Options that name repositories of the Hub become options with folders on this machine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from personae.api.bundled import is_model
+from personae.api.hub.download import fetched
+from personae.api.hub.files import adapter_files, model_files
+from personae.api.hub.names import HubName, adapter_source, hub_name
+from personae.api.options import ServeOptions
+from personae.errors import LoadError
+
+
+def names_the_hub(options: ServeOptions) -> bool:
+    """Whether anything has to come from the Hub."""
+    if options.model is not None and not is_model(options.model) and hub_name(options.model) is not None:
+        return True
+    return any(isinstance(adapter_source(each).place, HubName) for each in options.adapters)
+
+
+def on_disk(options: ServeOptions) -> ServeOptions:
+    """The options with every repository downloaded, unless the cache has it; the model and the adapters keep
+    their names. Blocks for as long as that takes. Raises LoadError."""
+    try:
+        adapters = tuple(_adapter(each) for each in options.adapters)
+    except ValueError as error:
+        raise LoadError(f"--adapters: {error}") from None
+    model = options.model
+    if model is None or is_model(model) or (name := hub_name(model)) is None:
+        return replace(options, adapters=adapters)
+    folder, files = fetched(name, model_files)
+    path = folder / files[0] if files[0].endswith(".gguf") else folder
+    served = options.served_model_name or name.repo
+    return replace(options, model=path, served_model_name=served, adapters=adapters)
+
+
+def _adapter(given: Path) -> Path:
+    """The value of `--adapters` as `DIR` or `NAME=DIR`."""
+    name, place = adapter_source(given)
+    if not isinstance(place, HubName):
+        return given
+    folder, _ = fetched(place, adapter_files)
+    return Path(f"{name or place.repo}={folder}")
