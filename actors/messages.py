@@ -11,6 +11,7 @@ be taken for news.
 """
 
 import msgspec
+from anyio import Event
 
 from personae.actors.frontend.inbox import Inbox
 from personae.actors.frontend.live_stream import LiveStream
@@ -135,6 +136,20 @@ class ReplicaUp(Message, frozen=True):
 
 class ReplicaLost(Message, frozen=True):
     """To the dispatcher: the engine core of this replica is not started again."""
+
+    replica: int
+
+
+class Drain(Message, frozen=True):
+    """To the dispatcher: send this replica nothing more. `drained` is set when it has no streams."""
+
+    replica: int
+    drained: Event
+
+
+class HandOver(Message, frozen=True):
+    """To the dispatcher, and from it to the streamer of a replica that drains: its streams go on at other
+    replicas now."""
 
     replica: int
 

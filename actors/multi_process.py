@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
@@ -31,19 +32,23 @@ from personae.engine.tokens import Tokenizer
 from personae.errors import StartFailed
 from personae.lora.bounds import AdapterBounds
 
+if TYPE_CHECKING:
+    from personae.actors.replicas.scaling import ReplicaScaler
+
 COMMAND = (sys.executable, "-m", "personae.actors.enginecore.core")
 HANG_SECONDS = 60.0  # a step may have to compile kernels
 
 
 @dataclass(frozen=True, slots=True)
 class MultiProcessEngine:
-    """An engine whose the engine core is a process of its own."""
+    """An engine whose core is a process of its own. With replicas `scaler` adds and removes them."""
 
     client: LocalClient
     defaults: GenerationDefaults
     max_adapters: int
     bounds: AdapterBounds
     about: str
+    scaler: "ReplicaScaler | None" = None
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 import personae
 from personae.actors.client import EngineClient
+from personae.actors.replicas.scaling import ReplicaScaler
 from personae.api import routes
 from personae.api.adapters import routes as adapters
 from personae.api.adapters.registry import Registry
@@ -31,6 +32,7 @@ from personae.api.files import routes as files
 from personae.api.http.middleware import Gate, Prefix
 from personae.api.http.openapi import document
 from personae.api.http.operation import Content, operation
+from personae.api.replicas import routes as replica_routes
 from personae.api.responses import routes as responses
 from personae.api.responses.store import ResponseStore
 from personae.api.settings import ApiSettings
@@ -89,6 +91,8 @@ OPERATIONS = (
     tenant_routes.rotate_key,
     tenant_routes.delete_key,
     tenant_routes.get_usage,
+    replica_routes.list_replicas,
+    replica_routes.scale_replicas,
     routes.tokenize,
     routes.detokenize,
     routes.health,
@@ -137,6 +141,7 @@ def make_door(
     tenants: TenantStore | None = None,
     usage: UsageLedger | None = None,
     stored: ResponseStore | None = None,
+    scaler: ReplicaScaler | None = None,
 ) -> RequestContext:
     """What the routes need of an open engine.
 
@@ -157,6 +162,7 @@ def make_door(
         tenants=tenants,
         usage=usage,
         responses=stored,
+        scaler=scaler,
         fingerprint=_fingerprint(client, settings),
     )
 
@@ -178,16 +184,18 @@ def create_app(
     tracing: Tracing = UNTRACED,
     usage: UsageLedger | None = None,
     stored: ResponseStore | None = None,
+    scaler: ReplicaScaler | None = None,
 ) -> Starlette:
     """The OpenAI-compatible API of an open engine; an ASGI app for any server, or for tests.
 
     Without `tenants` nobody is asked for a key; without `usage` or `stored` it is not kept what is used, or
-    what was answered; without a `registry` no adapters can be uploaded, without `batches` no files; batches
-    run within `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template
-    cannot be compiled, or a format is not known.
+    what was answered; without a `scaler` the engines stay as many as they are; without a `registry` no
+    adapters can be uploaded, without `batches` no files; batches run within
+    `batches.running(app.state.context)`. Raises ModelLoadError when the model's chat template cannot be
+    compiled, or a format is not known.
     """
     settings = settings or ApiSettings()
-    context = make_door(client, settings, registry, batches, tracing, tenants, usage, stored)
+    context = make_door(client, settings, registry, batches, tracing, tenants, usage, stored, scaler)
     app = Starlette(
         routes=[each.route() for each in OPERATIONS],
         middleware=[

@@ -27,6 +27,7 @@ from personae.api.wire.schema import Sampling
 from personae.errors import NotFound, RequestError, TemplateTooSlow, UnsupportedParameter
 
 if TYPE_CHECKING:
+    from personae.actors.replicas.scaling import ReplicaScaler
     from personae.api.adapters.registry import AdapterRecord, Registry
     from personae.api.batches.manager import BatchManager
     from personae.api.responses.store import ResponseStore
@@ -45,10 +46,10 @@ class RequestContext:
 
     `registry` has the adapters that came while the server runs, `batches` the files and batches; None if
     there is no place for them. `tenants` are those who may ask, `usage` is what they use, `responses` are
-    those that are kept. `background` requests give way to all others. `arrived` is when the request came,
-    None for now; `patience` when its client has no more use for the answer. Both are on
-    `anyio.current_time`'s clock. `fingerprint` changes when the server could answer otherwise than before.
-    `ignored` names what of the request binds nothing; a header says so.
+    those that are kept; `scaler` adds and removes engines. `background` requests give way to all others.
+    `arrived` is when the request came, None for now; `patience` when its client has no more use for the
+    answer. Both are on `anyio.current_time`'s clock. `fingerprint` changes when the server could answer
+    otherwise than before. `ignored` names what of the request binds nothing; a header says so.
     """
 
     client: EngineClient
@@ -64,6 +65,7 @@ class RequestContext:
     tenants: "TenantStore | None" = None
     usage: "UsageLedger | None" = None
     responses: "ResponseStore | None" = None
+    scaler: "ReplicaScaler | None" = None
     caller: Caller = field(default_factory=lambda: Caller(NOBODY_ASKED))
     arrived: float | None = None
     patience: float = math.inf

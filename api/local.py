@@ -35,7 +35,8 @@ async def open_engine(
     `on_progress(done_bytes, total_bytes)` is called while weights load, in one process from another thread.
     Raises LoadError.
     """
-    if options.one_process and options.replicas > 1:
+    most = max(options.replicas, options.max_replicas or 1)
+    if options.one_process and most > 1:
         raise LoadError("--one-process has one engine; --replicas needs processes of their own.")
     if names_the_hub(options):
         options = await to_thread.run_sync(on_disk, options, abandon_on_cancel=True)
@@ -52,7 +53,15 @@ async def open_engine(
         async with _open_processes(options, engine_options, on_progress) as engine_processes:
             client = engine_processes.client
             facts = (engine_processes.defaults, engine_processes.max_adapters, engine_processes.bounds)
-            yield Opened(client, *facts, client.lost, client.end_all, client.describe, engine_processes.about)
+            yield Opened(
+                client,
+                *facts,
+                client.lost,
+                client.end_all,
+                client.describe,
+                engine_processes.about,
+                engine_processes.scaler,
+            )
         return
     assembly = await to_thread.run_sync(assemble, engine_options, on_progress)
     async with open_in_process(assembly.engine_spec, max_restarts=options.max_restarts) as client:
@@ -76,7 +85,7 @@ def _split(sources: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[tuple[str
 def _open_processes(
     options: ServeOptions, engine_options: EngineOptions, on_progress: Callable[[int, int], None] | None
 ) -> AbstractAsyncContextManager[MultiProcessEngine]:
-    if options.replicas == 1:
+    if max(options.replicas, options.max_replicas or 1) == 1:
         return open_multi_process(
             engine_options,
             on_progress,
@@ -87,6 +96,7 @@ def _open_processes(
         engine_options,
         options.replicas,
         on_progress,
+        most=options.max_replicas,
         max_restarts=options.max_restarts,
         hang_seconds=options.hang_timeout,
         silence_seconds=options.silence_timeout,

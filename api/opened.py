@@ -10,6 +10,7 @@ from personae.errors import PersonaeError
 
 if TYPE_CHECKING:
     from personae.actors.client import EngineClient
+    from personae.actors.replicas.scaling import ReplicaScaler
     from personae.engine.config import GenerationDefaults
     from personae.lora.bounds import AdapterBounds
 
@@ -33,6 +34,7 @@ class Opened:
     `max_adapters` is how many adapters fit in memory at once, `bounds` what each of them must fit; None if
     nobody knows. `lost` waits until the engine has failed for good; `end_all` ends every stream with an
     error, and refuses new ones with it. `describe` says what every actor is doing, `about` what was opened.
+    `scaler` adds and removes engines where there may be several.
     """
 
     client: "EngineClient"
@@ -43,3 +45,4 @@ class Opened:
     end_all: Callable[[PersonaeError], None] = _ignore
     describe: Callable[[], str] = _nothing
     about: str = ""
+    scaler: "ReplicaScaler | None" = None

@@ -193,6 +193,14 @@ class ProcessOptions:
             min=1,
         ),
     ] = 1
+    max_replicas: Annotated[
+        int | None,
+        OptionInfo(
+            "The most engines that `POST /v1/replicas` may ask for; each has its share of memory and cores.",
+            min=1,
+            unset="as many as --replicas",
+        ),
+    ] = None
     silence_timeout: Annotated[
         float,
         OptionInfo(

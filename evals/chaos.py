@@ -133,7 +133,7 @@ class Chaos:
     def all_ready(self) -> bool:
         """Whether every engine serves."""
         stats = self.engine_processes.client.stats()
-        return all(each.ready for each in stats.replicas or (stats,))
+        return all(each.ready for each in stats.replicas.values() or (stats,))
 
     async def killer(self, kills: int, pause: float, how: signal.Signals) -> None:
         """Kill the engine core at random moments, each time when it is ready again."""

@@ -56,6 +56,7 @@ class SupervisedEngine:
         self._died_at: float | None = None  # when the epoch before ended
         self._epochs = count(1)
         self._frontend: Frontend
+        self._tree: tuple[Supervisor, Supervisor] | None = None  # the root, and what is below it
 
     @property
     def facts(self) -> Facts:
@@ -86,6 +87,13 @@ class SupervisedEngine:
         # Temporary: when it gives up, the frontend stays, to tell everybody.
         core = root.supervisor(name, max_restarts=self._max_restarts, within=WITHIN, restart="temporary")
         core.spawn("host", self._host)
+        self._tree = root, core
+
+    async def end(self) -> None:
+        """End its process for good, if it was started."""
+        if self._tree is not None:
+            root, core = self._tree
+            await root.remove(core)
 
     def notes(self, incident: Incident) -> bool:
         """Take note of an incident below the root; whether it is to be reported. A start that fails is no

@@ -8,14 +8,16 @@ its log; suspects are tried alone (`suspects.py`).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from anyio import current_time
+from anyio import Event, current_time
 
 from personae.actors.frontend.ingress import LONGEST_RETRY
 from personae.actors.frontend.live_stream import QUARANTINED, LiveStream
 from personae.actors.kit.actor import Actor
 from personae.actors.messages import (
+    Drain,
+    HandOver,
     Message,
     Orphaned,
     ReplicaLost,
@@ -44,13 +46,13 @@ PASSED_OVER = 32  # keys without room that are looked at in a row
 class Dispatcher(Actor[Message]):
     """Knows every live sequence and where it is.
 
-    `max_live` bounds the sequences in the house. `policy` says which key goes next, `placement` where.
-    `on_lost` is called when no replica is left.
+    `replicas` are those that there are at any time. `max_live` bounds the sequences in the house. `policy`
+    says which key goes next, `placement` where. `on_lost` is called when no replica is left.
     """
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: Mapping[int, Replica],
         placement: Placement,
         policy: FairnessPolicy,
         max_live: int,
@@ -67,6 +69,7 @@ class Dispatcher(Actor[Message]):
         self._returning: list[Group] = []  # those whose replica died
         self._suspects = Suspects()
         self._ward: Replica | None = None  # where suspects are tried
+        self._draining: dict[int, Event] = {}  # to be set when the replica has no streams
         self._withdrawn: set[str] = set()  # their end is awaited
         self._answer = FIRST_ANSWER
         self._shut: PersonaeError | None = None
@@ -79,22 +82,17 @@ class Dispatcher(Actor[Message]):
                 self._admit(message)
             case Withdraw(ids=ids):
                 self._withdraw(ids)
-            case ReplicaProgress():
-                self._progress(message)
-            case Orphaned():
-                self._take_back(message)
-            case ReplicaUp(replica=index):
-                self._replicas[index].state = ReplicaState.UP
-                self._waiting.unpark()
-            case ReplicaLost(replica=index):
-                self._lose(self._replicas[index])
             case Shutdown(error=error):
                 self._shutdown(error)
+            case ReplicaProgress() | Orphaned() | ReplicaUp() | ReplicaLost() | Drain() | HandOver():
+                self._hear(message)
+        if self._draining:
+            self._end_drains()
         self._dispatch()
 
     def backlog_seconds(self) -> float:
         """How long it takes to compute what waits, here and at the replicas."""
-        backlogs = [replica.frontend.latest.backlog for replica in self._replicas]
+        backlogs = [replica.frontend.latest.backlog for replica in self._replicas.values()]
         rate = sum(backlog.rate for backlog in backlogs)
         tokens = self._waiting.demand.total() + sum(backlog.tokens for backlog in backlogs)
         return tokens / rate if rate else 0.0
@@ -174,13 +172,31 @@ class Dispatcher(Actor[Message]):
                 if stream.inbox is not None:
                     stream.inbox.fail(error)
                 self._withdraw((stream.log.id,))
-        for replica in self._replicas:
+        for replica in self._replicas.values():
             replica.frontend.ingress.tell(Shutdown(error))
 
     # Replicas
 
-    def _progress(self, progress: ReplicaProgress) -> None:
-        replica = self._replicas[progress.replica]
+    def _hear(self, message: ReplicaProgress | Orphaned | ReplicaUp | ReplicaLost | Drain | HandOver) -> None:
+        """What concerns a replica; of one that is removed it is late, and nothing depends on it."""
+        replica = self._replicas.get(message.replica)
+        if replica is None:
+            return
+        match message:
+            case ReplicaProgress():
+                self._progress(replica, message)
+            case Orphaned():
+                self._take_back(replica, message)
+            case ReplicaUp():
+                self._come_up(replica)
+            case ReplicaLost():
+                self._lose(replica)
+            case Drain(drained=drained):
+                self._drain(replica, drained)
+            case HandOver():
+                replica.frontend.streamer.tell(message)
+
+    def _progress(self, replica: Replica, progress: ReplicaProgress) -> None:
         if self._waiting:
             for placed in replica.live.values():
                 self._charge(placed)
@@ -196,9 +212,8 @@ class Dispatcher(Actor[Message]):
         if progress.admitted or progress.ended:
             self._waiting.unpark()
 
-    def _take_back(self, orphaned: Orphaned) -> None:
-        """A replica's engine core has died, or had when these came."""
-        replica = self._replicas[orphaned.replica]
+    def _take_back(self, replica: Replica, orphaned: Orphaned) -> None:
+        """A replica's engine core has died, or had when these came; or it has to drain."""
         if replica.up:
             replica.state = ReplicaState.STARTING
             replica.forget()
@@ -225,12 +240,34 @@ class Dispatcher(Actor[Message]):
             self._shutdown(self._shut)
         self._waiting.unpark()
 
-    def _lose(self, replica: Replica) -> None:
-        """Its engine core is not started again."""
-        replica.state = ReplicaState.LOST
+    def _come_up(self, replica: Replica) -> None:
+        """Its engine core has started."""
+        if replica.state is ReplicaState.STARTING:
+            replica.state = ReplicaState.UP
+            self._waiting.unpark()
+
+    def _drain(self, replica: Replica, drained: Event) -> None:
+        """Nothing more goes there."""
+        replica.state = ReplicaState.DRAINING
+        self._draining[replica.index] = drained
         if self._ward is replica:
             self._ward = None
-        left = sum(other.state is not ReplicaState.LOST for other in self._replicas)
+
+    def _end_drains(self) -> None:
+        """Tell whoever waits that a replica has no streams any more."""
+        for index, drained in tuple(self._draining.items()):
+            if not self._replicas[index].live:
+                drained.set()
+                del self._draining[index]
+
+    def _lose(self, replica: Replica) -> None:
+        """Its engine core is not started again."""
+        if replica.state is not ReplicaState.DRAINING:  # else it is about to be removed in any case
+            replica.state = ReplicaState.LOST
+        if self._ward is replica:
+            self._ward = None
+        gone = (ReplicaState.LOST, ReplicaState.DRAINING)
+        left = sum(other.state not in gone for other in self._replicas.values())
         if left:
             log.error(
                 "replica %d failed too often and is not started again; %d are left", replica.index, left
@@ -244,7 +281,7 @@ class Dispatcher(Actor[Message]):
         """Place what can be placed: suspects alone, then those that lost their replica, then by fairness."""
         if not (self._suspects.over and not self._returning and not self._waiting.keys):
             self._try_suspects()
-            replicas = [replica for replica in self._replicas if replica.up and replica is not self._ward]
+            replicas = [each for each in self._replicas.values() if each.up and each is not self._ward]
             if replicas:
                 self._place_waiting(replicas)
 
@@ -302,8 +339,8 @@ class Dispatcher(Actor[Message]):
         others serve meanwhile. None to wait for one that starts again."""
         if self._ward is not None:
             return self._ward
-        up = [replica for replica in self._replicas if replica.up]
-        starting = any(replica.state is ReplicaState.STARTING for replica in self._replicas)
+        up = [replica for replica in self._replicas.values() if replica.up]
+        starting = any(replica.state is ReplicaState.STARTING for replica in self._replicas.values())
         if not up or (len(up) == 1 and starting):
             return None
         emptiest = min(up, key=lambda replica: (len(replica.live), replica.index))

@@ -14,6 +14,7 @@ from personae.actors.kit.supervisor import Supervisor
 from personae.actors.messages import (
     EngineDied,
     HandedOver,
+    HandOver,
     Message,
     Orphaned,
     Refused,
@@ -59,7 +60,8 @@ class ReplicaStats(LatestStats):
 
 
 class ReplicaStreamer(Streamer):
-    """Hands over its streams at each death of the engine core, and says who was admitted and who ended."""
+    """Hands over its streams when the engine core dies or has to drain, and says who was admitted and who
+    ended."""
 
     def __init__(
         self, index: int, ingress: Ref[Message], dispatcher: Ref[Message], stats: LatestStats
@@ -86,6 +88,9 @@ class ReplicaStreamer(Streamer):
             case EngineDied(on_device=on_device, outside=outside):
                 self._down = True
                 self._hand_over(tuple(self._live), on_device, outside)
+            case HandOver():
+                self._down = True
+                self._hand_over(tuple(self._live))
             case Replay():
                 ended = tuple(id for id, live in self._live.items() if live.inbox is None)
                 await super().receive(message)
@@ -178,6 +183,10 @@ class ReplicaFrontend(Frontend):
         """The engine core cannot be kept; others go on."""
         self.lost.set()
         self._dispatcher.tell(ReplicaLost(self.index))
+
+    async def close(self) -> None:
+        """End its actors: the replica is removed."""
+        await self._root.remove(self._supervisor)
 
     def actors(self) -> list[gauges.Gauge]:
         """Those of this replica."""

@@ -2,6 +2,7 @@
 
 personae               one_for_one, gives up at once
 ├── dispatcher         who goes next, and where
+├── scaler             adds and removes replicas
 ├── engine-0/front     as in `in_process.py`
 ├── engine-0/back      starts the engine core again when it dies, up to its restart intensity
 │   └── host           one epoch of the engine core's process
@@ -36,6 +37,8 @@ from personae.actors.process import ChildProcess, Launch
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.replica_set import ReplicaSet
+from personae.actors.replicas.scaling import ReplicaScaler
+from personae.actors.replicas.source import LocalSource, ReplicaSource
 from personae.engine.scheduling.background import TieredPolicy
 from personae.engine.scheduling.fairness import FairnessPolicy, VirtualTokenCounters
 from personae.engine.tokens import Tokenizer
@@ -53,6 +56,7 @@ async def open_replicas(
     on_progress: Progress | None = None,
     report: Report = log_incident,
     *,
+    most: int | None = None,
     max_restarts: int = MAX_RESTARTS,
     hang_seconds: float = HANG_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
@@ -60,20 +64,22 @@ async def open_replicas(
     max_live: int | None = None,
     window: int = 64,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """As `open_multi_process`, with `count` engines. An engine that is silent for `silence_seconds`, or dies,
-    loses its streams to the others."""
+    """As `open_multi_process`, with `count` engines, and up to `most` while they serve. An engine that is
+    silent for `silence_seconds`, or dies, loses its streams to the others."""
     tokenizer = await to_thread.run_sync(Tokenizer.load, options.model)
-    launches = [partial(ChildProcess.launch, command, each) for each in shares(options, count)]
+    most = max(most or count, count)
+    launches = [partial(ChildProcess.launch, command, each) for each in shares(options, most)]
     async with launch_replicas(
-        launches,
-        replace(options, share=count),
+        LocalSource(launches),
+        count,
+        replace(options, share=most),
         tokenizer,
         on_progress,
         report,
         max_restarts=max_restarts,
         hang_seconds=hang_seconds,
         silence_seconds=silence_seconds,
-        max_live=max_live or MAX_LIVE * count,
+        max_live=max_live or MAX_LIVE * most,
         window=window,
     ) as engines:
         yield engines
@@ -98,7 +104,8 @@ def shares(options: EngineOptions, count: int) -> list[dict[str, str]]:
 
 @asynccontextmanager
 async def launch_replicas(
-    launches: Sequence[Launch],
+    source: ReplicaSource,
+    count: int,
     options: EngineOptions,
     tokenizer: Tokenizer,
     on_progress: Progress | None = None,
@@ -112,10 +119,11 @@ async def launch_replicas(
     placement: Placement | None = None,
     policy: FairnessPolicy | None = None,
 ) -> AsyncIterator[MultiProcessEngine]:
-    """`open_replicas` when it is known how each engine core's process is started. The first is started alone:
+    """`open_replicas` when it is known where each engine core's process runs. The first is started alone:
     what it refuses all would refuse."""
-    engines = [
-        SupervisedEngine(
+
+    def make_engine(index: int, launch: Launch) -> SupervisedEngine:
+        return SupervisedEngine(
             launch,
             options,
             None if index else on_progress,
@@ -124,34 +132,31 @@ async def launch_replicas(
             min(silence_seconds, hang_seconds),
             f"engine-{index}",
         )
-        for index, launch in enumerate(launches)
-    ]
 
     def note(incident: Incident) -> None:
-        if all(engine.notes(incident) for engine in engines):
+        if scaler.notes(incident):
             report(incident)
 
     root = Supervisor("personae", max_restarts=0, report=note)
     replicas = ReplicaSet(
         root,
-        [engine.is_up for engine in engines],
         placement or EstimatedSeconds(),
         policy or TieredPolicy(VirtualTokenCounters(), VirtualTokenCounters()),
         max_live=max_live,
         window=window,
     )
-    for engine, replica in zip(engines, replicas.replicas, strict=True):
-        engine.serve(replica.frontend)
-        engine.on_loaded = replica.loaded
-    engines[0].add_to(root)
+    scaler = ReplicaScaler(root, replicas, source, make_engine)
+    engines = [scaler.add()[1] for _ in range(count)]
+    scaler.start(engines[0])
     try:
         async with root:
             for engine in engines[1:]:
-                engine.add_to(root)
+                scaler.start(engine)
             for engine in engines[1:]:
                 await engine.loaded()
+            scaler.max_model_len = min(engine.facts.max_model_len for engine in engines)
             facts = engines[0].facts
-            longest = min(engine.facts.max_model_len for engine in engines)
-            yield multi_process_engine(facts, longest, tokenizer, options, replicas)
+            engine_processes = multi_process_engine(facts, scaler.max_model_len, tokenizer, options, replicas)
+            yield replace(engine_processes, scaler=scaler)
     except StartFailed as failure:
         raise (start_error(failure) or failure) from failure.__cause__

@@ -27,6 +27,7 @@ class ReplicaState(Enum):
 
     STARTING = auto()  # or starting again
     UP = auto()
+    DRAINING = auto()  # it is about to be removed
     LOST = auto()
 
 

@@ -12,7 +12,7 @@ from personae.actors.client import EngineStats
 from personae.actors.kit import gauges
 from personae.actors.kit.mailbox import Ref
 from personae.actors.kit.supervisor import Supervisor
-from personae.actors.messages import Message
+from personae.actors.messages import AdapterStats, Message
 from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaFrontend
 from personae.actors.replicas.placement.base import Placement
@@ -23,16 +23,15 @@ from personae.engine.stats import added
 
 
 class ReplicaSet:
-    """The dispatcher and its replicas, added to a supervisor before it starts.
+    """The dispatcher, added to a supervisor before it starts, and its replicas, which come and go.
 
-    `ready` has a function for each replica: does its engine core serve? `max_live` bounds the live sequences
-    of all replicas, `window` those of one adapter that wait in one engine core.
+    `max_live` bounds the live sequences of all replicas, `window` those of one adapter that wait in one
+    engine core.
     """
 
     def __init__(
         self,
         root: Supervisor,
-        ready: Sequence[Callable[[], bool]],
         placement: Placement,
         policy: FairnessPolicy,
         *,
@@ -46,17 +45,38 @@ class ReplicaSet:
         self.ingress: Ref[Message] = root.spawn(
             "dispatcher", self._make_dispatcher, capacity=8 * max_live, restart="permanent"
         )
-        self._placement, self._policy, self._max_live = placement, policy, max_live
-        step_cost = StepCost()
-        self.replicas = [
-            Replica(
-                index,
-                ReplicaFrontend(
-                    index, root, self.ingress, step_cost, ready=each, max_live=max_live, window=window
-                ),
-            )
-            for index, each in enumerate(ready)
-        ]
+        self._placement, self._policy, self._max_live, self._window = placement, policy, max_live, window
+        self._step_cost = StepCost()
+        self._removed = EngineStats(ready=False)  # what those counted that are gone
+        self.next_index = 0
+        self.replicas: dict[int, Replica] = {}
+
+    def add(self, ready: Callable[[], bool]) -> Replica:
+        """Add a replica; `ready` says whether its engine core serves."""
+        index = self.next_index
+        self.next_index += 1
+        frontend = ReplicaFrontend(
+            index,
+            self._root,
+            self.ingress,
+            self._step_cost,
+            ready=ready,
+            max_live=self._max_live,
+            window=self._window,
+        )
+        replica = self.replicas[index] = Replica(index, frontend)
+        return replica
+
+    def remove(self, replica: Replica) -> None:
+        """Forget a replica that has no streams; what it counted stays in the totals."""
+        stats = replica.frontend.stats()
+        self._removed = EngineStats(
+            counters=self._removed.counters + stats.counters,
+            adapters=added(self._removed.adapters, counted(stats.adapters)),
+            restarts=self._removed.restarts + max(stats.restarts, 0),
+            ready=False,
+        )
+        del self.replicas[replica.index]
 
     def _make_dispatcher(self) -> Dispatcher:
         self._dispatcher = Dispatcher(
@@ -66,13 +86,13 @@ class ReplicaSet:
 
     def _describe_cores(self) -> None:
         """Have every engine core say more of itself in the log."""
-        for replica in self.replicas:
+        for replica in self.replicas.values():
             replica.frontend.describe_core()
 
     def actors(self) -> list[gauges.Gauge]:
         """What every actor is doing, those of the engine cores with their replica's name."""
         found = list(gauges.read(self._root))
-        for replica in self.replicas:
+        for replica in self.replicas.values():
             name = f"engine-{replica.index}"
             found += [
                 replace_gauge(gauge, path=f"{name}/{gauge.path}") for gauge in replica.frontend.core_actors
@@ -81,10 +101,10 @@ class ReplicaSet:
 
     def stats(self) -> EngineStats:
         """What the engines are doing now: each, and all together."""
-        each = tuple(replica.frontend.stats() for replica in self.replicas)
+        each = {index: replica.frontend.stats() for index, replica in self.replicas.items()}
         dispatcher = self._dispatcher
         waiting = [log.adapter for log in dispatcher.waiting()]
-        total = together(each)
+        total = together((*each.values(), self._removed))
         return replace(
             total,
             waiting=total.waiting + len(waiting),
@@ -96,9 +116,14 @@ class ReplicaSet:
         )
 
 
+def counted(stats: AdapterStats) -> AdapterStats:
+    """Of an adapter store that is gone, what it counted."""
+    return replace(stats, device=0, host=0, host_bytes=0, line=0)
+
+
 def together(each: Sequence[EngineStats]) -> EngineStats:
     """Several engines as one: sums, and the widest fairness gap."""
-    total = reduce(added, (replace(stats, actors=(), replicas=()) for stats in each))
+    total = reduce(added, (replace(stats, actors=(), replicas={}) for stats in each))
     return replace(
         total,
         ready=any(stats.ready for stats in each),

@@ -11,6 +11,8 @@ slow      one step takes fifty times as long
 lost      a step's result never reaches the scheduler
 full      a mailbox of the engine core refuses one message
 load      the next start of the engine core fails
+partition several engines are silent at the same time
+scale     an engine is added, or drains and is removed
 fail      one row cannot be sampled
 """
 
@@ -31,7 +33,7 @@ from personae.errors import AdapterError, GrammarError, Overloaded
 from personae.grammar.spec import GrammarSpec
 
 KINDS = ("crash", "kill", "hang", "stop", "stall", "slow", "lost", "full", "load", "fail")
-KINDS_OF_SEVERAL = (*KINDS, "silent", "drag")  # with several engines
+KINDS_OF_SEVERAL = (*KINDS, "silent", "drag", "partition", "scale")  # with several engines
 PLACES = ("prepare", "forward", "sample", "finish")
 
 
@@ -46,7 +48,7 @@ class Panic(BaseException):
 class Faults(Trouble):
     """One fault after the other, on average every `every` virtual seconds; `kinds` are drawn evenly.
 
-    `processes` gives the process of each engine that there is, if any.
+    `processes` gives the process of each engine that there is, if any; `scale` adds or removes one.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Faults(Trouble):
         every: float | None,
         kinds: tuple[str, ...],
         processes: Callable[[], Sequence[SimulatedProcess | None]],
+        scale: Callable[[random.Random], None] = lambda dice: None,
     ) -> None:
         self.struck: dict[str, int] = {}
         self.load_fails = False
@@ -64,6 +67,7 @@ class Faults(Trouble):
         self._every = every
         self._kinds = kinds
         self._processes = processes
+        self._scale = scale
         self._armed: dict[str, str] = {}  # place in the device's code -> kind
         self._slowed = 1.0
         self._failing = 0
@@ -111,6 +115,10 @@ class Faults(Trouble):
             case "silent":
                 process.hold(True)
                 self._loop.call_later(self._dice.uniform(1.0, 6.0), process.hold, False)
+            case "partition":
+                self._partition(process)
+            case "scale":
+                self._scale(self._dice)
             case "drag":
                 process.drag = 8.0
                 self._loop.call_later(self._dice.uniform(1.0, 10.0), setattr, process, "drag", 1.0)
@@ -125,6 +133,14 @@ class Faults(Trouble):
                 process.kill()
             case "fail":
                 self._failing += 1
+
+    def _partition(self, process: SimulatedProcess) -> None:
+        """This one and about a third of the others are silent, for as long."""
+        seconds = self._dice.uniform(1.0, 6.0)
+        for other in self._processes():
+            if other is not None and (other is process or self._dice.random() < 1 / 3):
+                other.hold(True)
+                self._loop.call_later(seconds, other.hold, False)
 
     def _count_down(self, process: SimulatedProcess) -> None:
         self._countdown -= 1

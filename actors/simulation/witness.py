@@ -213,9 +213,10 @@ def nothing_left(replicas: ReplicaSet) -> None:
         "demand": dispatcher._waiting.demand,
         "returning": dispatcher._returning,
         "withdrawn": dispatcher._withdrawn,
+        "draining": dispatcher._draining,
         "suspects": None if dispatcher._suspects.over else dispatcher._suspects,
     }
-    for replica in replicas.replicas:
+    for replica in replicas.replicas.values():
         name = f"of engine {replica.index}"
         left |= {f"live {name}": replica.live, f"work {name}": replica.work}
         left |= {f"demand {name}": replica.demand, f"waiting {name}": replica._waiting}

@@ -10,7 +10,7 @@ how to replay it.
 import logging
 import random
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -29,14 +29,16 @@ from personae.actors.kit.child import Incident
 from personae.actors.kit.supervisor import Supervisor
 from personae.actors.multi_process import MultiProcessEngine, launch_processes
 from personae.actors.options import EngineOptions
-from personae.actors.process import CoreProcess
+from personae.actors.process import CoreProcess, Launch
 from personae.actors.replicas.launch import launch_replicas
 from personae.actors.replicas.placement.base import Placement
 from personae.actors.replicas.placement.estimated import EstimatedSeconds
 from personae.actors.replicas.placement.least_loaded import LeastLoaded
 from personae.actors.replicas.placement.prefix import LongestPrefix
 from personae.actors.replicas.placement.random import RandomPlacement
+from personae.actors.replicas.replica import ReplicaState
 from personae.actors.replicas.replica_set import ReplicaSet
+from personae.actors.replicas.scaling import ReplicaScaler
 from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.libraries import SimulatedAdapters, SimulatedGrammars
 from personae.actors.simulation.loop import SimulationLoop
@@ -62,6 +64,8 @@ from personae.engine.sequence import SequenceLog
 from personae.engine.tokens import Tokenizer
 from personae.errors import (
     GRAMMAR_TOO_SLOW,
+    ActorStopped,
+    Conflict,
     EngineCoreDied,
     EngineCoreHangs,
     EngineLost,
@@ -77,12 +81,42 @@ from personae.lora.adapter import LoraShapes
 from personae.lora.bounds import AdapterBounds
 
 HANG_SECONDS = 4.0
-HANGS = {"hang", "stop", "lost", "silent"}  # faults by which an engine is given up
+HANGS = {"hang", "stop", "lost", "silent", "partition"}  # faults by which an engine is given up
 SETTLE_SECONDS = 30.0  # what was begun for one who left, a compile or a placement, may take its time
 
 
 class InvariantViolated(AssertionError):
     """Something that must always hold did not; how to see it again is in the message."""
+
+
+class SimulatedSource:
+    """Places for twice as many replicas as there are at first."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._places: set[int] = set()
+
+    @property
+    def most(self) -> int:
+        """How many places there are."""
+        return 2 * self._world.scenario.replicas
+
+    def acquire(self, replica: int) -> Launch:
+        """Each replica is another engine."""
+        if len(self._places) >= self.most:
+            raise Conflict("no place is free")
+        self._places.add(replica)
+        engine = SimulatedEngine()
+        self._world.engines.append(engine)
+        assert self._world.engines[replica] is engine
+        return partial(self._world._launch, engine)
+
+    def release(self, replica: int) -> None:
+        """Its process has ended."""
+        process = self._world.engines[replica].process
+        if process is not None and process.returncode is None:
+            raise Wrong(f"replica {replica} is removed, and its process lives")
+        self._places.remove(replica)
 
 
 class SimulatedEngine:
@@ -109,7 +143,7 @@ class World:
     def __init__(self, scenario: Scenario, loop: SimulationLoop) -> None:
         self.scenario = scenario
         self.loop = loop
-        self.engines = [SimulatedEngine() for _ in range(scenario.replicas)]
+        self.engines = [SimulatedEngine()] if scenario.replicas == 1 else []  # every one that was ever there
         self.lulls = 0
         self.faults = Faults(
             loop,
@@ -117,6 +151,7 @@ class World:
             scenario.faults_every,
             scenario.kinds,
             lambda: [engine.process for engine in self.engines],
+            self._scale,
         )
         self.witness = Witness(
             loop.time,
@@ -137,6 +172,7 @@ class World:
         self._living: set[str] = set()
         self._deaths: dict[str, int] = {}  # of the engine core, by the sequences that were aboard
         self._client: LocalClient
+        self._scaler: ReplicaScaler | None = None
         self._tasks: TaskGroup
         self._wrong: BaseException | None = None
 
@@ -148,6 +184,7 @@ class World:
             async with anyio.create_task_group() as self._tasks:
                 async with self._open(options, tokenizer) as engine_processes:
                     self._client = engine_processes.client
+                    self._scaler = engine_processes.scaler
                     self._tasks.start_soon(self.faults.run)
                     sent = await self._open_the_doors()
                 self._tasks.cancel_scope.cancel()
@@ -184,10 +221,9 @@ class World:
         self, options: EngineOptions, tokenizer: Tokenizer
     ) -> AbstractAsyncContextManager[MultiProcessEngine]:
         scenario = self.scenario
-        launches = [partial(self._launch, engine) for engine in self.engines]
-        if len(launches) == 1:
+        if scenario.replicas == 1:
             return launch_processes(
-                launches[0],
+                partial(self._launch, self.engines[0]),
                 options,
                 tokenizer,
                 report=self._incident,
@@ -197,7 +233,8 @@ class World:
                 window=scenario.window,
             )
         return launch_replicas(
-            launches,
+            SimulatedSource(self),
+            scenario.replicas,
             options,
             tokenizer,
             report=self._incident,
@@ -316,22 +353,29 @@ class World:
         if not self._all_ready():  # struck again
             await self._wait_for_silence()
             return
-        for engine, frontend in zip(self.engines, self._frontends(), strict=True):
+        for index, frontend in self._frontends().items():
             if not frontend.lost.is_set():
-                self._check_silent(engine, frontend)
+                self._check_silent(self.engines[index], frontend)
         if isinstance(self._client._frontend, ReplicaSet):
             nothing_left(self._client._frontend)
         self.lulls += 1
 
-    def _frontends(self) -> list[Frontend]:
+    def _frontends(self) -> dict[int, Frontend]:
         house = self._client._frontend
         if isinstance(house, ReplicaSet):
-            return [replica.frontend for replica in house.replicas]
+            return {replica.index: replica.frontend for replica in house.replicas.values()}
         assert isinstance(house, Frontend)
-        return [house]
+        return {0: house}
 
     def _all_ready(self) -> bool:
-        return all(frontend.ready() or frontend.lost.is_set() for frontend in self._frontends())
+        frontends = self._frontends().values()
+        return self._draining() == 0 and all(each.ready() or each.lost.is_set() for each in frontends)
+
+    def _draining(self) -> int:
+        """How many replicas are about to be removed, or are being."""
+        if self._scaler is None:
+            return 0
+        return sum(replica.state is ReplicaState.DRAINING for replica in self._scaler.replicas)
 
     def _check_silent(self, engine: SimulatedEngine, frontend: Frontend) -> None:
         """Nothing is left of what has ended, at one of the engines."""
@@ -351,6 +395,19 @@ class World:
                 raise Wrong(f"all have ended, the device holds {device.held}, and the store {held}")
             if device.slots:
                 raise Wrong(f"all have ended, and slots are still taken: {list(device.slots)}")
+
+    # Adding and removing engines
+
+    def _scale(self, dice: random.Random) -> None:
+        """Have another number of replicas."""
+        if self._scaler is not None:
+            count, seconds = dice.randint(1, self._scaler.most), dice.choice((0.0, 1.0, 30.0))
+            self._tasks.start_soon(self._ask_to_scale, count, seconds)
+
+    async def _ask_to_scale(self, count: int, seconds: float) -> None:
+        assert self._scaler is not None
+        with suppress(Conflict, ActorStopped):  # places of those that drain are not free yet; it is over
+            await self._scaler.scale(count, seconds)
 
     # The engine core's process
 
@@ -414,12 +471,7 @@ class World:
         error = incident.error
         if error is None or isinstance(error, EngineCoreDied | LoadError):
             return  # why it died is told to `_note_end`; what killed it is a fault
-        if isinstance(error, EngineCoreHangs) and self.faults.struck.keys() & {
-            "hang",
-            "stop",
-            "lost",
-            "silent",
-        }:
+        if isinstance(error, EngineCoreHangs) and self.faults.struck.keys() & HANGS:
             return
         if isinstance(error, RestartsExhausted) and incident.path.endswith("/back"):
             return

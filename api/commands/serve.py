@@ -136,6 +136,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, data: DataDir, 
                     tracing=tracing,
                     usage=usage,
                     stored=stored if options.store_responses else None,
+                    scaler=opened.scaler,
                 )
                 _tell(opened, app.state.context.family, options.data_dir)
                 named = options.default_model

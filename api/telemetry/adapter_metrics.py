@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -48,7 +48,7 @@ class AdapterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
         stats = self._client.stats()
-        yield self._requests(stats.replicas or (stats,))
+        yield self._requests(stats)
         sequences = GaugeMetricFamily(
             "personae:adapter_sequences",
             "Live sequences, by adapter and state.",
@@ -63,17 +63,20 @@ class AdapterCollector(Collector):
         yield sequences
         yield from _residency(stats.adapters, None if self._registered is None else self._registered.count())
 
-    def _requests(self, engines: Sequence[EngineStats]) -> Metric:
-        """One series, or one for each of several replicas."""
+    def _requests(self, stats: EngineStats) -> Metric:
+        """One series, or one for each replica."""
         labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters that run and wait; the value is the Unix time of the scrape.",
-            labels=(*labels, "engine") if len(engines) > 1 else labels,
+            labels=(*labels, "engine") if stats.replicas else labels,
         )
-        for index, stats in enumerate(engines):
-            values = (self._most, self._list(stats.adapter_running), self._list(stats.adapter_waiting))
-            info.add_metric((*values, str(index)) if len(engines) > 1 else values, time.time())
+        engines: dict[tuple[str, ...], EngineStats] = {(): stats}
+        if stats.replicas:
+            engines = {(str(index),): each for index, each in stats.replicas.items()}
+        for engine, each in engines.items():
+            values = (self._most, self._list(each.adapter_running), self._list(each.adapter_waiting))
+            info.add_metric((*values, *engine), time.time())
         return info
 
     def _list(self, sequences: dict[str, int]) -> str:

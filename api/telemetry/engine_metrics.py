@@ -36,7 +36,7 @@ class EngineCollector(Collector):
         labels: tuple[str, ...] = (_LABEL, "engine") if stats.replicas else (_LABEL,)
         engines: dict[tuple[str, ...], EngineStats] = {(self._model_name,): stats}
         if stats.replicas:
-            engines = {(self._model_name, str(index)): each for index, each in enumerate(stats.replicas)}
+            engines = {(self._model_name, str(index)): each for index, each in stats.replicas.items()}
         shown = {names: [value for _, value in _described(each)] for names, each in engines.items()}
         for place, (metric, total) in enumerate(_described(stats)):
             whole = metric.name in _WHOLE
@@ -51,7 +51,7 @@ class EngineCollector(Collector):
                 for names, values in shown.items():
                     family.add_metric(names, values[place])
             if stats.replicas and metric.name == "vllm:num_requests_waiting":
-                unplaced = total - sum(each.waiting for each in stats.replicas)
+                unplaced = total - sum(each.waiting for each in stats.replicas.values())
                 family.add_metric((self._model_name, ""), unplaced)
             yield family
         usage = GaugeMetricFamily(
@@ -71,12 +71,12 @@ class EngineCollector(Collector):
         ready = GaugeMetricFamily(
             "personae:engine_ready", "1 when this replica can serve.", labels=(_LABEL, "engine")
         )
-        for index, each in enumerate(stats.replicas):
+        for index, each in stats.replicas.items():
             ready.add_metric((self._model_name, str(index)), float(each.ready))
         yield ready
         moved = CounterMetricFamily(
             "personae:streams_moved",
-            "Streams that went on at another replica when theirs died.",
+            "Streams that went on at another replica when theirs died or was removed.",
             labels=(_LABEL,),
         )
         moved.add_metric((self._model_name,), stats.moved)

@@ -11,12 +11,15 @@ from personae.actors.messages import Orphaned, Transfer
 from personae.actors.replicas.dispatcher import Dispatcher
 from personae.actors.replicas.frontend import ReplicaIngress
 from personae.actors.replicas.replica import Replica
+from personae.actors.replicas.scaling import ReplicaInfo
+from personae.actors.replicas.waiting import Group
 from personae.actors.simulation.faults import Faults
 from personae.actors.simulation.scenario import PLACEMENT_NAMES, Scenario
 from personae.actors.simulation.swarm import draw_several
 from personae.actors.simulation.trouble import Costs
 from personae.actors.simulation.workload import SimulatedWorkload
 from personae.actors.simulation.world import InvariantViolated, simulate
+from personae.errors import RequestError
 
 CALM = Scenario(
     1,
@@ -40,14 +43,17 @@ def test_a_run_without_faults_serves_everybody_whatever_the_policy(placement) ->
     assert (report.restarts, report.moved, report.faults) == (0, 0, {})
 
 
-@pytest.mark.parametrize("kind", ["crash", "kill", "hang", "stop", "silent", "drag", "full", "load"])
+@pytest.mark.parametrize(
+    "kind", ["crash", "kill", "hang", "stop", "silent", "drag", "full", "load", "partition", "scale"]
+)
 def test_every_kind_of_fault_strikes_and_nobody_is_lost(kind: str) -> None:
     load = replace(CALM.workload, requests=250, rate=20.0)
     report = simulate(replace(CALM, seed=3, workload=load, faults_every=2.0, kinds=(kind,)))
     assert report.faults[kind]
     assert report.outcomes.keys() <= {"stop", "length", "unlucky"}
     assert report.outcomes.get("unlucky", 0) <= 3
-    assert bool(report.moved) == (kind != "drag")
+    if kind != "scale":  # with so little to do engines are idle when they drain
+        assert bool(report.moved) == (kind != "drag")
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
@@ -100,13 +106,121 @@ def test_one_engine_that_is_given_up_leaves_the_others_serving() -> None:
     assert report.outcomes.keys() <= {"stop", "length"}
 
 
+def scale_at(monkeypatch: pytest.MonkeyPatch, *changes: tuple[float, int, float]) -> list[list[ReplicaInfo]]:
+    """Have so many engines, so many seconds after all serve, with so many seconds to drain. The engines of
+    that moment, and those of a minute later, are added to what is returned."""
+    seen: list[list[ReplicaInfo]] = []
+
+    async def run(self: Faults) -> None:
+        world = self._scale.__self__  # type: ignore[attr-defined]  # the world's method
+        start = anyio.current_time()
+        for at, count, seconds in changes:
+            await anyio.sleep(start + at - anyio.current_time())
+            await world._scaler.scale(count, seconds)
+            seen.append(world._scaler.list())
+        await anyio.sleep(25.0)
+        seen.append(world._scaler.list())
+
+    monkeypatch.setattr(Faults, "run", run)
+    return seen
+
+
+def statuses(infos: list[ReplicaInfo]) -> dict[int, str]:
+    return {info.id: info.status for info in infos}
+
+
+def test_an_engine_that_is_removed_ends_its_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = scale_at(monkeypatch, (0.3, 1, 60.0))
+    report = simulate(BUSY)
+    assert sorted(statuses(seen[0]).values()) == ["draining", "draining", "ready"]
+    assert list(statuses(seen[-1]).values()) == ["ready"]
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert (report.moved, report.restarts) == (0, 0)
+
+
+def test_answers_that_do_not_end_in_time_go_on_at_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = scale_at(monkeypatch, (0.3, 2, 0.05), (0.6, 1, 0.0))
+    report = simulate(BUSY)
+    assert list(statuses(seen[-1]).values()) == ["ready"]
+    assert report.moved
+    assert report.restarts == 0
+    assert report.outcomes.keys() <= {"stop", "length"}
+    assert max(report.paces) < 1.0
+
+
+def test_an_engine_that_is_added_takes_its_part_and_has_a_number_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = replace(BUSY.workload, requests=600, rate=400.0)
+    sent: set[int] = set()
+    send = Dispatcher._send
+
+    def note(self: Dispatcher, group: Group, replica: Replica, *, trial: bool = False) -> None:
+        sent.add(replica.index)
+        send(self, group, replica, trial=trial)
+
+    monkeypatch.setattr(Dispatcher, "_send", note)
+    seen = scale_at(monkeypatch, (0.1, 2, 0.0), (0.2, 6, 0.0))
+    report = simulate(replace(BUSY, workload=busy, costs=Costs(start=0.1, step=0.02), every=64))
+    assert sorted(statuses(seen[1]).values()) == ["ready"] * 2 + ["starting"] * 4
+    assert statuses(seen[-1]) == dict.fromkeys(statuses(seen[1]), "ready")
+    assert max(statuses(seen[-1])) == 6, "no number is used twice"
+    assert sent == set(range(7))
+    assert report.outcomes.keys() <= {"stop", "length"}
+
+
+def test_an_engine_that_cannot_be_added_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    infos: list[list[ReplicaInfo]] = []
+
+    async def run(self: Faults) -> None:
+        self.load_fails = True
+        scaler = self._scale.__self__._scaler  # type: ignore[attr-defined]  # the world's method
+        await scaler.scale(4)
+        await anyio.sleep(10.0)
+        infos.append(scaler.list())
+        await scaler.scale(4)
+        await anyio.sleep(10.0)
+        infos.append(scaler.list())
+        for count in (0, 7):
+            with pytest.raises(RequestError, match=f"`replicas` is {count}; it must be from 1 to 6"):
+                await scaler.scale(count)
+
+    monkeypatch.setattr(Faults, "run", run)
+    report = simulate(CALM)
+    failed = infos[0][-1]
+    assert (failed.id, failed.status, failed.error) == (3, "failed", "planted: no such weights")
+    assert statuses(infos[1]) == dict.fromkeys((0, 1, 2, 4), "ready")
+    assert report.outcomes.keys() <= {"stop", "length"}
+
+
+def test_an_engine_that_was_given_up_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    infos: list[list[ReplicaInfo]] = []
+
+    async def run(self: Faults) -> None:
+        scaler = self._scale.__self__._scaler  # type: ignore[attr-defined]  # the world's method
+        process = self._processes()[1]
+        assert process is not None
+        process.kill()
+        await anyio.sleep(5.0)
+        infos.append(scaler.list())
+        await scaler.scale(3)
+        await anyio.sleep(5.0)
+        infos.append(scaler.list())
+
+    monkeypatch.setattr(Faults, "run", run)
+    report = simulate(replace(BUSY, max_restarts=0))
+    assert statuses(infos[0]) == {0: "ready", 1: "failed", 2: "ready"}
+    assert statuses(infos[1]) == {0: "ready", 2: "ready", 3: "ready"}
+    assert report.outcomes.keys() <= {"stop", "length"}
+
+
 # Planted bugs
 
 
 def lost_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back = Dispatcher._take_back
 
-    def lose(self: Dispatcher, orphaned: Orphaned) -> None:
+    def lose(self: Dispatcher, replica: Replica, orphaned: Orphaned) -> None:
         free = self._suspects.judge
 
         def judge(*args):  # type: ignore[no-untyped-def]  # as the original
@@ -114,7 +228,7 @@ def lost_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
             return going[1:], guilty
 
         self._suspects.judge = judge  # type: ignore[method-assign]  # for one message
-        take_back(self, orphaned)
+        take_back(self, replica, orphaned)
         del self._suspects.judge
 
     monkeypatch.setattr(Dispatcher, "_take_back", lose)
@@ -125,7 +239,7 @@ def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def twice(self: Dispatcher, group, replica, *, trial=False):  # type: ignore[no-untyped-def]  # as the original
         send(self, group, replica, trial=trial)
-        for other in self._replicas:
+        for other in self._replicas.values():
             if other is not replica and other.up:
                 other.frontend.ingress.tell(Transfer(tuple(group.streams), tuple(group.logs)))
 

@@ -21,7 +21,7 @@ from personae.actors.options import EngineOptions
 from personae.actors.replicas.launch import open_replicas, shares
 from personae.engine.params import SamplingParams
 from personae.engine.sequence import SequenceLog
-from personae.errors import LoadError, ModelLoadError
+from personae.errors import LoadError, ModelLoadError, RequestError
 
 pytestmark = [
     pytest.mark.anyio,
@@ -74,7 +74,7 @@ async def test_streams_go_on_at_another_replica_token_for_token_when_one_dies_or
         logs = mixed(engines)
         client = engines.client
         calm = await play_all(client, logs)
-        assert [stats.ready for stats in client.stats().replicas] == [True, True]
+        assert [stats.ready for stats in client.stats().replicas.values()] == [True, True]
         disturbed = []
 
         async def kill() -> None:
@@ -84,7 +84,7 @@ async def test_streams_go_on_at_another_replica_token_for_token_when_one_dies_or
                 os.kill(processes[-1], how)
                 while len(processes) < started:  # noqa: ASYNC110  nobody tells
                     await anyio.sleep(0.1)
-                while not all(stats.ready for stats in client.stats().replicas):  # noqa: ASYNC110  nobody tells
+                while not all(stats.ready for stats in client.stats().replicas.values()):  # noqa: ASYNC110  nobody tells
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
 
@@ -107,11 +107,45 @@ async def test_every_replica_has_its_own_figures_and_their_sum_is_the_engine_s(o
     async with open_replicas(options, 2) as engines:
         await play_all(engines.client, mixed(engines))
         stats = engines.client.stats()
-        assert all(each.counters.steps > 0 for each in stats.replicas), "both were used"
-        assert stats.counters.steps == sum(each.counters.steps for each in stats.replicas)
-        assert stats.pages_total == sum(each.pages_total for each in stats.replicas)
+        assert all(each.counters.steps > 0 for each in stats.replicas.values()), "both were used"
+        assert stats.counters.steps == sum(each.counters.steps for each in stats.replicas.values())
+        assert stats.pages_total == sum(each.pages_total for each in stats.replicas.values())
         paths = {gauge.path for gauge in stats.actors}
         assert {"personae/dispatcher", "personae/engine-1/front/streamer", "engine-0/back/executor"} <= paths
+
+
+async def test_engines_come_and_go_while_streams_run_and_every_token_is_the_same(options) -> None:
+    async with open_replicas(options, 1, most=2, report=lambda incident: None) as engines:
+        scaler = engines.scaler
+        assert scaler is not None
+        logs = mixed(engines)
+        client = engines.client
+        calm = await play_all(client, logs)
+        disturbed = []
+
+        async def scale() -> None:
+            while not client.stats().moved:
+                for count in (2, 1):
+                    counted = client.stats().counters.steps
+                    await scaler.scale(count, drain_seconds=0.0)
+                    while [info.status for info in scaler.list()] != ["ready"] * count:  # noqa: ASYNC110  nobody tells
+                        await anyio.sleep(0.01)
+                    assert client.stats().counters.steps >= counted, "what an engine counted stays"
+                    await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+
+        with anyio.fail_after(2 * PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(scale)
+                while True:
+                    with anyio.CancelScope(shield=True):
+                        disturbed.append(await play_all(client, logs))
+                    await anyio.lowlevel.checkpoint()
+        assert all(same(calm, one) for one in disturbed)
+        stats = client.stats()
+        assert (stats.restarts, stats.running, stats.waiting) == (0, 0, 0)
+        with pytest.raises(RequestError, match="must be from 1 to 2"):
+            await scaler.scale(3)
 
 
 async def test_what_the_first_engine_refuses_ends_the_start(options, tmp_path) -> None:
@@ -147,7 +181,7 @@ async def test_an_adapter_that_comes_later_serves_at_every_engine_by_its_digest(
         first = SequenceLog("0", (5, 6, 7), 3, SamplingParams(max_tokens=8, seed=1), adapter=card.adapter)
         logs = [[structs.replace(first, id=f"{number}")] for number in range(24)]
         played = await play_all(engines.client, logs)
-        loads = [each.adapters.loads for each in engines.client.stats().replicas]
+        loads = [each.adapters.loads for each in engines.client.stats().replicas.values()]
     assert all(loads), f"both engines have loaded it: {loads}"
     assert {(tuple(one.tokens), one.finish) for one in played.values()} == {
         (tuple(played["0"].tokens), "length")

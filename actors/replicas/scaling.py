@@ -1,0 +1,245 @@
+"""Adds and removes replicas while the others serve.
+
+A replica that is removed drains first: it gets no new requests, and its streams have some time to end. Those
+that are left then go on at other replicas, as when an engine dies, but nobody is suspected of anything. Then
+its process is ended.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+import anyio
+import msgspec
+from anyio import CancelScope, move_on_after
+
+from personae.actors.frontend.supervised_engine import SupervisedEngine
+from personae.actors.kit.actor import Actor
+from personae.actors.kit.child import Incident
+from personae.actors.kit.mailbox import Ref, Reply
+from personae.actors.kit.supervisor import Supervisor
+from personae.actors.messages import Drain, HandOver, Message
+from personae.actors.process import Launch
+from personae.actors.replicas.replica import Replica, ReplicaState
+from personae.actors.replicas.replica_set import ReplicaSet
+from personae.actors.replicas.source import ReplicaSource
+from personae.actors.wire import Facts
+from personae.errors import PersonaeError, RequestError
+
+log = logging.getLogger("personae.actors")
+
+DRAIN_SECONDS = 30.0
+FAILURES = 16  # that are kept for whoever asks
+
+Status = Literal["starting", "ready", "draining", "failed"]
+_STATUS: dict[ReplicaState, Status] = {
+    ReplicaState.STARTING: "starting",
+    ReplicaState.UP: "ready",
+    ReplicaState.DRAINING: "draining",
+    ReplicaState.LOST: "failed",
+}
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True):
+    """A replica as operators see it. `running` sequences are computed, `waiting` ones were sent there and are
+    not. `error` says why one that has failed did."""
+
+    id: int
+    status: Status
+    running: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    error: str | None = None
+
+
+class Scale(Message, frozen=True):
+    """To the scaler: have so many replicas. Answered as soon as that has begun."""
+
+    count: int
+    drain_seconds: float
+    reply: Reply[None]
+
+
+class ReplicaScaler:
+    """The replicas' engines: starts them, and ends them. `make_engine` makes the engine of a replica from the
+    way to start its process."""
+
+    def __init__(
+        self,
+        root: Supervisor,
+        replicas: ReplicaSet,
+        source: ReplicaSource,
+        make_engine: Callable[[int, Launch], SupervisedEngine],
+    ) -> None:
+        self._root = root
+        self._replicas = replicas
+        self._source = source
+        self._make_engine = make_engine
+        self._members: dict[int, tuple[Replica, SupervisedEngine]] = {}
+        self._failures: dict[int, str] = {}
+        self.max_model_len = 0  # what clients were promised; an engine that is added must have as much
+        self._actor: Ref[Message] = root.spawn("scaler", lambda: Scaler(self))
+
+    @property
+    def engines(self) -> list[SupervisedEngine]:
+        """Those that there are."""
+        return [engine for _, engine in self._members.values()]
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those that there are, whatever their state, until their process has ended."""
+        return [replica for replica, _ in self._members.values()]
+
+    @property
+    def dispatcher(self) -> Ref[Message]:
+        """Who sends them streams."""
+        return self._replicas.ingress
+
+    @property
+    def most(self) -> int:
+        """How many replicas there may be."""
+        return self._source.most
+
+    def notes(self, incident: Incident) -> bool:
+        """Take note of an incident below the root; whether it is to be reported."""
+        return all(engine.notes(incident) for engine in self.engines)
+
+    async def scale(self, count: int, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """Have `count` replicas: start some, or drain some. Returns when that has begun. Raises RequestError
+        for a count that cannot be."""
+        await self._actor.ask(lambda reply: Scale(count, drain_seconds, reply))
+
+    def list(self) -> list[ReplicaInfo]:
+        """Every replica, and those that were to be added and failed."""
+        infos = [ReplicaInfo(id, "failed", error=error) for id, error in self._failures.items()]
+        for replica in self.replicas:
+            stats = replica.frontend.stats()
+            infos.append(
+                ReplicaInfo(
+                    replica.index,
+                    _STATUS[replica.state],
+                    len(replica.live) - replica.waiting,
+                    replica.waiting,
+                    max(stats.restarts, 0),
+                    "It failed too often." if replica.state is ReplicaState.LOST else None,
+                )
+            )
+        return sorted(infos, key=lambda info: info.id)
+
+    def add(self) -> tuple[Replica, SupervisedEngine]:
+        """A replica and its engine, which is not started yet. Raises Conflict when no place is free."""
+        index = self._replicas.next_index
+        engine = self._make_engine(index, self._source.acquire(index))
+        replica = self._replicas.add(engine.is_up)
+        self._members[index] = replica, engine
+        engine.serve(replica.frontend)
+
+        def loaded(facts: Facts) -> None:
+            replica.loaded(facts)
+            if facts.max_model_len < self.max_model_len:  # it never gets a request
+                replica.state = ReplicaState.DRAINING
+
+        engine.on_loaded = loaded
+        return replica, engine
+
+    def start(self, engine: SupervisedEngine) -> None:
+        """Start an engine; it loads from now on."""
+        engine.add_to(self._root)
+
+    async def remove(self, replica: Replica) -> None:
+        """End the engine of a replica that has no streams, and the replica."""
+        self._replicas.remove(replica)
+        _, engine = self._members[replica.index]
+        await engine.end()
+        await replica.frontend.close()
+        del self._members[replica.index]
+        self._source.release(replica.index)
+
+    def forget_failures(self) -> None:
+        """Somebody scales again."""
+        self._failures.clear()
+
+    def note_failure(self, replica: Replica, error: PersonaeError) -> None:
+        """A replica that was to be added cannot be."""
+        log.error("engine %d could not be added: %s", replica.index, error)
+        self._failures[replica.index] = error.message
+        while len(self._failures) > FAILURES:
+            del self._failures[next(iter(self._failures))]
+
+
+class Scaler(Actor[Message]):
+    """Adds and removes replicas, one request after the other; what takes time goes on beside."""
+
+    def __init__(self, replicas: ReplicaScaler) -> None:
+        self._replicas = replicas
+        self._starting: dict[int, CancelScope] = {}
+
+    async def receive(self, message: Message) -> None:
+        """Begin what is asked for."""
+        assert isinstance(message, Scale)
+        try:
+            await self._scale(message.count, message.drain_seconds)
+        except RequestError as error:
+            message.reply.fail(error)
+        else:
+            message.reply.tell(None)
+
+    async def _scale(self, count: int, drain_seconds: float) -> None:
+        replicas = self._replicas
+        if not 1 <= count <= replicas.most:
+            raise RequestError(
+                f"`replicas` is {count}; it must be from 1 to {replicas.most} (--max-replicas).",
+                param="replicas",
+            )
+        for replica in replicas.replicas:
+            if replica.state is ReplicaState.LOST:  # it has no process: this takes no time
+                await self._take_down(replica, 0.0)
+        replicas.forget_failures()
+        kept = [one for one in replicas.replicas if one.state is not ReplicaState.DRAINING]
+        added: list[tuple[Replica, SupervisedEngine]] = []
+        try:
+            while len(kept) + len(added) < count:
+                added.append(replicas.add())
+        except RequestError:
+            for replica, _ in added:
+                await replicas.remove(replica)
+            raise
+        # those that do not serve yet go first, then those with the fewest streams
+        kept.sort(key=lambda one: (one.up, len(one.live), -one.index))
+        for replica in kept[: max(len(kept) - count, 0)]:
+            replica.state = ReplicaState.DRAINING
+            self.start_soon(self._take_down, replica, drain_seconds)
+        for replica, engine in added:
+            self.start_soon(self._bring_up, replica, engine)
+
+    async def _bring_up(self, replica: Replica, engine: SupervisedEngine) -> None:
+        with CancelScope() as self._starting[replica.index]:
+            self._replicas.start(engine)
+            try:
+                await engine.loaded()
+                self._check(engine)
+            except PersonaeError as error:
+                self._replicas.note_failure(replica, error)
+                self.start_soon(self._take_down, replica, 0.0)
+            else:
+                log.info("engine %d serves", replica.index)
+        del self._starting[replica.index]
+
+    def _check(self, engine: SupervisedEngine) -> None:
+        most, promised = engine.facts.max_model_len, self._replicas.max_model_len
+        if most < promised:
+            raise RequestError(f"It has memory for {most} tokens of a sequence; the others have {promised}.")
+
+    async def _take_down(self, replica: Replica, seconds: float) -> None:
+        if (scope := self._starting.get(replica.index)) is not None:
+            scope.cancel()
+        dispatcher = self._replicas.dispatcher
+        drained = anyio.Event()
+        dispatcher.tell(Drain(replica.index, drained))
+        with move_on_after(seconds):
+            await drained.wait()
+        if not drained.is_set():
+            dispatcher.tell(HandOver(replica.index))
+            await drained.wait()
+        await self._replicas.remove(replica)
+        log.info("engine %d is removed", replica.index)

@@ -1,0 +1,1 @@
+"""`/v1/replicas`: the engines behind this server, and how many there are."""

@@ -1,0 +1,78 @@
+"""`/v1/replicas`: the engines behind this server, and how many there are."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from personae.actors.replicas.scaling import DRAIN_SECONDS, ReplicaInfo, ReplicaScaler, Status
+from personae.api.body import read_json
+from personae.api.context import RequestContext, context_of
+from personae.api.http.operation import operation
+from personae.api.respond import json_response
+from personae.api.wire.schema import Body
+from personae.errors import NotFound
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """An engine. `running` sequences are computed, `waiting` ones were sent to it and are not yet. `error`
+    says why one that has failed did."""
+
+    id: str
+    status: Status
+    running: int
+    waiting: int
+    restarts: int
+    error: str | None
+    object: str = "replica"
+
+
+class ReplicaList(msgspec.Struct, frozen=True):
+    """Every engine. There may be at most `max_replicas`."""
+
+    data: list[Replica]
+    max_replicas: int
+    object: str = "list"
+
+
+class ScaleReplicas(Body, kw_only=True):
+    """`POST /v1/replicas`: have so many engines. Those that are removed get no new requests; their answers
+    have `drain_timeout` seconds to end before they go on at other engines."""
+
+    replicas: Annotated[int, Meta(ge=1)]
+    drain_timeout: Annotated[float, Meta(ge=0, le=3600)] = DRAIN_SECONDS
+
+
+@operation("GET", "/v1/replicas", answers={200: ReplicaList}, refuses=(404,), admin=True)
+async def list_replicas(request: Request) -> Response:
+    """List the engines."""
+    return json_response(_listed(_scaler(context_of(request))))
+
+
+@operation(
+    "POST", "/v1/replicas", body=ScaleReplicas, answers={200: ReplicaList}, refuses=(404, 409), admin=True
+)
+async def scale_replicas(request: Request) -> Response:
+    """Add or remove engines while the others serve. The answer does not wait until it is done: an engine that
+    is added is `starting`, one that is removed is `draining`."""
+    context = context_of(request)
+    scaler = _scaler(context)
+    body = await read_json(request, ScaleReplicas, context)
+    await scaler.scale(body.replicas, body.drain_timeout)
+    return json_response(_listed(scaler))
+
+
+def _scaler(context: RequestContext) -> ReplicaScaler:
+    if context.scaler is None:
+        raise NotFound("This server has one engine. Start it with --replicas or --max-replicas to have more.")
+    return context.scaler
+
+
+def _listed(scaler: ReplicaScaler) -> ReplicaList:
+    return ReplicaList([_shown(info) for info in scaler.list()], scaler.most)
+
+
+def _shown(info: ReplicaInfo) -> Replica:
+    return Replica(str(info.id), info.status, info.running, info.waiting, info.restarts, info.error)
